@@ -228,7 +228,7 @@ class _ThreadRenewer(_Renewer):
                 return
             self._runs = True  # first: a finalizer may come here while the thread is being started
             try:
-                threading.Thread(target=self._run, name="limitgate-slots", daemon=True).start()
+                threading.Thread(target=Context().run, args=[self._run], name="limitgate-slots", daemon=True).start()
             except RuntimeError:  # no thread can be started now: the next one who takes a slot tries again
                 self._runs, self.due_at = False, None
             except BaseException:

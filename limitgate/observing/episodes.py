@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from typing import Any
 
 from limitgate.own_errors import survived
@@ -151,7 +152,9 @@ class Episodes:
         """Have a thread look until all episodes are over."""
         if not self._is_watched:
             with suppress(RuntimeError):  # no thread can be started now: the next episode tries again
-                threading.Thread(target=self._keep_looking, name="limitgate-refusals", daemon=True).start()
+                threading.Thread(
+                    target=Context().run, args=[self._keep_looking], name="limitgate-refusals", daemon=True
+                ).start()
                 self._is_watched = True
 
     def _keep_looking(self) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
@@ -217,7 +218,9 @@ class Handover:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, args=[self._wakeup], name="limitgate-observers", daemon=True)
+                thread = threading.Thread(
+                    target=Context().run, args=[self._run, self._wakeup], name="limitgate-observers", daemon=True
+                )
                 with suppress(RuntimeError):  # no thread can be started now: the next one who counts tries again
                     thread.start()
                     self._thread = thread

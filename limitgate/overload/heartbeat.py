@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -126,7 +127,7 @@ class Heartbeats:
         return [guard.lag_s for guard in guards if guard.due_at != math.inf] + [lag_s for lag_s in others if lag_s is not None]
 
     def _set(self, loop: _Loop, guard: LoopGuard, pause_s: float) -> None:
-        loop.call_later(max(pause_s, 0), self._beat, loop, guard)
+        loop.call_later(max(pause_s, 0), self._beat, loop, guard, context=Context())
 
     def _beat(self, loop: _Loop, guard: LoopGuard) -> None:
         now = self._clock()

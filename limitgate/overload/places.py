@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from contextvars import Context
 from threading import Event, Lock
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -196,7 +197,7 @@ class Places:
             pause_s = max(self.limit.due_at(now) - now, SHORTEST)
         if is_timed:
             self._timed.add(loop)
-            loop.call_later(pause_s, self._keep_time, loop)
+            loop.call_later(pause_s, self._keep_time, loop, context=Context())
         else:
             self._timed.discard(loop)
 

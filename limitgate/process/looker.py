@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import Context
 from threading import Event, Thread
 from typing import Protocol
 from weakref import ref
@@ -49,7 +50,10 @@ class Looker:
         self._ended = Event()
         with suppress(RuntimeError):  # no thread can be started now
             thread = Thread(
-                target=_keep_looking, args=(ref(self), self._seconds, self._ended), name="limitgate-reload", daemon=True
+                target=Context().run,
+                args=(_keep_looking, ref(self), self._seconds, self._ended),
+                name="limitgate-reload",
+                daemon=True,
             )
             thread.start()
             self._thread = thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextvars import Context
 
 SHORTEST = 0.001
 """Seconds of the shortest timer: no event loop has finer ones, and one that rings a bit early is set again."""
@@ -24,5 +25,5 @@ def sleep_until(due_at: float) -> None:
 
 
 def call_at(loop: asyncio.AbstractEventLoop, due_at: float, callback: Callable[[], None]) -> asyncio.Handle:
-    """Have an event loop call back at a time of `monotonic`, or a bit before."""
-    return loop.call_later(max(due_at - monotonic(), SHORTEST), callback)
+    """Have an event loop call back at a time of `monotonic`, or a bit before, in an empty context."""
+    return loop.call_later(max(due_at - monotonic(), SHORTEST), callback, context=Context())

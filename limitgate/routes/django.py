@@ -18,6 +18,7 @@ from django.views import View
 
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Request
+from limitgate.own_errors import raise_interruption
 from limitgate.routes import Pattern, Route
 from limitgate.routes.overview import METHODS, Listed
 from limitgate.rules.decorators import Mark, class_of, marks_of
@@ -51,14 +52,16 @@ class DjangoRoutes:
         django = getattr(request, "django", None)
         try:
             return self._table(getattr(django, "urlconf", None)).find(django)
-        except Exception:  # noqa: BLE001 - not found, or it is Django's to raise, after the request was charged
+        except Exception as error:  # noqa: BLE001 - not found, or it is Django's to raise, after the request was charged
+            raise_interruption(error)
             return None
 
     def version(self, request: Request) -> object:
         """The table of a request's URLconf, None if that looks at more than the path, or cannot be known."""
         try:
             table = self._table(getattr(getattr(request, "django", None), "urlconf", None))
-        except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise
+        except Exception as error:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise
+            raise_interruption(error)
             return None
         return table if table.is_by_path else None
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
+from limitgate.own_errors import raise_interruption
 from limitgate.routes import FalconRoutes, NoRoutes, Pattern, Route, Routes, is_falcon
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed, tell_of_limit_above
 
@@ -62,7 +63,8 @@ class FlaskRoutes:
         try:
             adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))
             rule, _ = adapter.match(return_rule=True)
-        except Exception:  # noqa: BLE001 - not found, or it is Flask's to raise, after the request was charged
+        except Exception as error:  # noqa: BLE001 - not found, or it is Flask's to raise, after the request was charged
+            raise_interruption(error)
             return None
         view = effective(self._app.view_functions.get(rule.endpoint))
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))

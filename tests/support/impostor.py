@@ -1,4 +1,4 @@
-"""A server of the test's own words, on TCP: it takes everybody in, and answers what it is told to, or nothing."""
+"""A server of the test's own words, on TCP or a unix socket: it takes everybody in, and answers what it is told to."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ HANG_UP = b""
 class Impostor:
     """Answers a command by its first word in ``words``: bytes, or None to stay silent. ``heard`` are the commands.
 
-    What is needed to connect is answered unless ``words`` says otherwise; anything else is an error.
+    What is needed to connect is answered unless ``words`` says otherwise; anything else is an error. With a ``path`` it listens
+    on a unix socket there.
     """
 
-    def __init__(self, **words: bytes | None) -> None:
+    def __init__(self, *, path: str | None = None, **words: bytes | None) -> None:
         self.heard: list[list[str]] = []
         self.words: dict[str, bytes | None] = {
             "HELLO": HELLO,
@@ -29,9 +30,14 @@ class Impostor:
             "SELECT": b"+OK\r\n",
             **words,
         }
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address: tuple[str, int] = self._listener.getsockname()
-        self.place = f"127.0.0.1:{self.address[1]}"
+        if path is None:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+        else:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(path)
+            self._listener.listen()
+        self.address: Any = self._listener.getsockname()
+        self.place = f"127.0.0.1:{self.address[1]}" if path is None else path
         self._lines: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()

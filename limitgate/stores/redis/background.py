@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
-from limitgate.own_errors import survived
+from limitgate.own_errors import raise_interruption, survived
 
 
 class _ThreadState(threading.local):
@@ -18,9 +19,16 @@ this_thread = _ThreadState()
 
 
 def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Start a thread that no exception ends without a report. Raises `RuntimeError` where none can be started now."""
-    thread = threading.Thread(target=_run, args=[target, *args], name=f"limitgate-{name}", daemon=True)
-    thread.start()
+    """Start a thread that no exception ends without a report. Raises `RuntimeError` where none can be started now.
+
+    Its context is empty, because green threads would copy that of the request.
+    """
+    thread = threading.Thread(target=Context().run, args=[_run, target, *args], name=f"limitgate-{name}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise_interruption(error)
+        raise
     return thread
 
 

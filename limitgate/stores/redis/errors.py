@@ -11,6 +11,7 @@ from typing import NamedTuple
 from redis.exceptions import (
     AskError,
     AuthenticationError,
+    InvalidResponse,
     NoPermissionError,
     OutOfMemoryError,
     RedisError,
@@ -59,6 +60,40 @@ _HINDRANCES = (
 """Errors of servers by a part of their texts. redis-py has taken the error's code away."""
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Errors of TLS that say no more than that a connection has ended."""
+
+
+_REPEATED = ", with args beginning with"
+"""What Redis says before it repeats what followed a command that it does not know."""
+_MASK = "***"
+
+
+def without_secrets(error: Exception, user: str | None, password: str | None) -> Exception:
+    """Cut a login out of an error of connecting and of those that led to it: servers and proxies repeat HELLO and AUTH.
+
+    Their frames go as well, because variables in them hold the login. What is neither redis-py's nor of the network may hold
+    bytes of a server, so it is replaced.
+    """
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in seen:
+        seen.append(each)
+        if isinstance(each, RedisError):
+            each.args = (_masked(str(each), user, password),)
+        each.__traceback__ = None
+        leading = each.__cause__ or each.__context__
+        each.__context__ = leading if isinstance(leading, RedisError | OSError) else None
+        each.__cause__ = each.__context__ if each.__cause__ else None
+        each = each.__context__
+    return error if isinstance(error, RedisError | OSError) else InvalidResponse(f"no reply of Redis: {type(error).__name__}")
+
+
+def _masked(text: str, user: str | None, password: str | None) -> str:
+    """A server's text without a login. Texts that say what is wrong with one stay: a password may be a word of theirs."""
+    kept = [re.escape(part) for part, _, _ in _HINDRANCES]
+    secrets = [re.escape(password)] if password else []
+    secrets += [rf"(?<!\w){re.escape(user)}(?!\w)"] if user and user != "default" else []
+    pattern = f"({'|'.join(kept)}){''.join([f'|{secret}' for secret in secrets])}"
+    return re.sub(pattern, lambda match: match[1] or _MASK, text.partition(_REPEATED)[0])
 
 
 def hindrance_of(error: BaseException) -> Hindrance | None:

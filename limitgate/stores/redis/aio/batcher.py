@@ -13,8 +13,10 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Any, Protocol
+from weakref import ref
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
@@ -66,7 +68,7 @@ class Batcher:
 
     ``dial`` gives a redis-py connection, ``replies`` knows what to send and what a reply means, ``clock`` is the loop's,
     a node of a ``cluster`` has an ``address``. Connecting goes on in a task of its own past the time of the request that began
-    it.
+    it. Connections, probes and attempts to connect refer to a batcher weakly: the event loop keeps none for which nobody waits.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class Batcher:
         """Send a batch once more, just as it is, after a pause in seconds."""
         self._parked.append(batch)
         self._silence.watch(self)
-        asyncio.get_running_loop().call_later(pause, self._unpark, batch)
+        asyncio.get_running_loop().call_later(pause, self._unpark, batch, context=Context())
 
     def _unpark(self, batch: Batch) -> None:
         if batch in self._parked:
@@ -289,7 +291,7 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - it is in no queue any more
             self._fail(batch, own_error(error))
 
-    def _heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
+    def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
         """Deal with an event. An error that is the server's fails its batch, and later ones get another connection."""
         self._silence.break_()
         batch = event.call
@@ -342,7 +344,7 @@ class Batcher:
         if connection is self._connection:
             self._connection = None
 
-    def _lost(self, connection: AsyncConnection) -> None:
+    def lost(self, connection: AsyncConnection) -> None:
         """Let go of a connection that has ended. Its batches are sent once more, or fail, see `session`."""
         self._connections.discard(connection)
         self._no_longer_use(connection)
@@ -375,20 +377,22 @@ class Batcher:
 
     def _begin_to_connect(self) -> None:
         if self._connecting is None:
-            self._connecting = begin(self._connect())
+            self._connecting = begin(_connect(ref(self), self._dial, self._clock))
 
-    async def _connect(self) -> None:
-        began = self._loop.time()
-        try:
-            connection = await self._opened()
-        except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
+    def is_through(self) -> None:
+        """Note that the running task no longer connects."""
+        if self._connecting is asyncio.current_task():
+            self._connecting = None
+
+    def opened(self, opened: Any, seconds: float) -> None:
+        """Use a connection that redis-py has opened, or deal with the error that took so many seconds."""
+        self.is_through()
+        connection = opened if isinstance(opened, Exception) else _driven(opened, self, self._clock)
+        if isinstance(connection, Exception):
             if self._replies.calls is not None:  # else nothing would show why calls are missing
-                self._replies.calls.note(store_error(error).fault, self._loop.time() - began)
-            self._not_connected(error)
+                self._replies.calls.note(store_error(connection).fault, seconds)
+            self._not_connected(connection)
             return
-        finally:
-            if self._connecting is asyncio.current_task():
-                self._connecting = None
         if connection.is_closing():  # its end was told before there was a connection to tell
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
@@ -397,18 +401,8 @@ class Batcher:
         self._connections.add(connection)
         if self._probe_timer is not None:  # there is something new to look at
             self._probe_timer.cancel()
-            self._send_probe()
+            self.send_probe()
         self._flush()
-
-    async def _opened(self) -> AsyncConnection:
-        """A new connection. Raises whatever keeps us from connecting."""
-        async with self._clock.within(CONNECT_TIMEOUT):
-            connection = await self._dial()
-        try:
-            return AsyncConnection(connection, self._heard, self._lost, self._clock)
-        except Exception as error:
-            connection._close()  # noqa: SLF001 - as in `AsyncConnection`
-            raise own_error(error) from error
 
     def _not_connected(self, error: Exception) -> None:
         failure = store_error(error)
@@ -427,7 +421,8 @@ class Batcher:
             and self._connection is None
             and self._connecting in (None, asyncio.current_task())
         ):
-            self._connecting = begin(self._connect())
+            self._connecting = None
+            self._begin_to_connect()
 
     def listened(self) -> float | None:
         """Count Redis' silence. Returns the seconds until a request is overdue; None if nobody waits."""
@@ -442,7 +437,7 @@ class Batcher:
             self._expire(now)
         elif left == math.inf:
             self._give_up_the_silent()
-            if not self._owes:
+            if not self._is_owed_an_answer:  # an attempt to connect for which nobody waits has a deadline of its own
                 self._silence.stop()
                 return None
         return left
@@ -450,7 +445,11 @@ class Batcher:
     @property
     def _owes(self) -> bool:
         """True if Redis owes an answer, or is being connected to."""
-        return self._connecting is not None or any(connection.session.flying for connection in self._connections)
+        return self._connecting is not None or self._is_owed_an_answer
+
+    @property
+    def _is_owed_an_answer(self) -> bool:
+        return any(connection.session.flying for connection in self._connections)
 
     def _expire(self, now: float) -> None:
         """Fail the requests that are overdue, and give up connections on which nothing has been heard for long."""
@@ -508,9 +507,10 @@ class Batcher:
     def _probe_later(self) -> None:
         loop = asyncio.get_running_loop()
         pause = self._server.breaker.pause_before_probe(loop.time())
-        self._probe_timer = None if pause is None else loop.call_later(pause, self._send_probe)
+        self._probe_timer = None if pause is None else loop.call_later(pause, _send_probe, ref(self), context=Context())
 
-    def _send_probe(self) -> None:
+    def send_probe(self) -> None:
+        """Ask whether the server is back, if anybody still needs to know."""
         self._probe_timer = None
         probe = self._server.breaker.begin_probe(asyncio.get_running_loop().time())
         if probe is None:
@@ -520,6 +520,43 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - without the next probe nobody would ask again; mostly there is no room here
             own_error(error)
             self._probe_later()
+
+
+async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], clock: ListeningClock) -> None:
+    """Connect for a batcher, unless it is gone by then."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    opened: Any
+    try:
+        async with clock.within(CONNECT_TIMEOUT):
+            opened = await dial()
+    except Exception as error:  # noqa: BLE001 - told to those who wait
+        opened = error
+    except BaseException:
+        cancelled = batcher()
+        if cancelled is not None:
+            cancelled.is_through()
+        raise
+    waiting = batcher()
+    if waiting is not None:
+        waiting.opened(opened, loop.time() - began)
+    elif not isinstance(opened, Exception):
+        opened._close()  # noqa: SLF001 - as in `AsyncConnection`
+
+
+def _driven(connection: Any, owner: Batcher, clock: ListeningClock) -> AsyncConnection | StoreError:
+    """Take a connection over that redis-py has opened. If that fails, it is closed, and the result is the failure."""
+    try:
+        return AsyncConnection(connection, owner, clock)
+    except Exception as error:  # noqa: BLE001 - told to those who wait
+        connection._close()  # noqa: SLF001 - as in `AsyncConnection`
+        return own_error(error)
+
+
+def _send_probe(batcher: ref[Batcher]) -> None:
+    probing = batcher()
+    if probing is not None:
+        probing.send_probe()
 
 
 def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:

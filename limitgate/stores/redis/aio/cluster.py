@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from weakref import WeakSet
 
@@ -359,4 +360,5 @@ class _Together:
         if left:
             left[0].add_done_callback(lambda _: self._finish(left[1:]))
         else:
-            asyncio.get_running_loop().call_soon(self._over)  # many may fail at once
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._over, context=Context())  # many may fail at once, and the next ones are other requests

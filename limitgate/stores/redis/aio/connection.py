@@ -8,34 +8,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+from weakref import ref
 
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustClose, Session
 
 
+class Owner(Protocol):
+    """Uses a connection."""
+
+    def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
+        """Deal with an event, any but the last."""
+
+    def lost(self, connection: AsyncConnection) -> None:
+        """Let go of a connection that has ended: the calls still in ``session.flying`` will get no reply."""
+
+
 class AsyncConnection(asyncio.Protocol):
     """Drives a session on a connection that redis-py has opened.
 
-    ``heard(connection, event)`` gets every event but the last; ``lost(connection)`` is called at the end of the connection,
-    when the calls still in ``session.flying`` will get no reply.
+    The event loop refers to this, so this refers to its ``owner`` weakly: a store that is dropped is freed, and closes.
     """
 
-    def __init__(
-        self,
-        connection: Any,
-        heard: Callable[[AsyncConnection, CallEvent[Batch]], None],
-        lost: Callable[[AsyncConnection], None],
-        clock: ListeningClock,
-    ) -> None:
+    def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
         self.session: Session[Batch] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
         self.given_up = False
         self._since = 0.0
         self._unsent: list[bytes] = []
         self._clock = clock
-        self._heard = heard
-        self._lost = lost
+        self._owner = ref(owner)
         self._connection = connection
         self._transport = connection._writer.transport  # noqa: SLF001
         self._transport.set_protocol(self)
@@ -69,7 +72,10 @@ class AsyncConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass on what has arrived whole."""
-        session, heard = self.session, self._heard
+        session, owner = self.session, self._owner()
+        if owner is None:
+            self.give_up()
+            return
         session.receive_data(data)
         while session.has_more and (event := session.next_event()) is not NEED_DATA:
             if isinstance(event, MustClose):
@@ -77,11 +83,13 @@ class AsyncConnection(asyncio.Protocol):
                     self.give_up()
                 return
             self._since = self._clock.seconds
-            heard(self, event)
+            owner.heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Let go of the connection and say so."""
         try:
             self._connection._close()  # noqa: SLF001
         finally:
-            self._lost(self)
+            owner = self._owner()
+            if owner is not None:
+                owner.lost(self)

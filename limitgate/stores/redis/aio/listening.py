@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import Protocol
 
 from limitgate.own_errors import survived
@@ -82,7 +83,7 @@ class ListeningClock:
 
     def _look_later(self, pause: float) -> None:
         self._pause = pause
-        self._loop.call_later(pause, self._look)
+        self._loop.call_later(pause, self._look, context=Context())  # it goes on after the request that waits now
 
     def _look(self) -> None:
         """Look at the loop's clock, and count once what has arrived by now is read.

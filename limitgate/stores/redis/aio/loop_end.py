@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,9 +13,10 @@ T = TypeVar("T")
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Create a task that begins in the next turn of the running event loop, even under `asyncio.eager_task_factory`.
 
-    An eager one may have ended before anybody knows of it.
+    An eager one may have ended before anybody knows of it. The task's context is empty: it outlives the request that needs it,
+    whose context variables would live as long as a connection, and mark its log lines.
     """
-    return asyncio.Task(work, loop=asyncio.get_running_loop())
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())
 
 
 class LoopEnd:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from threading import Lock
 from typing import Protocol
@@ -58,7 +59,7 @@ class _LoopState:
         """Give leases back when the oldest ends, and so on."""
         pause = self._leases.pause(time.monotonic()) if self._timer is None else None
         if pause is not None:
-            self._timer = asyncio.get_running_loop().call_later(pause, self._end_leases)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._end_leases, context=Context())
 
     def _end_leases(self) -> None:
         self._timer = None

@@ -10,7 +10,7 @@ import os
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -19,13 +19,12 @@ from redis.exceptions import (
     ConnectionError as RedisConnectionError,
     InvalidResponse,
     RedisError,
-    ResponseError,
     TimeoutError as RedisTimeoutError,
 )
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
-from limitgate.own_errors import survived
+from limitgate.own_errors import raise_interruption, survived
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.dial.resolver import Resolver
@@ -41,7 +40,7 @@ from limitgate.stores.redis.dial.url import (
     sentinel_name,
     server_name,
 )
-from limitgate.stores.redis.errors import is_no_room
+from limitgate.stores.redis.errors import is_no_room, without_secrets
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
@@ -122,6 +121,8 @@ class Dialer:
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class = pool.connection_class
         self._options = {**pool.connection_kwargs, "driver_info": made.driver_info}  # else each reads a version from disk
+        if not iscoroutinefunction(self._class.connect):
+            self._options["command_packer"] = _Packer()
         self._sentinels = where.sentinels
         self._resolver = Resolver()
         self._inspection = inspection
@@ -241,6 +242,7 @@ class Dialer:
                 reached = self._reached(sentinel_name(sentinel), self._sentinel(sentinel, **brief))
                 return self._named_by(sentinel, _asked(reached, self._question))
             except Exception as error:
+                raise_interruption(error)
                 if is_no_room(error):  # no fault of this Sentinel's
                     raise
                 self._passed_over(sentinel, error)
@@ -296,6 +298,16 @@ class Dialer:
         return NoMasterError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
 
 
+class _Packer:
+    """Packs the commands that redis-py sends to connect under threads, in place of hiredis, see `wire.arguments`."""
+
+    @staticmethod
+    def pack(*words: Any) -> list[bytes]:
+        """Pack a command in RESP."""
+        packed = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+        return [b"*%d\r\n" % len(packed) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in packed])]
+
+
 def _options_of(connection_class: type) -> frozenset[str]:
     """Names of the options that a URL may have for connections of a class."""
     makers = [vars(kind)["__init__"] for kind in connection_class.__mro__[:-1] if "__init__" in vars(kind)]
@@ -315,9 +327,13 @@ def _connected(connection: Any) -> Any:
         connection.connect()
     except BaseException as error:
         connection.disconnect()
-        _hush(error)
-        raise
-    return connection
+        if not isinstance(error, Exception):
+            raise
+        raise_interruption(error)
+        failure = without_secrets(error, connection.username, connection.password)
+    else:
+        return connection
+    raise failure  # only here, as the error that it may replace would be its context
 
 
 async def _aconnected(connection: Any) -> Any:
@@ -325,15 +341,12 @@ async def _aconnected(connection: Any) -> Any:
         await connection.connect()
     except BaseException as error:
         await connection.disconnect(nowait=True)
-        _hush(error)
-        raise
-    return connection
-
-
-def _hush(error: BaseException) -> None:
-    """Cut off what a server repeats of a command that it does not know: of HELLO and AUTH, that is the password."""
-    if isinstance(error, ResponseError):
-        error.args = (str(error).partition(", with args beginning with")[0],)
+        if not isinstance(error, Exception):
+            raise
+        failure = without_secrets(error, connection.username, connection.password)
+    else:
+        return connection
+    raise failure
 
 
 def _asked(connection: Any, command: Sequence[str]) -> Any:
@@ -360,6 +373,7 @@ def _said(connection: Any, command: Sequence[Any]) -> object:
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except BaseException as error:
         if _is_answer(error):
+            raise_interruption(error)
             return error
         connection.disconnect()
         raise

@@ -101,7 +101,7 @@ class Inspection:
     @property
     def question(self) -> Sequence[Any]:
         """The command to send on a new connection."""
-        return "EVAL", INSPECT, 0, *self._prefixes
+        return "EVAL", INSPECT, "0", *self._prefixes
 
     def failed(self, server: str, error: Exception) -> None:
         """Log what no waiting cures of the reasons why there is no connection to a server, once until there is one."""

@@ -83,7 +83,10 @@ def check_readable(url: str) -> None:
     try:
         urlsplit(url).port  # noqa: B018 - read to see whether it can be
     except ValueError:
-        raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands") from None
+        pass
+    else:
+        return
+    raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands")  # without that context
 
 
 def read_url(url: str) -> StoreUrl:

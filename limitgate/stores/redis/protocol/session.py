@@ -22,6 +22,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import hiredis
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, TryAgainError
 
+from limitgate.own_errors import raise_interruption
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.protocol import wire
 
@@ -115,6 +116,7 @@ class Session(Generic[Call]):
             try:
                 reply = self._reader.gets()
             except Exception as error:  # noqa: BLE001 - besides hiredis' own, redis-py's about an error it cannot read, a map by lists
+                raise_interruption(error)
                 self.receive_end(InvalidResponse(f"no reply of Redis: {type(error).__name__}"))
                 break
             if reply is _NO_REPLY:

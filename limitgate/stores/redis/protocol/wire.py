@@ -103,12 +103,14 @@ class Call:
         return _ASKING + packed if self.asking else packed
 
 
-def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes | int]:
+def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
     """Arguments of EVALSHA or EVAL after the script's hash or text: the number of keys, the keys, the charges.
+
+    All are text or bytes. hiredis makes text of an integer, and crashes where a signal handler raises in the midst of that.
 
     A crowd mostly asks for the same of different buckets, so each charge is sent once and every key says which one it gets.
     """
-    keys: list[str | bytes | int] = [0]
+    keys: list[str | bytes] = [""]
     distinct: dict[bytes, int] = {}
     which = []
     for plan in plans:
@@ -123,14 +125,14 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes | int]:
             elif charge.adjustment is not None or charge.slot or charge.max_wait_us:
                 packed += _more(charge)
             which.append(distinct.setdefault(packed, len(distinct) + 1))
-    keys[0] = len(which)
+    keys[0] = str(len(which))
     return [*keys, struct.pack(f"<{len(which)}H", *which), *distinct]
 
 
-def config_arguments(request: ConfigRequest) -> list[str | bytes | int]:
+def config_arguments(request: ConfigRequest) -> list[str | bytes]:
     """Arguments of EVALSHA or EVAL after the script's hash or text: one key, then the text and the version if given."""
     key, text, version = request
-    return [1, key, *([] if text is None else [text]), *([] if text is None or version is None else [version])]
+    return ["1", key, *([] if text is None else [text]), *([] if text is None or version is None else [str(version)])]
 
 
 def stored_config(reply: object) -> StoredConfig:

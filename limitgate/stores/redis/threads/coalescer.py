@@ -6,6 +6,7 @@ next one, and plans are carried out in the order of arrival. With 32 threads tha
 and half as much in Redis.
 
 A thread waits as long as its timeout says, but only time counts in which the one that went listened to Redis, see `Patience`.
+If that one hangs elsewhere, as in a handler of the log, the others wait for `HANGS` more seconds by the clock.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
 from threading import Lock
+from time import monotonic
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 from limitgate.stores.redis.calls import Room
-from limitgate.stores.redis.threads.patience import SHORTEST, Patience
+from limitgate.stores.redis.threads.patience import SHORTEST, Patience, WaitForThread
 
 Exchange = Callable[[Sequence[AnyPlan], Patience], Sequence[AnyReading | StoreError]]
 
 _GOES = "goes"
+HANGS = 0.5
+"""Seconds beyond its timeout for which a thread waits for the same other one, if it is in time itself to see them pass."""
+_LOOK_EVERY = 0.05
+"""Seconds between two looks at one that may hang."""
 
 
 class _Request:
@@ -100,13 +106,18 @@ class CallCoalescer:
         return StoreError("the call to Redis was interrupted", "connection") if mine.outcome is None else mine.outcome
 
     def _wait(self, mine: _Request) -> None:
-        """Wait for an answer, or for this thread's turn, or until Redis has been silent for too long."""
+        """Wait for an answer or this thread's turn, or until Redis was silent, or the thread that went hung, for too long."""
         wake, left = mine.wake, mine.due - self.listening.spent
+        waiting, began, leader = None, 0.0, None
         while not wake.acquire(True, left if left > SHORTEST else SHORTEST):  # noqa: FURB136 - in half the time
             if mine.outcome is not None:  # whoever went was interrupted while it woke others
                 return
-            left = mine.due - self.listening.spent
-            if left <= 0:
+            if waiting is None:
+                waiting = WaitForThread(Patience(HANGS))
+            elif self._turn.get(_GOES) is leader:  # else there was progress
+                waiting.waited_in_vain(left, monotonic() - began)
+            leader, left, began = self._turn.get(_GOES), min(mine.due - self.listening.spent, _LOOK_EVERY), monotonic()
+            if left <= 0 or waiting.patience.is_over:
                 self._give_up(mine)
                 return
 

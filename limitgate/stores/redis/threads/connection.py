@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from limitgate.own_errors import raise_interruption
 from limitgate.stores.redis.protocol.session import NEED_DATA, Event, Session
 from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads.patience import SLICE, Patience
@@ -40,7 +41,8 @@ class SyncConnection:
                 self._set_timeout(0.0)
                 with suppress(BlockingIOError, SSLWantReadError):
                     self.session.receive_data(self._socket.recv(_CHUNK))
-        except (RedisError, OSError):
+        except (RedisError, OSError) as error:
+            raise_interruption(error)
             return False
         return self.session.is_quiet()
 
@@ -53,9 +55,11 @@ class SyncConnection:
                 self._set_timeout(patience.slice())
             try:
                 sent = self._socket.send(left)
-            except TimeoutError:
+            except TimeoutError as error:
+                raise_interruption(error)
                 self._waited_in_vain(patience)
             except OSError as error:
+                raise_interruption(error)
                 self.session.receive_end(error)
                 return
             else:
@@ -76,9 +80,11 @@ class SyncConnection:
             began = monotonic()
             try:
                 data = self._socket.recv(_CHUNK)
-            except TimeoutError:
+            except TimeoutError as error:
+                raise_interruption(error)
                 self._waited_in_vain(patience)
             except OSError as error:
+                raise_interruption(error)
                 session.receive_end(error)
             else:
                 patience.waited_since(began, self._timeout)

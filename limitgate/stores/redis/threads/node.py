@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.own_errors import own_error, survived
+from limitgate.own_errors import own_error, raise_interruption, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
@@ -236,6 +236,7 @@ class Node:
         self.abandon(sent)
         if not isinstance(error, Exception):
             raise error
+        raise_interruption(error)
         failure = self._explained(error)
         for call in sent.calls:
             if call not in sent.answers:

@@ -12,43 +12,18 @@ from time import monotonic
 from typing import Any
 
 from limitgate.errors import StoreError
-from limitgate.own_errors import own_error
+from limitgate.own_errors import own_error, raise_interruption
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import Dial
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.patience import SHORTEST, Patience
+from limitgate.stores.redis.threads.patience import SHORTEST, Patience, WaitForThread
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
-STARVED_TURNS = 40
-"""How often a thread that connects may have to wait for the GIL: 5 to 25 times were measured."""
-LATE_S = 0.004
-"""Seconds by which a thread comes late that has waited for the GIL; others keep it for 5 ms."""
 LOOK_EVERY = 1.0
 """Seconds for which a connection is believed to be as it was when somebody looked. Whether a server that sends what nobody has
 asked for is noticed depends on it, so it is short; calls that come one after the other need no look each."""
-
-
-class _WaitForConnection:
-    """A thread's wait for another one to connect, which may be starved of the GIL as well and hears nothing then."""
-
-    def __init__(self, patience: Patience) -> None:
-        self.patience = patience
-        self._turns = 0.0
-        """How often the one that connects has waited for the GIL meanwhile, at most."""
-
-    def waited_in_vain(self, slice_: float, elapsed: float) -> None:
-        """A slice is over, which has taken ``elapsed`` seconds until this thread had the GIL again.
-
-        The other one waits as long for each of its turns. What may have been nothing else is not counted, and after that only
-        its share of the time.
-        """
-        late_s = elapsed - slice_
-        if late_s > LATE_S and self._turns < STARVED_TURNS:
-            self._turns += elapsed / late_s
-        else:
-            self.patience.waited_in_vain(slice_ * slice_ / elapsed if late_s > slice_ else slice_)
 
 
 class ConnectionPool:
@@ -59,7 +34,9 @@ class ConnectionPool:
         self._idle: deque[SyncConnection] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._wanted = self._connecting = 0
+        self._wanted = 0
+        self._connecting: set[object] = set()
+        """Attempts of other threads under way."""
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._retired = False
         self._closings = 0
@@ -114,12 +91,12 @@ class ConnectionPool:
     def _made(self, patience: Patience) -> SyncConnection:
         """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
         arrived = monotonic()
-        waiting = _WaitForConnection(patience)
+        waiting = WaitForThread(patience)
         with self._lock:
             self._wanted += 1
             try:
                 while (connection := self._pop()) is None:
-                    if self._connecting < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect():
+                    if len(self._connecting) < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect():
                         break
                     self._wait(waiting)
                     began, failure = self._failure
@@ -131,14 +108,19 @@ class ConnectionPool:
 
     def _begin_to_connect(self) -> bool:
         """Have another thread connect. False if none can be started now."""
+        attempt = object()
         try:
-            background.start("connect", self._connect, self._closings)
+            self._connecting.add(attempt)
+            background.start("connect", self._connect, self._closings, attempt)
         except RuntimeError:
+            self._connecting.discard(attempt)
             return False
-        self._connecting += 1
+        except BaseException:  # a signal's handler may raise anywhere; the thread runs, or it does not
+            self._connecting.discard(attempt)
+            raise
         return True
 
-    def _wait(self, waiting: _WaitForConnection) -> None:
+    def _wait(self, waiting: WaitForThread) -> None:
         """Wait until something has changed. Raises `StoreError` once patience is over."""
         patience = waiting.patience
         slice_, began = patience.slice(), monotonic()
@@ -154,11 +136,12 @@ class ConnectionPool:
         try:
             return _driven(self._dial(within=max(patience.left, SHORTEST)))
         except Exception as error:
+            raise_interruption(error)
             raise store_error(error) from error
         finally:
             patience.waited_in_vain(monotonic() - began)
 
-    def _connect(self, closings: int) -> None:
+    def _connect(self, closings: int, attempt: object) -> None:
         """Connect; ``closings`` tells whether the pool was closed meanwhile."""
         began = monotonic()
         connection: SyncConnection | None = None
@@ -169,7 +152,7 @@ class ConnectionPool:
             failure = error
         finally:  # also where this thread is killed, as gevent can
             with self._lock:
-                self._connecting -= 1
+                self._connecting.discard(attempt)
                 is_awaited = self._wanted > 0
                 if connection is None:
                     self._failure = began, failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -11,14 +12,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from redis.asyncio.connection import ConnectionPool as AsyncPool
 from redis.connection import ConnectionPool
 from redis.exceptions import RedisError
 
-from limitgate import ConfigError, open_store, open_sync_store
+from limitgate import AsyncLimiter, ConfigError, Limiter, StoreError, open_store, open_sync_store
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.cluster.slot_map import SlotMap
 from limitgate.stores.redis.dial import dialer as dialing
@@ -193,10 +196,7 @@ def test_a_config_error_tells_no_password(opener: Callable[[str], Any], url: str
     """A mistake in a URL is reported without its password, even where what is wrong is how the password is written."""
     with pytest.raises(ConfigError) as caught:
         opener(url)
-    error: BaseException | None = caught.value
-    while error is not None:
-        assert "s3cret" not in str(error)
-        error = error.__cause__
+    assert "s3cret" not in told_by(caught.value)
 
 
 # --- Sentinels --------------------------------------------------------------------------------------------------------
@@ -327,18 +327,89 @@ def test_sentinels_have_logins_of_their_own(impostor: Callable[..., Impostor], p
     assert not {"AUTH", "SELECT", "mine"} & set(said)
 
 
+REPEATS = {
+    "Redis": "unknown command 'HELLO', with args beginning with: {} ",
+    "Redis 5": "unknown command `HELLO`, with args beginning with: {}, ",
+    "a proxy": "HELLO 3 AUTH {} is not supported",
+    "a proxy that puts it first": "{}: no such command",
+    "a proxy that says no more": "{}",
+}
+"""What servers say about a command that they do not know. They repeat the user and the password."""
+
+
+def told_by(error: BaseException | None) -> str:
+    """All that an error tells, and those that led to it: as texts, and in the variables of frames that are not ours."""
+    told, seen = [], list[BaseException]()
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or any(each is other for other in seen):
+            continue
+        seen.append(each)
+        told += [str(each), repr(each), repr(each.args), repr(vars(each)), repr(getattr(each, "object", ""))]
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            if frame.f_globals["__name__"].startswith("redis."):
+                told.append(repr(frame.f_locals))
+        waiting += [each.__cause__, each.__context__]
+    return "\n".join([*told, *traceback.format_exception(error)])
+
+
+async def _ahit(url: str) -> None:
+    limiter = AsyncLimiter(url)
+    try:
+        await limiter.hit("k", "1/s")
+    finally:
+        await limiter.aclose()
+
+
+def _hit(url: str) -> None:
+    with Limiter(url) as limiter:
+        limiter.hit("k", "1/s")
+
+
+@pytest.mark.parametrize("repeats", REPEATS.values(), ids=REPEATS)
 @pytest.mark.parametrize("query", ["", "&protocol=2"], ids=["HELLO", "AUTH"])
-def test_a_server_that_repeats_the_password(impostor: Callable[..., Impostor], pool: Any, query: str) -> None:
-    """Redis repeats what follows a command that it does not know. No error, nor what led to it, hands that on."""
-    told = b"-ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'me' 'mine' \r\n"
-    server = impostor(HELLO=told, AUTH=told)
-    master = Asker(pool, server.place, login="you:yours@", query=f"?sentinel_username=me&sentinel_password=mine{query}").master
-    dialer = Dialer(f"redis://me:mine@{server.place}/0?{query}", pool, Inspection(), socket_timeout=PATIENCE)
-    for asks in (master, dialer.dial if pool is ConnectionPool else lambda: asyncio.run(_on_clock(dialer.adial))):
-        with pytest.raises(RedisError, match="unknown command 'HELLO'") as caught:
-            asks()
-        assert "mine" not in "".join(traceback.format_exception(caught.value))
-    assert ["me", "mine"] in [command[-2:] for command in server.heard]
+@pytest.mark.parametrize("kind", ["redis", "unix", "redis+sentinel", "redis+cluster"])
+@pytest.mark.parametrize("login", [":s3cret%2F%40word@", "mallory:s3cret%2F%40word@"])
+def test_a_server_that_repeats_the_password(  # noqa: PLR0917 - kinds of servers
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pool: Any, login: str, kind: str, query: str, repeats: str
+) -> None:
+    """A server repeats what follows a command that it does not know. No error, nor what led to it, nor the log tells that."""
+    caplog.set_level(logging.DEBUG)
+    user, password = login.strip("@").split(":")
+    said = f"-ERR {repeats.format(f'{user} {unquote(password)}')}\r\n".encode()
+    path = str(tmp_path / "server") if kind == "unix" else None
+    with Impostor(path=path, HELLO=said, AUTH=said, CLIENT=said) as server:
+        logins = f"&sentinel_username={user}&sentinel_password={password}" if kind == "redis+sentinel" else ""
+        database = {"unix": "", "redis": "/3", "redis+sentinel": "/m/3", "redis+cluster": ""}[kind]
+        url = f"{kind}://{login if not logins else ''}{server.place}{database}?{query}{logins}"
+        with pytest.raises(StoreError) as caught:
+            _hit(url) if pool is ConnectionPool else asyncio.run(_ahit(url))
+        assert unquote(password) in [command[-1] for command in server.heard]
+    told = told_by(caught.value) + caplog.text
+    for secret in (password, unquote(password), "mallory"):
+        assert secret not in told
+
+
+@pytest.mark.parametrize("said", [b"$8\r\n\xff s3cret\r\n", b"-ERR \xff s3cret\r\n", b"+s3cret\r\n", b"?s3cret\r\n"])
+@pytest.mark.parametrize("query", ["", "?protocol=2"], ids=["HELLO", "AUTH"])
+def test_a_server_that_repeats_the_password_in_no_reply_of_redis(
+    impostor: Callable[..., Impostor], pool: Any, query: str, said: bytes
+) -> None:
+    """What cannot be read as a reply is not told, either."""
+    url = f"redis://:s3cret@{impostor(HELLO=said, AUTH=said).place}{query}"
+    with pytest.raises(StoreError) as caught:
+        _hit(url) if pool is ConnectionPool else asyncio.run(_ahit(url))
+    assert "s3cret" not in told_by(caught.value)
+
+
+@pytest.mark.parametrize("password", ["password", "user", "configured"])
+def test_a_password_that_is_a_word_of_redis(impostor: Callable[..., Impostor], pool: Any, password: str) -> None:
+    """What is wrong with a login is told all the same."""
+    said = f"-ERR AUTH <password> called without any password configured for the default user. {password}\r\n".encode()
+    url = f"redis://:{password}@{impostor(HELLO=said).place}"
+    with pytest.raises(StoreError, match="it has no password, and the URL has one"):
+        _hit(url) if pool is ConnectionPool else asyncio.run(_ahit(url))
 
 
 def test_threads_may_ask_sentinels_side_by_side(impostor: Callable[..., Impostor]) -> None:

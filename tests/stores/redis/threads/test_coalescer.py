@@ -386,6 +386,43 @@ def test_plans_of_many_buckets_share_a_call_with_fewer() -> None:
     assert [len(sent) for sent, _ in line.sent] == [1, 3, 2]
 
 
+@pytest.mark.parametrize("goes_for_all", [False, True], ids=["alone", "for all"])
+def test_nobody_waits_for_a_thread_that_hangs(*, goes_for_all: bool) -> None:
+    """Who waits for a thread that neither listens to Redis nor comes back has an error soon, and others go once it is back."""
+    hung, released = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hung.set()
+        assert released.wait(2 * PATIENT)
+
+    line = Line(1 if goes_for_all else 0, lambda: None if goes_for_all else hang())
+    with ThreadPoolExecutor(4) as pool:
+        leading = [pool.submit(line.calls.spend, Plan(()), PATIENT)]
+        if goes_for_all:
+            exchange = line.calls._exchange
+            while not line.sent:
+                time.sleep(0.001)
+
+            def hanging(plans: Sequence[Any], patience: Patience) -> Any:
+                hang()
+                return exchange(plans, patience)
+
+            line.calls._exchange = hanging  # type: ignore[assignment]
+            leading.append(pool.submit(line.calls.spend, Plan(()), PATIENT))
+        assert hung.wait(PATIENT)
+        waiting = [pool.submit(line.calls.spend, Plan((), "reset"), timeout) for timeout in (0.01, 0.1)]
+        try:
+            for each in waiting:
+                with pytest.raises(StoreError, match="timeout") as caught:
+                    each.result(PATIENT)
+                assert caught.value.waited == 0, "Redis was not silent"
+        finally:
+            released.set()
+        assert all(each.result(PATIENT).admitted for each in leading)
+    assert line.calls.spend(Plan(()), PATIENT).admitted
+    assert all(plan.verb == "spend" for plans, _ in line.sent for plan in plans), "what nobody waits for is not sent"
+
+
 def test_what_nobody_waits_for_any_more_is_not_sent() -> None:
     """A request that waits for its turn while Redis is silent for too long is a store error, and never sent."""
     released = threading.Event()

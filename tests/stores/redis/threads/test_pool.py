@@ -21,8 +21,8 @@ from limitgate.limits.template import PlanTemplate
 from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads import connection as connections, patience, pool as pools
 from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.patience import SLICE, Patience
-from limitgate.stores.redis.threads.pool import LOOK_EVERY, STARVED_TURNS, ConnectionPool, _WaitForConnection
+from limitgate.stores.redis.threads.patience import SLICE, STARVED_TURNS, Patience, WaitForThread
+from limitgate.stores.redis.threads.pool import LOOK_EVERY, ConnectionPool
 from tests.support.crowds import a_plan, giving_back
 from tests.support.redis_server import RedisServer
 
@@ -154,7 +154,7 @@ def test_who_waits_for_a_connection_gets_the_next_that_is_given(monkeypatch: pyt
 def test_a_wait_for_a_starved_thread_that_connects(late_s: float) -> None:
     """While a thread waits for the GIL each time, so does the one that connects: its turns use up no patience."""
     patient = Patience(0.003)
-    waiting = _WaitForConnection(patient)
+    waiting = WaitForThread(patient)
     waited_s = 0.0
     while not patient.is_over:  # but it ends
         slice_ = patient.slice()
@@ -166,7 +166,7 @@ def test_a_wait_for_a_starved_thread_that_connects(late_s: float) -> None:
 def test_a_wait_for_a_thread_that_connects_in_time() -> None:
     """A thread that is woken in time has waited for the server."""
     patient = Patience(0.1)
-    waiting = _WaitForConnection(patient)
+    waiting = WaitForThread(patient)
     for _ in range(8):
         waiting.waited_in_vain(SLICE, SLICE + 0.001)
     assert patient.left == pytest.approx(0.0)
@@ -214,4 +214,4 @@ def test_a_pool_that_was_closed_keeps_connections_again() -> None:
         pool.take(Patience(0.001))
     may_connect.set()
     pool.take(Patience(PATIENT)).close()
-    assert pool._connecting == 0
+    assert not pool._connecting
