@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
+from itertools import compress
 from operator import itemgetter
 from typing import Any, NoReturn, Self, overload
 from urllib.parse import unquote
@@ -98,14 +99,8 @@ class Headers(Mapping[str, str]):
 
     def end(self, name: str, most: int) -> str:
         """The last ``most`` characters of a header, empty if it is absent."""
-        ends: list[str] = []
-        size = 0
-        for line in reversed(self._raw_lines_of(name)):
-            ends.append(self._decoded(line[-most:]))
-            size += len(ends[-1]) + 2
-            if size >= most + 2:
-                break
-        return ", ".join(reversed(ends))[-most:]
+        lines = self._raw_lines_of(name)
+        return self._decoded(lines[-1][-most:]) if lines else ""
 
     def _lines_of(self, name: str) -> list[str]:
         return [self._decoded(line) for line in self._raw_lines_of(name)]
@@ -127,8 +122,8 @@ class Headers(Mapping[str, str]):
         raise NotImplementedError
 
 
-_NAME = itemgetter(0)
-"""The name of a header line."""
+_NAME, _VALUE = itemgetter(0), itemgetter(1)
+"""Name and value of a header line."""
 
 
 class ASGIHeaders(Headers):
@@ -150,7 +145,7 @@ class ASGIHeaders(Headers):
             return (self._lines[names.index(sought)][1],)
         if not found:
             return ()
-        return [line[1] for line, each in zip(self._lines, names) if each == sought]
+        return [*compress(map(_VALUE, self._lines), map(sought.__eq__, names))]
 
     def have_any(self, names: HeaderNames) -> bool:
         """True if there is a header of one of these names."""
@@ -165,7 +160,14 @@ class ASGIHeaders(Headers):
             self._names = names = self._read_names()
         if names.count(sought) == 1:  # almost all requests
             return self._lines[names.index(sought)][1][-most:].decode("latin-1")
-        return super().end(name, most)
+        ends: list[bytes] = []
+        left = most
+        for line in reversed(self._raw_lines_of(name)):
+            ends.append(line[-most:])
+            left -= len(line) + 2
+            if left <= -2:
+                break
+        return b", ".join(reversed(ends))[-most:].decode("latin-1")
 
     def _decoded(self, line: bytes) -> str:
         return line.decode("latin-1")
