@@ -187,6 +187,10 @@ def spelled(field: Field) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part:.80}" for part in field).removeprefix(".")
 
 
+class HeadersTooLargeError(LimitGateError):
+    """A request has more header fields than are read, or longer ones. The gate answers it with a 431."""
+
+
 class StoreError(LimitGateError):
     """The store could not decide in time. ``fault`` names the kind of failure.
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from limitgate.gate.planning.identity import Subject
 from limitgate.http.client_ip import grouped
+from limitgate.http.request import LONGEST_VALUE, value_too_long
 from limitgate.rules.key_parts import check_part
 
 
@@ -260,9 +261,11 @@ def _host(subject: Subject) -> str:
 
     Frameworks look no further than the first colon, so what is no port behind it makes no other host.
     """
-    host = subject.request.opened_headers().identity("host")
+    host = subject.request.opened_headers().start("host", LONGEST_VALUE + 1).strip()
     bracket = host.find("]") + 1 if host.startswith("[") else 0
     host = host[:bracket] or host.partition(":")[0].partition(",")[0]
+    if len(host) > LONGEST_VALUE:
+        raise value_too_long()
     return host.lower().strip().removesuffix(".")
 
 

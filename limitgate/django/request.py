@@ -8,7 +8,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject, empty
 
-from limitgate.http.request import Query, Request, UserWanted
+from limitgate.http.request import Headers, Query, Request, UserWanted, WSGIHeaders
 from limitgate.rules.callers import Caller
 
 
@@ -32,7 +32,7 @@ class DjangoRequest(Request):
         self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
         self.sent = django.path_info
         self.peer = django.META.get("REMOTE_ADDR") or None
-        self.comes_straight = not self.passed_a_gate
+        self.comes_straight = not (self.passed_a_gate or self.has_too_many_lines)
         self.awaits = awaits
 
     @cached_property
@@ -77,8 +77,8 @@ class DjangoRequest(Request):
             bool(user)
             self._user = (user,)
 
-    def _read_headers(self) -> dict[str, str]:
-        return {name.lower(): value for name, value in self.django.headers.items() if isinstance(value, str)}
+    def _open_headers(self) -> Headers:
+        return WSGIHeaders(self.django.META)
 
 
 def _module_of(function: Any) -> Any:

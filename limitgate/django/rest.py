@@ -55,6 +55,13 @@ class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not 
     """``Retry-After``, which REST framework sends, in seconds."""
 
 
+class HeadersTooLarge(APIException):  # type: ignore[misc]  # as above
+    """The 431 for a header that the key of a throttle goes by, and that is too long to be read."""
+
+    status_code = 431
+    default_code = "request_header_fields_too_large"
+
+
 class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typed
     """A throttle to derive from: ``class Burst(Throttle): limits = ("10/minute", "100/day")``.
 
@@ -101,7 +108,10 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         return rule.placed((_USER,) if _USER in cls.key else ())
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """True if a request of REST framework's may pass. Raises `Unavailable` where ``on_error`` says closed."""
+        """True if a request of REST framework's may pass.
+
+        Raises `Unavailable` where ``on_error`` says closed, and `HeadersTooLarge`.
+        """
         if self.rule is None:
             raise TypeError(f"{type(self).__name__} has no limits, expected for example limits = ('10/minute',)")
         exchange = _exchange_of(request, self.rule)
@@ -118,6 +128,8 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         further = async_to_sync(exchange.afurther) if gate_request.awaits and has_to_await else exchange.further
         self._decision = django.limitgate = further([(rule, values)])
         refusal = exchange.admission.refusal
+        if refusal is not None and refusal.status == HeadersTooLarge.status_code:
+            raise HeadersTooLarge(refusal.detail)
         if refusal is not None and refusal.status != 429:
             raise Unavailable
         return refusal is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from limitgate.errors import StoreError
+from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
@@ -99,19 +99,16 @@ def explain(gate: Gate, request: Request) -> Explanation:
     decision, refusal = admission.decision, admission.refusal
     fields = [*(refusal.fields if refusal is not None else ()), *response_fields(admission)]
     _end(gate, admission)
-    subject = planner.subject(request, None)
-    return Explanation(
-        planner.hops(request),
-        request.client,
-        subject.address(),
-        subject.caller,
-        subject.tier,
-        request.path,
-        _reasons(planner, request, subject.tier),
-        decision,
-        None if refusal is None else refusal.status,
-        fields,
-    )
+    status, hops = None if refusal is None else refusal.status, planner.hops(request)
+    try:
+        subject = planner.subject(request, None)
+        who = request.client, subject.address(), subject.caller, subject.tier
+        reasons = _reasons(planner, request, subject.tier)
+    except HeadersTooLargeError as error:
+        who = None, None, None, DEFAULT_TIER
+        may_apply = [each.rule for each in planner.may_apply(request)]
+        reasons = [RuleReason(rule.name, rule.tier or DEFAULT_TIER, True, str(error)) for rule in may_apply]
+    return Explanation(hops, *who, request.path, reasons, decision, status, fields)
 
 
 def _end(gate: Gate, admission: Admission) -> None:

@@ -13,12 +13,12 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any
 
-from limitgate.errors import StoreError
+from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Booking, Charged, PlaceWait, Refund, Verdict, outcome_of
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, answers_at_once, arun, run, takes_plain
-from limitgate.gate.load import InFlight, ProxyGuard
+from limitgate.gate.load import InFlight, ProxyGuard, end_undecided
 from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed, Unasked, whole_admission
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.given_limits import PendingPlan
@@ -32,7 +32,7 @@ from limitgate.gate.turns import Stay, Turns
 from limitgate.gate.wait_queue import book
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
-from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
+from limitgate.http.response import Refusal, forbidden, headers_too_large, quota_exceeded, refusal as refused, unavailable
 from limitgate.limits.decision import (
     Decision,
     Settlement,
@@ -149,34 +149,50 @@ class Gate:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
         return whole_admission(self.decide(request, outer))
 
-    def decide(self, request: Request, outer: Admission | None = None) -> AnyAdmission:
+    def decide(  # noqa: PLR0911 - each call more costs all requests
+        self, request: Request, outer: Admission | None = None
+    ) -> AnyAdmission:
         """`check`, without more of an admission than is asked for."""
         rules, planner = self.rules, self.rules.planner
         request.resolve_client = self._client_of
-        identified = None if self.identify is None else self._identified(request)
-        if self._can_prepare and request.comes_straight:
+        try:
+            identified = None if self.identify is None else self._identified(request)
+            if not (self._can_prepare and request.comes_straight):
+                return self._check_planned(request, rules, outer, identified)
             found = planner.prepared(request, identified, self._begin_here if planner.adapts else None)
-            if found is not None:
-                prepared, keys = found
-                template = prepared.template
-                if template is None:
-                    return self._decide_bound(request, rules, prepared, keys)
-                admitted = PlainAdmission()
-                admitted.request = request
-                admitted.rules = rules
-                admitted.prepared = prepared
-                admitted.keys = keys
-                try:
-                    reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
-                except StoreError as error:
-                    return self._go_on(admitted, error)
-                return self.answered(admitted, reading) or self._go_on(admitted, reading)
+        except HeadersTooLargeError as error:
+            return _without_headers(request, rules, outer, error)
+        if found is None:
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
-        applying = rules.planner.applying(request, identified)
-        if applying is not None and not self._has_places(request, applying, outer):
-            return self._shed_within(request, rules, outer)
-        request_plan = UNLIMITED if applying is None else _made_at_once(rules.planner.plan_of(applying))
+            return self._check_planned(request, rules, outer, identified)
+        prepared, keys = found
+        template = prepared.template
+        if template is None:
+            return self._decide_bound(request, rules, prepared, keys)
+        admitted = PlainAdmission()
+        admitted.request = request
+        admitted.rules = rules
+        admitted.prepared = prepared
+        admitted.keys = keys
+        try:
+            reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
+        except StoreError as error:
+            return self._go_on(admitted, error)
+        return self.answered(admitted, reading) or self._go_on(admitted, reading)
+
+    def _check_planned(
+        self, request: Request, rules: RulesInForce, outer: Admission | None, identified: Caller | None
+    ) -> AnyAdmission:
+        """`check` a request whose plan may be of any kind."""
+        try:
+            request.check_lines()
+            applying = rules.planner.applying(request, identified)
+            if applying is not None and not self._has_places(request, applying, outer):
+                return self._shed_within(request, rules, outer)
+            request_plan = UNLIMITED if applying is None else _made_at_once(rules.planner.plan_of(applying))
+        except HeadersTooLargeError as error:
+            return _without_headers(request, rules, outer, error)
         admission = _admission(request, identified, rules, request_plan, outer)
         self._spend(admission, request_plan)
         if request_plan.denying is not None:
@@ -234,7 +250,10 @@ class Gate:
         if not (self._can_prepare and request.comes_straight):
             return self._acheck_planned(request, rules, outer, identified)
         planner = rules.planner
-        found = planner.prepared(request, identified, self._begin if planner.adapts else None)
+        try:
+            found = planner.prepared(request, identified, self._begin if planner.adapts else None)
+        except HeadersTooLargeError as error:
+            return _without_headers(request, rules, outer, error)
         if found is None:
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
@@ -269,7 +288,12 @@ class Gate:
 
     def _ask_identifying(self, request: Request, outer: Admission | None) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
         """`ask` about a request whose caller ``identify`` may know."""
-        rules, identified = self.rules, self.identify(request) if self.identify is not None else None
+        rules = self.rules
+        try:
+            request.check_lines()
+            identified = None if self.identify is None else self.identify(request)
+        except HeadersTooLargeError as error:
+            return _without_headers(request, rules, outer, error)
         if identified is not None and isawaitable(identified):
             return self._aask(request, outer, rules, identified)
         return self.ask(request, outer, (rules, identified))
@@ -278,35 +302,45 @@ class Gate:
         self, request: Request, outer: Admission | None, rules: RulesInForce, identified: Awaitable[Caller | None]
     ) -> AnyAdmission:
         """`ask` about a request whose caller is found by then. It goes by the rules of when it came."""
-        return await self.adecide(request, outer, (rules, await identified))
+        try:
+            caller = await identified
+        except HeadersTooLargeError as error:
+            return _without_headers(request, rules, outer, error)
+        return await self.adecide(request, outer, (rules, caller))
 
     async def _acheck_planned(
         self, request: Request, rules: RulesInForce, outer: Admission | None, identified: Caller | None
     ) -> AnyAdmission:
         """`acheck` a request whose plan may be of any kind."""
-        applying = rules.planner.applying(request, identified)
-        if applying is not None and applying.adaptive is not None:
-            if request.in_flight is None:
-                self._begin(request, applying.adaptive, applying.subject.caller, outer)
-            if request.in_flight.refusal is not None:
-                return self._shed_within(request, rules, outer)
-            if request.in_flight.waits is not None:
-                admission = _admission(request, identified, rules, RequestPlan(None, (), applying.marks), outer)
-                admission.booking = PlaceWait(partial(self._acharge, admission, applying))
-                return admission
-        request_plan = UNLIMITED if applying is None else rules.planner.plan_of(applying)
-        if isinstance(request_plan, PendingPlan):
-            request_plan = await request_plan.complete()
+        try:
+            request.check_lines()
+            applying = rules.planner.applying(request, identified)
+            if applying is not None and applying.adaptive is not None:
+                if request.in_flight is None:
+                    self._begin(request, applying.adaptive, applying.subject.caller, outer)
+                if request.in_flight.refusal is not None:
+                    return self._shed_within(request, rules, outer)
+                if request.in_flight.waits is not None:
+                    admission = _admission(request, identified, rules, RequestPlan(None, (), applying.marks), outer)
+                    admission.booking = PlaceWait(partial(self._acharge, admission, applying))
+                    return admission
+            request_plan = UNLIMITED if applying is None else await _aplan_of(rules, applying)
+        except HeadersTooLargeError as error:
+            return _without_headers(request, rules, outer, error)
         admission = _admission(request, identified, rules, request_plan, outer)
         return await self._aspend_planned(admission, request_plan)
 
     async def _acharge(self, admission: Admission, applying: Applying) -> None:
         """Charge a request that has waited for its places in flight."""
         try:
-            request_plan = await _aplan_of(admission.rules, applying)
-        except UserWanted:
-            await admission.request.find_user()
-            request_plan = await _aplan_of(admission.rules, applying)
+            try:
+                request_plan = await _aplan_of(admission.rules, applying)
+            except UserWanted:
+                await admission.request.find_user()
+                request_plan = await _aplan_of(admission.rules, applying)
+        except HeadersTooLargeError as error:
+            _refuse_unread(admission, admission.rules.planner.may_apply(admission.request), error)
+            return
         if request_plan.messages is not None:
             admission.messages = request_plan.messages
         await self._aspend_planned(admission, request_plan)
@@ -442,10 +476,16 @@ class Gate:
 
         Returns the decision about the request as a whole, once its turn has come; None if no rule applies.
         """
-        request_plan = self._plan_further(admission, extra_rules)
         booking = None
+        try:
+            request_plan = self._plan_further(admission, extra_rules)
+            if request_plan is not None:
+                request_plan = _made_at_once(request_plan)
+        except HeadersTooLargeError as error:
+            request_plan = None
+            _refuse_unread(admission, admission.rules.planner.compiled(extra_rules), error)
         if request_plan is not None:
-            booking = run(self.store, self._decide_further(admission, _made_at_once(request_plan)), admission.budget)
+            booking = run(self.store, self._decide_further(admission, request_plan), admission.budget)
         if booking is not None:
             self.turns.wait_for_further(admission, booking)
         self.refunds.settle_refused(admission)
@@ -453,9 +493,13 @@ class Gate:
 
     async def afurther(self, admission: Admission, extra_rules: Sequence[ExtraRule], stay: Stay) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        request_plan = self._plan_further(admission, extra_rules)
-        if isinstance(request_plan, PendingPlan):
-            request_plan = await request_plan.complete()
+        try:
+            request_plan = self._plan_further(admission, extra_rules)
+            if isinstance(request_plan, PendingPlan):
+                request_plan = await request_plan.complete()
+        except HeadersTooLargeError as error:
+            request_plan = None
+            _refuse_unread(admission, admission.rules.planner.compiled(extra_rules), error)
         budget = Budget(admission.budget.left, measured=self._is_measured)
         booking = None
         if request_plan is not None:
@@ -516,6 +560,7 @@ class Gate:
 
     def _identified(self, request: Request) -> Caller | None:
         """The caller that ``identify`` finds in this thread, if any. Raises `TypeError` where it is async."""
+        request.check_lines()
         identified = None if self.identify is None else self.identify(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
@@ -788,12 +833,33 @@ def _planned(asked: PlainAdmission, waited: float) -> tuple[Admission, RequestPl
 
 def _deny(admission: Admission, denying: CompiledRule) -> None:
     """Refuse a request that a rule denies; where that is a shadow, note only that it would."""
-    decision = denied(denying.rule.name)
     if denying.row is not None:
         denying.row.count(REFUSED if denying.enforced else SHADOW_REFUSED, 1.0)
-    admission.decide("refused" if denying.enforced else "shadow_refused", "nobody")
-    if denying.enforced:
-        admission.decision, admission.refusal = decision, forbidden()
+    _refuse_unasked(admission, forbidden(), denying.rule.name, enforced=denying.enforced)
+
+
+def _without_headers(request: Request, rules: RulesInForce, outer: Admission | None, error: HeadersTooLargeError) -> Admission:
+    """Decide about a request whose headers are too large: it passes only if no enforced rule may apply to it."""
+    end_undecided(request)
+    request.in_flight = None
+    admission = _admission(request, None, rules, UNLIMITED, outer)
+    _refuse_unread(admission, rules.planner.may_apply(request), error)
+    return admission
+
+
+def _refuse_unread(admission: Admission, compiled_rules: Sequence[CompiledRule], error: HeadersTooLargeError) -> None:
+    """Refuse a request whose headers are too large for rules that may apply to it; if these are shadows, note that only."""
+    if compiled_rules:
+        is_enforced = any(each.enforced for each in compiled_rules)
+        _refuse_unasked(admission, headers_too_large(str(error)), None, enforced=is_enforced)
+
+
+def _refuse_unasked(admission: Admission, refusal: Refusal, rule: str | None, *, enforced: bool) -> None:
+    """Refuse a request about which no bucket is asked; if that is not enforced, note only that it would be refused."""
+    decision = denied(rule)
+    admission.decide("refused" if enforced else "shadow_refused", "nobody")
+    if enforced:
+        admission.decision, admission.refusal, admission.fields = decision, refusal, []
     elif admission.decision is None:
         admission.decision = replace(decision, allowed=True, retry_after=0.0, shadow=True)
     elif admission.decision.allowed:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.http.request import Request
 from limitgate.http.server_trust import trusts_anybody
 from limitgate.messages.diagnostics import Diagnosis, Once
 
 MAX_HOPS = 32
-"""Elements of a forwarding header that are looked at, from the right."""
-MAX_LENGTH = 100
-"""Characters of an address with everything around it; anything longer is none."""
+"""Most elements of a forwarding header that may have to be looked at, from the right."""
 MOST_CHARACTERS = 2048
-"""Characters of ``Forwarded`` that are looked at, from the right: an element that begins further to the left is none."""
+"""Most characters of a forwarding header that may have to be looked at, from the right."""
+MAX_LENGTH = 100
+"""Characters of an address with everything around it but white space; anything longer is none."""
 REMEMBERED, SHORT = 4096, 64
 """Addresses whose canonical form is cached, and the characters of one: IPv6 with a port takes 53."""
 UNIX = "unix"
@@ -55,9 +55,9 @@ def canonical(text: str) -> IPv4Address | IPv6Address | None:
 
     The forms are those of RFC 7239 section 6, with or without a port, since some proxies append one.
     """
+    text = text.strip()
     if len(text) > MAX_LENGTH:
         return None
-    text = text.strip()
     if bracketed := _BRACKETED.match(text):
         text = bracketed[1]
     elif with_port := _V4_WITH_PORT.match(text):
@@ -98,9 +98,9 @@ _Address = tuple[str, int, int]
 
 def _read(text: str) -> _Address | None:
     """Read an address as `canonical` does, but faster."""
+    text = text.strip()
     if len(text) > MAX_LENGTH:
         return None
-    text = text.strip()
     try:
         # Takes the canonical spelling of IPv4 and no other. `ipaddress` takes ten times as long, and a cache not much less; so
         # nothing is remembered of such clients, and each costs the same however many they are.
@@ -180,7 +180,8 @@ class TrustedProxies:
     def client(self, request: Request) -> str | None:
         """Find the client's address: the first from the right, beginning with the peer, that is no trusted proxy.
 
-        An element that is no address stops the walk at the last good hop. If every hop is trusted, it is the leftmost.
+        An element that is no address stops the walk at the last good hop. If every hop is trusted, it is the leftmost. Raises
+        `HeadersTooLargeError` if the walk would go on beyond `MAX_HOPS` or `MOST_CHARACTERS`.
         """
         client = self._met.get(request.peer) if request.peer else None
         if client is None:
@@ -214,16 +215,17 @@ class TrustedProxies:
         if not (self._unix if request.peer is None else self._trusted(address)):
             return [Hop(peer, "the peer, no trusted proxy, so the client")]
         found = [Hop(peer, "the peer, a trusted proxy")]
-        for element in _elements(request, self._header):
-            address = _read(element)
-            if address is None:
-                return [
-                    *found,
-                    Hop(element.strip()[:MAX_LENGTH], f"no address in {self._header}, so the one before is the client"),
-                ]
-            if not self._trusted(address):
-                return [*found, Hop(address[0], f"named by {self._header}, no trusted proxy, so the client")]
-            found.append(Hop(address[0], f"named by {self._header}, a trusted proxy"))
+        try:
+            for element in _elements(request, self._header):
+                address = _read(element)
+                if address is None:
+                    why = f"no address in {self._header}, so the one before is the client"
+                    return [*found, Hop(element.strip()[:MAX_LENGTH], why)]
+                if not self._trusted(address):
+                    return [*found, Hop(address[0], f"named by {self._header}, no trusted proxy, so the client")]
+                found.append(Hop(address[0], f"named by {self._header}, a trusted proxy"))
+        except HeadersTooLargeError as error:
+            return [*found, Hop(None, str(error))]
         return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so the client")]
 
     def _look_at(self, request: Request, peer: str | None) -> None:
@@ -234,7 +236,9 @@ class TrustedProxies:
         self._leave_looks(self._looks - 1)
         for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
             if header in request.headers and request.headers.end(header, 1):
-                forwarded = [canonical(element) for element in _elements(request, header)]
+                forwarded: list[IPv4Address | IPv6Address | None] = []
+                with suppress(HeadersTooLargeError):  # the header is not believed, so it is of no matter
+                    forwarded.extend(map(canonical, _elements(request, header)))
                 if peer is None or canonical(peer) not in forwarded:
                     self._leave_looks(0)
                     self._unbelieved.log(header)
@@ -297,11 +301,13 @@ class _Ranges:
 
 
 def _elements(request: Request, header: str) -> Iterable[str]:
-    """The elements of a request's forwarding header, from the right."""
+    """The elements of a request's forwarding header, from the right; of ``Forwarded`` their nodes, empty for none."""
+    value = request.opened_headers().end(header, MOST_CHARACTERS + 1)
     if header == "forwarded":
-        return _forwarded(request.headers.relayed_end(header, MOST_CHARACTERS + 1))
-    value = request.opened_headers().relayed_end(header, MAX_HOPS * (MAX_LENGTH + 1))
-    return _split_from_the_right(value) if "," in value else (value,)  # almost all have one
+        return map(_node, _from_the_right(value, _last_comma))
+    if "," in value or len(value) > MAX_LENGTH:
+        return _from_the_right(value, lambda rest: rest.rfind(","))
+    return (value,)  # almost all have one
 
 
 def _network(entry: str) -> IPv4Network | IPv6Network:
@@ -321,28 +327,25 @@ def _like(entry: str) -> str:
         return "for example '10.0.0.0/8' or '::1'"
 
 
-def _split_from_the_right(value: str) -> Iterator[str]:
-    """The elements of an X-Forwarded-For style header, from the right."""
-    for _ in range(MAX_HOPS):
-        value, comma, element = value.rpartition(",")
-        yield element
-        if not comma:
-            return
-
-
-def _forwarded(value: str) -> Iterator[str]:
-    """The nodes of a Forwarded header (RFC 7239 section 4) from the right; an empty one where an element names none.
+def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[str]:
+    """The elements of the end of a forwarding header, from the right.
 
     Reading from the right keeps what the nearest proxy wrote apart from whatever a client put to the left of it,
-    unbalanced quotes included.
+    unbalanced quotes included. An element that begins further to the left than is looked at is not passed over: a proxy may
+    have written text of the client's into it, such as a long Host.
     """
     is_cut = len(value) > MOST_CHARACTERS
     for _ in range(MAX_HOPS):
-        comma = _last_comma(value)
-        yield "" if is_cut and comma < 0 else _node(value[comma + 1 :])
+        comma = last_comma(value)
+        if comma < 0 and is_cut:
+            break
+        yield value[comma + 1 :]
         if comma < 0:
             return
         value = value[:comma]
+    raise HeadersTooLargeError(
+        f"The client is not named in the last {MAX_HOPS} elements and {MOST_CHARACTERS:,} characters of the forwarding header."
+    )
 
 
 def _node(element: str) -> str:
@@ -360,12 +363,13 @@ def _node(element: str) -> str:
 
 def _last_comma(value: str) -> int:
     """Index of the last comma outside of quotes, -1 if there is none."""
-    end, quotes = len(value), 0
-    while (comma := value.rfind(",", 0, end)) >= 0:
+    end, quotes, comma = len(value), 0, value.rfind(",")
+    while comma >= 0:
         quotes += _quotes(value, comma, end)
         if quotes % 2 == 0:
             return comma
-        end = comma
+        end = comma  # and it is inside of quotes, as are all others before the next one
+        comma = value.rfind(",", 0, max(0, value.rfind('"', 0, comma)))
     return -1
 
 

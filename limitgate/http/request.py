@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
+from itertools import compress
 from operator import itemgetter
 from typing import Any, NoReturn, Self, overload
 from urllib.parse import unquote
 
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.http.paths import first_interpretation
 from limitgate.limits.decision import Settlement
 from limitgate.messages.suggestions import lacking
@@ -22,15 +23,15 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNE
 
 
 MOST_LINES = 1000
-"""Most header lines of a request whose headers are read; one with more counts as having none, as servers refuse it."""
-MOST_RELAYED = 8192
-"""Header lines among which a proxy's own is looked for: 32 KB of the shortest ones, the most that nginx passes on."""
+"""Most header lines of a request whose headers are read; common servers and proxies take 100, or 32 KB."""
 LONGEST_VALUE = 16_384
-"""Most characters of a header in a key or a caller's description; a longer one counts as absent, as servers refuse it."""
+"""Most characters of a header that a key or a caller goes by; hardly any server takes a longer one."""
+LONGEST_NAME = 256
+"""Most characters of a name that is looked for, as rules name headers."""
 LONGEST_QUERY = 65_536
 """Most characters of a query of very many fields that is still searched to its end; hardly any server takes more."""
 MOST_FIELDS, MOST_ESCAPES = 2048, 1000
-"""Most fields of a query that are read, and most escapes that are decoded in a value with a malformed one."""
+"""Most fields of a query that are read, and most escapes of a value with a malformed one."""
 _NEEDS_ESCAPES = re.compile(r"[^A-Za-z0-9_.~-]|\A\Z")
 _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
 """Headers whose WSGI variables have no prefix."""
@@ -80,30 +81,26 @@ class Headers(Mapping[str, str]):
         return not names.text.isdisjoint(self._read())
 
     def identity(self, name: str) -> str:
-        """A header without white space around it; empty if it is absent or longer than `LONGEST_VALUE`."""
+        """A header without white space around it, empty if it is absent.
+
+        Raises `HeadersTooLargeError` if it is longer than `LONGEST_VALUE`.
+        """
         lines = self._raw_lines_of(name)
-        if not lines or sum(map(len, lines)) > LONGEST_VALUE:
+        if not lines:
             return ""
+        if sum(map(len, lines)) > LONGEST_VALUE:
+            raise value_too_long()
         return ", ".join(map(self._decoded, lines)).strip()
+
+    def start(self, name: str, most: int) -> str:
+        """The first ``most`` characters of a header's first line, empty if it is absent."""
+        lines = self._raw_lines_of(name)
+        return self._decoded(lines[0][:most]) if lines else ""
 
     def end(self, name: str, most: int) -> str:
         """The last ``most`` characters of a header, empty if it is absent."""
         lines = self._raw_lines_of(name)
-        if len(lines) == 1:
-            return self._decoded(lines[0][-most:])
-        return self._end(reversed(lines), most) if lines else ""
-
-    def relayed_end(self, name: str, most: int) -> str:
-        """`end` of a header that a proxy has written: its lines are looked for among `MOST_RELAYED`."""
-        return self.end(name, most)
-
-    def _end(self, lines_from_the_right: Iterable[Any], most: int) -> str:
-        taken: list[str] = []
-        for line in lines_from_the_right:
-            taken.append(self._decoded(line[-most:]))
-            if sum(map(len, taken)) >= most:
-                break
-        return ", ".join(reversed(taken))[-most:]
+        return self._decoded(lines[-1][-most:]) if lines else ""
 
     def _lines_of(self, name: str) -> list[str]:
         return [self._decoded(line) for line in self._raw_lines_of(name)]
@@ -125,8 +122,8 @@ class Headers(Mapping[str, str]):
         raise NotImplementedError
 
 
-_NAME = itemgetter(0)
-"""The name of a header line."""
+_NAME, _VALUE = itemgetter(0), itemgetter(1)
+"""Name and value of a header line."""
 
 
 class ASGIHeaders(Headers):
@@ -134,9 +131,9 @@ class ASGIHeaders(Headers):
 
     __slots__ = ("_lines", "_names")
 
-    def __init__(self, lines: Iterable[Sequence[bytes]]) -> None:
+    def __init__(self, lines: Sequence[Sequence[bytes]]) -> None:
         self._every = None
-        self._lines = lines if isinstance(lines, (list, tuple)) else list(lines)
+        self._lines = lines
         self._names: list[bytes] | None = None
 
     def _raw_lines_of(self, name: str) -> Sequence[bytes]:
@@ -148,7 +145,7 @@ class ASGIHeaders(Headers):
             return (self._lines[names.index(sought)][1],)
         if not found:
             return ()
-        return [line[1] for line, each in zip(self._lines, names) if each == sought]
+        return [*compress(map(_VALUE, self._lines), map(sought.__eq__, names))]
 
     def have_any(self, names: HeaderNames) -> bool:
         """True if there is a header of one of these names."""
@@ -156,41 +153,53 @@ class ASGIHeaders(Headers):
             self._names = self._read_names()
         return not names.raw.isdisjoint(self._names)
 
-    def relayed_end(self, name: str, most: int) -> str:
-        """`end` of a header that a proxy has written."""
+    def end(self, name: str, most: int) -> str:
+        """The last ``most`` characters of a header, empty if it is absent."""
         names, sought = self._names, name.encode("latin-1", "replace")
         if names is None:
             self._names = names = self._read_names()
         if names.count(sought) == 1:  # almost all requests
             return self._lines[names.index(sought)][1][-most:].decode("latin-1")
-        if len(self._lines) > MOST_LINES:
-            return self._end(self._from_the_right(sought), most)
-        return self.end(name, most)
-
-    def _from_the_right(self, name: bytes) -> Iterator[bytes]:
-        """The values of a name among many lines, beginning with the last one."""
-        names = [*map(_NAME, reversed(self._lines))] if len(self._lines) <= MOST_RELAYED else []
-        at = -1
-        for _ in range(names.count(name)):
-            at = names.index(name, at + 1)
-            yield self._lines[-1 - at][1]
+        ends: list[bytes] = []
+        left = most
+        for line in reversed(self._raw_lines_of(name)):
+            ends.append(line[-most:])
+            left -= len(line) + 2
+            if left <= -2:
+                break
+        return b", ".join(reversed(ends))[-most:].decode("latin-1")
 
     def _decoded(self, line: bytes) -> str:
         return line.decode("latin-1")
 
     def _all(self) -> dict[str, str]:
+        if len(self._lines) > MOST_LINES:
+            raise too_many_lines()
         lines: dict[str, list[str]] = {}
-        for name, value in self._lines if len(self._lines) <= MOST_LINES else ():
+        for name, value in self._lines:
             lines.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         return {name: ", ".join(values) for name, values in lines.items()}
 
     def _read_names(self) -> list[bytes]:
-        """The names of the lines, in lower case, which not every server gives them in; none if there are too many."""
+        """The names of the lines, in lower case, which not every server gives them in."""
         if len(self._lines) > MOST_LINES:
-            return []
+            raise too_many_lines()
         names = [*map(_NAME, self._lines)]
         joined = b"".join(names)
+        if len(joined) > LONGEST_VALUE:  # lower() would take too long
+            names = [name if len(name) <= LONGEST_NAME else b"" for name in names]
+            joined = b"".join(names)
         return names if joined == joined.lower() else [name.lower() for name in names]
+
+
+def too_many_lines() -> HeadersTooLargeError:
+    """The error for a request of more than `MOST_LINES`."""
+    return HeadersTooLargeError(f"The request has more than {MOST_LINES:,} header fields.")
+
+
+def value_too_long() -> HeadersTooLargeError:
+    """The error for a header of more than `LONGEST_VALUE` that a key or a caller goes by."""
+    return HeadersTooLargeError(f"A header field that limits go by has more than {LONGEST_VALUE:,} characters.")
 
 
 class TextHeaders(Headers):
@@ -220,7 +229,7 @@ class WSGIHeaders(TextHeaders):
 
     def have_any(self, names: HeaderNames) -> bool:
         """True if there is a header of one of these names, or an empty one."""
-        return not names.variables.isdisjoint(self._environ)
+        return not self._environ.keys().isdisjoint(names.variables)
 
     def _raw_lines_of(self, name: str) -> Sequence[str]:
         if "_" in name:
@@ -268,7 +277,8 @@ class Query(str):
     def get(self, name: str, default: str | None = None) -> str | None:
         """First value of the parameter ``name``, ``default`` if there is none.
 
-        Raises `ValueError` if it is not among the first `MOST_FIELDS` fields, and escapes may hide it among the others.
+        Raises `ValueError` if it is not among the first `MOST_FIELDS` fields, and escapes may hide it among the others; and if
+        its value has more than `MOST_ESCAPES` escapes, some of them malformed.
         """
         if name not in self._known:
             self._known[name] = self._first(name)
@@ -322,13 +332,15 @@ def _escaped(character: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Decode a query's value like `urllib.parse.parse_qs`; one with many escapes, some malformed, is left as it is."""
+    """Decode a query's value like `urllib.parse.parse_qs`. Raises `ValueError` for many escapes, some of them malformed."""
     text = text.replace("+", " ")
     if "%" in text and text.isascii():
         with suppress(UnicodeDecodeError):  # in C, which fails where an escape is malformed
             decoded = text.encode().replace(b"\\", b"\\x5c").replace(b"%", b"\\x").decode("unicode_escape")
             return decoded.encode("latin-1").decode("utf-8", "replace")
-    return unquote(text) if text.count("%") <= MOST_ESCAPES else text
+    if text.count("%") > MOST_ESCAPES:
+        raise ValueError(f"a value in the query has more than {MOST_ESCAPES} escapes, some malformed, expected fewer")
+    return unquote(text)
 
 
 def _raw(name: str) -> bytes:
@@ -402,7 +414,7 @@ class Request:
     environ: Environ | None = None
     """The WSGI environ, None under ASGI."""
     comes_straight: bool = False
-    """True if it is an HTTP request that no gate around this one has decided about."""
+    """True if it is an HTTP request that no gate around this one has decided about, and has not too many header lines."""
     awaits: bool = False
     """True if it is handled on an event loop."""
     caller: Any = None
@@ -468,6 +480,16 @@ class Request:
         return self.method if self.method in _METHODS else "other"
 
     @property
+    def has_too_many_lines(self) -> bool:
+        """True for more than `MOST_LINES` header lines. Under WSGI they are joined, and their number costs nothing."""
+        return self.scope is not None and len(self.scope.get("headers", ())) > MOST_LINES
+
+    def check_lines(self) -> None:
+        """Raise `HeadersTooLargeError` for too many header lines."""
+        if self.has_too_many_lines:
+            raise too_many_lines()
+
+    @property
     def is_preflight(self) -> bool:
         """True if a browser asks for permission to send the real request (Fetch standard, CORS-preflight request)."""
         if self.method != "OPTIONS":
@@ -524,7 +546,11 @@ class ASGIRequest(Request):
         self.sent = scope["path"]
         self.root = scope.get("root_path", "")
         self.peer = (client[0] or None) if client else None
-        self.comes_straight = "limitgate" not in scope and scope.get("type") == "http"
+        try:
+            self.comes_straight = scope["type"] == "http" and len(scope["headers"]) <= MOST_LINES and "limitgate" not in scope
+        except (KeyError, TypeError):  # there is no type, or no list: any iterable will do (ASGI, HTTP connection scope)
+            scope["headers"] = [*scope.get("headers", ())]
+            self.comes_straight = not self.has_too_many_lines and "limitgate" not in scope and scope.get("type") == "http"
 
     @cached_property
     def query(self) -> Query:

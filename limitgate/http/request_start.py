@@ -22,7 +22,7 @@ def waited_s(request: Request, now: float) -> float | None:
     ``t=1700000000.123`` (nginx: ``t=${msec}``), or without ``t=``, in seconds, ms (Heroku), µs (Apache: ``t=%t``) or ns. Of
     several times the last is the nearest proxy's. One that is yet to come, or older than a minute, is no time of this request.
     """
-    match = _TIME.fullmatch(request.headers.relayed_end(HEADER, _LONGEST).rpartition(",")[2])
+    match = _TIME.fullmatch(request.headers.end(HEADER, _LONGEST).rpartition(",")[2])
     if match is None:
         return None
     number = float(match[1])

@@ -18,11 +18,11 @@ _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 _TRY_AGAIN_LATER = 1013
 """Close code of a server that is overloaded."""
 _POLICY_VIOLATION = 1008
-"""Close code for somebody who may not connect."""
+"""Close code for a request that would be refused at any time."""
 
 
 class Refusal(NamedTuple):
-    """A response made by the gate: 429, 403 or 503."""
+    """A response made by the gate: 429, 403, 431 or 503."""
 
     status: int
     fields: Fields
@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
     detail: str
     """What a person reads in the body."""
     id: str | None = None
-    """See `limitgate.limits.refusal_id`; None where no bucket refused, but a rule that denies or adapts, or an outage."""
+    """See `limitgate.limits.refusal_id`; None where no bucket refused: a rule denies or adapts, the store fails."""
 
     @property
     def waiting(self) -> Fields:
@@ -47,7 +47,7 @@ class Refusal(NamedTuple):
     @property
     def close_code(self) -> int:
         """The code that a WebSocket is closed with (IANA WebSocket Close Code Number Registry)."""
-        return _POLICY_VIOLATION if self.status == 403 else _TRY_AGAIN_LATER
+        return _POLICY_VIOLATION if self.status in {403, 431} else _TRY_AGAIN_LATER
 
 
 def refusal(decision: Decision, now: int) -> Refusal:
@@ -89,6 +89,12 @@ def _refusal(rules: tuple[str | None, ...], wait: int | None) -> tuple[Refusal, 
 def forbidden() -> Refusal:
     """The 403 of a rule that denies, a problem without a type of its own (RFC 9457 section 4.2.1)."""
     return _problem(403, "Forbidden", "This request is not permitted.", [], type="about:blank")
+
+
+@cache
+def headers_too_large(detail: str) -> Refusal:
+    """The 431 (RFC 6585 section 5) for header fields that are not read: those of `limitgate.errors.HeadersTooLargeError`."""
+    return _problem(431, "Request Header Fields Too Large", detail, [], type="about:blank")
 
 
 @cache

@@ -554,6 +554,6 @@ def undecided(*, allowed: bool) -> Decision:
     return Decision(allowed, 0, 0, 0.0, 0.0, 0, None, degraded=True)
 
 
-def denied(rule: str) -> Decision:
-    """Make the decision of a rule that denies: no bucket was looked at, and waiting does not help."""
+def denied(rule: str | None) -> Decision:
+    """Make the decision of a rule that denies, None for no rule: no bucket was looked at, and waiting does not help."""
     return Decision(False, 0, 0, math.inf, 0.0, 0, rule)

@@ -168,8 +168,8 @@ def head_of(attack: Attack, server: Server) -> list[tuple[bytes, bytes]]:
     """The header lines of an attack, as many and as long as the server takes."""
     name = KINDS[attack.kind].encode()
     if attack.kind == "many lines":
-        line = (attack.piece[:8].lower() or b"a", attack.before[:8])
-        count = min(server.lines - 4, attack.size, server.head // (len(line[0]) + len(line[1]) + 3))
+        line = (attack.piece.lower() or b"a", attack.before)
+        count = min(server.lines - 4, attack.size, server.head // (len(line[0]) + len(line[1]) + 4))
         return [line] * count + [(b"x-forwarded-for", attack.after[:40])]
     if attack.kind in ("path", "query", "method"):
         return [(b"host", b"example")]
@@ -250,26 +250,32 @@ TOKENS = {
     "path": b"/ // /. /.. /; /a; ; %00 %c2%80 %ff a /a /api /items . http://h/ x : /v1 %20 %e2%82%ac /login ? %2f %0a".split(),
     "query": b"& = a %61 + % full %66ull f fu admin %zz %c3%a9 ; ad%6".split(),
     "method": [b"a", b"X", b"get", b"-"],
-    "lines": b"a x x-id host x-a b \xff 10.0.0.1".split(),
+    "lines": b'a x x-id host x-a b \xff 10.0.0.1 1 , for=1 for= " x-forwarded-for forwarded x-api-key X-Caller-1'.split(),
 }
-SIZES = [200, 490, 510, 990, 1_000, 2_000, 4_000, 8_000, 8_180, 16_000, 16_380, 32_000, 65_000, 1 << 30]
+SIZES = [200, 490, 510, 999, 1_000, 2_000, 3_276, 8_000, 8_180, 16_000, 16_380, 32_000, 65_000, 1 << 30]
 VALUES = [b",", b" ", b'"', b"\\", b";", b"=", b"for=", b"for=10.0.0.1,", b'for="10.0.0.1";by="', b"10.0.0.1", b", 10.2.0.1"]
 VALUES += [b"a", b"\xff", b"\xe9", b":", b"[", b"]", b".", b"1", b"::", b"\t", b"fd00::1", b"%", b"'", b"K"]
 PIECES = {
     "path": [b"/a;", b"/", b"/a", b"/..", b"/a/..", b"%00a", b"%c2%80a", b"a", b"/%c2%80."],
     "query": [b"&", b"a&", b"%61", b"ful&", b"a=1&", b"%66u&", b"%zz&", b"+"],
     "method": [b"a", b"X"],
-    "many lines": [b"a", b"x-id", b"host"],
+    "many lines": [b"a", b"x-id", b"host", b"x-forwarded-for", b"forwarded", b"x-api-key"],
 }
 """What is repeated to begin with."""
 OF_VALUES = [b"a", b"\xff", b",", b'"', b'\\"', b',"', b"10.0.0.1,", b"for=10.0.0.1,", b" ", b"a "]
-AROUND = {"path": [(b"/", b""), (b"http://h/", b""), (b"", b"/login"), (b"/v1/", b"/..")]}
+AROUND = {
+    "path": [(b"/", b""), (b"http://h/", b""), (b"", b"/login"), (b"/v1/", b"/..")],
+    "many lines": [(b"", b""), (b"1", b""), (b"10.0.0.1", b"")],
+}
+LINES = (999, 3_276, 1 << 30)
+"""How many lines there are to begin with, of an attack by many: as many as are read, and more."""
 
 
 def starts(kind: str) -> list[Attack]:
     """What the search begins with."""
-    around = AROUND.get(kind, [(b"", b"")])
-    return [Attack(kind, before, piece, after) for before, after in around for piece in PIECES.get(kind, OF_VALUES)]
+    around, sizes = AROUND.get(kind, [(b"", b"")]), LINES if kind == "many lines" else (1 << 30,)
+    pieces = PIECES.get(kind, OF_VALUES)
+    return [Attack(kind, before, piece, after, size) for before, after in around for piece in pieces for size in sizes]
 
 
 def mutated(attack: Attack, chosen: random.Random) -> Attack:

@@ -286,6 +286,22 @@ class Planner:
             return prepared, keys_of_client(prepared.keys, client, identities.ipv6_prefix)
         return prepared, prepared.keys_of(Subject(request, caller, tier, identities))
 
+    def may_apply(self, request: Request) -> Sequence[CompiledRule]:
+        """The rules that may apply to a request whose headers are unknown: those of every tier, whatever their conditions."""
+        found: dict[CompiledRule, None] = {}
+        for tier in self._tiers:
+            match = self._match(tier, request.method, request.sent, request.root)
+            marks: tuple[Mark, ...] = ()
+            if match is not EXEMPT and (match.asks_route or self._routes.decorated()):
+                _, marks = self._template(tier, request)
+            if "exempt" not in marks:
+                found |= dict.fromkeys(match.compiled_rules + self._compiled_marks(marks, request))
+        return tuple(found)
+
+    def compiled(self, extra_rules: Sequence[ExtraRule]) -> Sequence[CompiledRule]:
+        """Rules that an application asks for, compiled."""
+        return [self._compiled(rule) for rule, _ in extra_rules]
+
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
         return self._identities.address(request)
