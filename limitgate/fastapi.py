@@ -58,8 +58,9 @@ class RateLimit:
     """A limit as a dependency: ``Depends(RateLimit("10/minute", key=[current_user]))``.
 
     Takes what `limitgate.limit` takes, but ``per``. A part of the ``key`` may be a dependency, too: what it gives tells the
-    buckets apart, text, a number, a UUID or an object with an ``id``; None counts as absent. All dependencies of a request and
-    the rules of `LimitGate` are charged together or not at all: one that refuses gives back what others have taken before it.
+    buckets apart, text, a number, a UUID, or an object, mapping or tuple with an id; None counts as absent. All dependencies
+    of a request and the rules of `LimitGate` are charged together or not at all: one that refuses gives back what others have
+    taken before it.
 
     The limit belongs to the place where it is made: given to a router, all routes of that share it, unless the key has the part
     ``path``. Without a ``name`` it is called by its limits and a digest of its module.

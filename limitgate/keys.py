@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from limitgate.gate.planning.identity import Subject
+from limitgate.gate.planning.user_ids import NoIdError, user_id
 from limitgate.http.client_ip import grouped
 from limitgate.http.request import LONGEST_VALUE, value_too_long
 from limitgate.rules.key_parts import check_part
@@ -177,23 +178,21 @@ def overflow(source: str | None) -> str:
 def value_of(value: object, name: str) -> Value:
     """Part ``name`` of a key, as the application gave it. Raises `TypeError` as `text_of` does.
 
-    Text, a number or a UUID may be no more than what the client has sent. An object is somebody that the application knows.
+    Text, a number, a UUID or a tuple may be no more than what the client has sent. An object is somebody that the application
+    knows.
     """
-    return Value(name, text_of(value, name), isinstance(value, str | int | UUID))
+    return Value(name, text_of(value, name), isinstance(value, str | int | UUID | tuple))
 
 
 def text_of(value: object, name: str) -> str | None:
-    """Text of a value that the application gave as part ``name`` of a key; None if it is absent or an anonymous user.
+    """Text of a value that the application gave as part ``name`` of a key; None if it is absent, see `user_id`.
 
-    Raises `TypeError` for an object without an identity.
+    Raises `TypeError` for a value without an id.
     """
-    if isinstance(value, int | UUID):
-        return str(value)
-    identity = _identity_of(value)
-    if identity is None and value is not None and getattr(value, "is_authenticated", True):
-        expected = "text, a number, a UUID, or an object with identity, id, pk or username"
-        raise TypeError(f"key part {name} gave a {type(value).__name__}, expected {expected}")
-    return identity
+    try:
+        return user_id(value)
+    except NoIdError as error:
+        raise TypeError(f"key part {name} gave {error}") from None
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
@@ -270,23 +269,13 @@ def _host(subject: Subject) -> str:
 
 
 def _user(subject: Subject) -> str | None:
-    """Identity that tells the application's users apart; None for an anonymous one."""
-    return _identity_of(subject.user)
-
-
-def _identity_of(user: Any) -> str | None:
-    if isinstance(user, str):
-        return user
-    if user is None or not getattr(user, "is_authenticated", True):
+    """The id of the application's user; None if there is none, or an anonymous one, or if the user has no id."""
+    user = subject.user
+    try:
+        return user_id(user)
+    except NoIdError:
+        subject.report_no_id(user)
         return None
-    for name in ("identity", "id", "pk", "username", "display_name"):
-        try:
-            value = getattr(user, name, None)
-        except NotImplementedError:
-            continue
-        if value is not None and value != "":
-            return str(value)
-    return None
 
 
 _READERS: dict[str, Callable[[Subject], str | None]] = {

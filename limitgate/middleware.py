@@ -138,7 +138,7 @@ class LimitGate(Around):
                     await self.app(exchange.scope, exchange.receive_in_flight, exchange.send_in_flight)
         except Exception as error:
             exchange.admission.failed()
-            if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
+            if not (await exchange.refuse_late(has_asked_handlers=True) and isinstance(error, RateLimited)):
                 raise
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
             exchange.admission.abandon()

@@ -174,7 +174,7 @@ class MultiProcessCollector(multiprocess.MultiProcessCollector):
     def collect(self) -> Iterable[Metric]:
         """Collect the metrics of all workers."""
         paths = [*Path(self._path).glob("*.db")]
-        others = [str(path) for path in paths if not can_join(path)]
+        others = [str(path) for path in paths if not can_join(path) and path.is_file() and os.access(path, os.R_OK)]
         with self._lock:
             families = self._files.read([path for path in paths if can_join(path)])
             if families is not self._families:

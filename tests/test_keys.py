@@ -10,7 +10,7 @@ from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
 
 from limitgate import Caller, Rule
 from limitgate.errors import ConfigError, HeadersTooLargeError
-from limitgate.gate.planning.identity import Subject
+from limitgate.gate.planning.identity import Subject, Users
 from limitgate.http.request import LONGEST_VALUE, ASGIRequest, WSGIRequest
 from limitgate.keys import Key
 from limitgate.rules.key_parts import PARTS
@@ -23,6 +23,7 @@ class Known:
 
     def __init__(self, api_key: str | None = None, ipv6_prefix: int = 64) -> None:
         self._api_key = api_key
+        self.users = Users()
         self.ipv6_prefix = ipv6_prefix
 
     def api_key(self, _: Subject) -> str | None:

@@ -24,7 +24,8 @@ class Finding(NamedTuple):
     @property
     def text(self) -> str:
         """One line, as compilers and editors have it: ``file:line: field: message``."""
-        place = f"{self.file}:{self.line}" if self.line else self.file
+        file = None if self.file is None else shown_path(self.file)
+        place = f"{file}:{self.line}" if self.line else file
         parts = [place, "warning" if self.level == "warning" else None, self.field, self.message]
         return ": ".join(part for part in parts if part)
 
@@ -37,6 +38,11 @@ class Finding(NamedTuple):
         properties = {"file": self.file, "line": self.line, "title": "limitgate check"}
         given = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items() if value is not None)
         return f"::{self.level} {given}::{_escaped(f'{self.field}: {self.message}' if self.field else self.message)}"
+
+
+def shown_path(path: str) -> str:
+    """A path as a line may begin with it: what begins with ``::`` would be a workflow command of GitHub."""
+    return f"./{path}" if path.lstrip().startswith("::") else path
 
 
 def found(error: ConfigError) -> list[Finding]:

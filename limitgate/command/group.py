@@ -13,6 +13,7 @@ from limitgate.command.exits import FOUND, INTERRUPTED, NO_READER, NO_STORE
 from limitgate.command.output import say
 from limitgate.command.service_log import told_at_the_end
 from limitgate.errors import ConfigError, StoreError
+from limitgate.messages.masking import printable
 from limitgate.messages.suggestions import meant
 
 VERBS = {
@@ -64,6 +65,9 @@ class _Verbs(click.Group):
         except StoreError as error:
             say(f"limitgate: {error}", err=True)
             ctx.exit(NO_STORE)
+        except click.ClickException as error:  # printed by click as it is
+            vars(error)["message"] = printable(error.message)
+            raise
         except KeyboardInterrupt:
             say(err=True)  # a terminal shows ^C without an end of its line
             ctx.exit(INTERRUPTED)

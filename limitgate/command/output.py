@@ -22,9 +22,13 @@ def write(text: str, *, err: bool = False) -> None:
         raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
 
 
-def say(text: str = "", *, err: bool = False) -> None:
-    """Print lines. What clients have sent may stand in them, so nothing in them is an order to a terminal."""
-    write("\n".join(map(printable, text.split("\n"))), err=err)
+def say(*lines: str, err: bool = False) -> None:
+    """Print lines; an empty one if there are none.
+
+    Names from files and clients may stand in them, so nothing in them is an order to a terminal, and no name begins a line,
+    which may be an order to CI.
+    """
+    write("\n".join(map(printable, lines)), err=err)
 
 
 def print_json(value: Any) -> None:

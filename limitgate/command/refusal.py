@@ -115,7 +115,7 @@ def show(resolved: Resolved) -> None:
     for place, (rule, tiers, key, decision, ban) in enumerate(resolved.found):
         limits = listed([*map(str, rule.every_limit)]) or "limits from a callable"
         by = "or by" if place else "by"
-        say(f"\n{by} rule {rule.name} of tier {listed(tiers, ' and ')}: {limits}, counted by {', '.join(rule.counted_by)}")
+        say("", f"{by} rule {rule.name} of tier {listed(tiers, ' and ')}: {limits}, counted by {', '.join(rule.counted_by)}")
         say(key)
         if decision is not None:
             print_decision(decision)
@@ -123,7 +123,8 @@ def show(resolved: Resolved) -> None:
             why = f": {printable(ban.reason)}" if ban.reason else ""
             say(f"banned by {ban.by} for {seconds(ban.retry_after(time.time()))} more{why}")
     if not resolved.found:
-        say(f"\nno rule of these refused: a decorator or dependency did, or other rules; its key ends in {resolved.id.digest}")
+        ending = resolved.id.digest
+        say("", f"no rule of these refused: a decorator or dependency did, or other rules; its key ends in {ending}")
 
 
 def _ago(elapsed: float) -> str:

@@ -27,7 +27,8 @@ with extra("rest", "rest_framework"):
 from limitgate.django.request import DjangoRequest
 from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, Exchange
-from limitgate.keys import value_of
+from limitgate.gate.planning.user_ids import NoIdError, user_id
+from limitgate.keys import text_of, value_of
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
 from limitgate.messages.suggestions import expected_of
@@ -210,8 +211,7 @@ class SimpleRateThrottle(Throttle):
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
         """Text that stands for whoever a request counts for; None for a request that is not throttled."""
-        user = request.user
-        ident = user.pk if user and user.is_authenticated else self.get_ident(request)
+        ident = text_of(request.user, _USER) or self.get_ident(request)
         return self.cache_format % {"scope": self.scope, "ident": ident}
 
     def allow_request(self, request: Any, view: Any) -> bool:
@@ -242,7 +242,10 @@ class AnonRateThrottle(SimpleRateThrottle):
         return super().get_cache_key(request, view) if self._throttles(request) else None
 
     def _throttles(self, request: Any) -> bool:
-        return not (request.user and request.user.is_authenticated)
+        try:
+            return user_id(request.user) is None
+        except NoIdError:
+            return False
 
 
 class UserRateThrottle(SimpleRateThrottle):

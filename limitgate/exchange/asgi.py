@@ -198,7 +198,7 @@ class ASGIExchange(Exchange):
     async def _begin_refused(self, message: Message, refusal: Refusal) -> None:
         """Have a refusal answered, by what begins a response if that is the answer to it, else in its place."""
         if not self._is_answered_by(message, refusal):
-            await self.refuse_late()
+            await self.refuse_late(has_asked_handlers=True)
             return
         self.admission.begun(refusal.status)
         await self._send(self._completed(message, refusal.waiting))
@@ -261,13 +261,16 @@ class ASGIExchange(Exchange):
         """True if a response or handshake has begun."""
         return self.admission.has_begun
 
-    async def refuse_late(self) -> bool:
-        """Answer in the application's place if a limit that it asked for refuses, and nothing else was answered."""
+    async def refuse_late(self, *, has_asked_handlers: bool = False) -> bool:
+        """Answer in the application's place if a limit that it asked for refuses, and nothing else was answered.
+
+        ``has_asked_handlers`` says that the framework has run the handler of the refusal, if there is one: it is not run twice.
+        """
         refusal = self.admission.refusal
         if refusal is None or self.admission.has_begun:
             return False
         if not (self._is_closed or self.admission.client_left):
-            await self.refuse(refusal)
+            await self.refuse(refusal, asks_handlers=not has_asked_handlers)
         return True
 
     async def turn_away(self, refusal: Refusal) -> None:
@@ -280,7 +283,7 @@ class ASGIExchange(Exchange):
             self._shown = len(self.scope)  # nobody has written anything into it
         self._detach()
 
-    async def refuse(self, refusal: Refusal) -> None:
+    async def refuse(self, refusal: Refusal, *, asks_handlers: bool = True) -> None:
         """Answer in the application's place."""
         self._is_closed = True
         self.show_outcome()
@@ -291,7 +294,7 @@ class ASGIExchange(Exchange):
             if kind not in (self.scope.get("extensions") or {}):
                 await self._close(refusal)
                 return
-        elif (answer := self._answer(refusal)) is not None:
+        elif (asks_handlers or not self._denials.are_handlers) and (answer := self._answer(refusal)) is not None:
             await self._have_answered(answer, refusal)
             return
         await self._send_refusal(refusal, kind)
@@ -312,8 +315,11 @@ class ASGIExchange(Exchange):
         await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
 
     def _is_answered_by(self, start: Message, refusal: Refusal) -> bool:
-        """True if a handler of the application has answered what a dependency has raised, by this message."""
-        is_denial = start["type"] == "http.response.start" and start.get("status") == refusal.status
+        """True if a handler of the application has answered what a dependency has raised, by this message.
+
+        It may choose any status but 500, which is that of a handler that failed.
+        """
+        is_denial = start["type"] == "http.response.start" and start.get("status") != 500
         return is_denial and self._denials.are_handlers and self._answer(refusal) is not None
 
     def _answer(self, refusal: Refusal) -> ASGIApp | None:

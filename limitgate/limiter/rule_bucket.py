@@ -16,7 +16,7 @@ from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.described import DescribedRequest
-from limitgate.keys import Value, part_of, value_of
+from limitgate.keys import Value, part_of, text_of, value_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.observing.audit import audited
@@ -42,7 +42,7 @@ class BucketParts(TypedDict, total=False):
     caller: str | Caller | None
     """The caller, or its id."""
     user: object
-    """The user, as the authentication layer names it: text, or an object with an id."""
+    """The user as the authentication layer gives it, or its id."""
     headers: Mapping[str, str]
     """Headers by name."""
     method: str | None
@@ -303,6 +303,7 @@ def _request(parts: BucketParts) -> DescribedRequest:
     named = {**parts.get("headers", {}), "host": parts.get("host"), _API_KEY: parts.get("api_key")}
     headers = {name.lower(): value for name, value in named.items() if value is not None}
     method = (parts.get("method") or "GET").upper()
+    text_of(parts.get("user"), "user")  # an error here, as no request waits for an answer
     return DescribedRequest.of_client(_address(parts.get("ip")), method, headers, parts.get("user"))
 
 

@@ -11,6 +11,7 @@ from limitgate.algorithms import ALGORITHMS, STORED_AS, ban, gcra
 from limitgate.algorithms.base import Algorithm, Load
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
+from limitgate.limits.remembered import Remembered
 
 MAX_WINDOWS = 64
 """Limits in one bucket: every request looks at all of them, in Redis too."""
@@ -123,13 +124,23 @@ def bucket_of(*limits: Limit | str) -> Bucket:
     return Bucket(tuple(as_limit(limit) for limit in limits))
 
 
-@lru_cache(maxsize=4096)
+_buckets = Remembered[tuple[Limit, ...], tuple[Bucket, ...]]()
+
+
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
     """Divide limits that apply together into buckets, in the order in which their first limits were given; cached.
 
     A rule that is read again so has the same buckets, and refusals and leases that a process holds of them stay.
     Raises `ConfigError` for too many limits, and for those that hold Redis up for longer than `MAX_LOAD`.
     """
+    buckets = _buckets.values.get(limits)
+    if buckets is None:
+        buckets = _divided(limits)
+        _buckets.add(limits, buckets)
+    return buckets
+
+
+def _divided(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
     together: dict[int, list[int]] = {}
     ids = _numbered(limits)
     for place, limit in enumerate(limits):

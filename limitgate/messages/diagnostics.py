@@ -166,6 +166,10 @@ class Diagnosis(Enum):
         "%s has settings of another limiter, which are ignored: %s; their counterparts are in docs/migrating.md",
     )
     METHOD_MISSPELT = "LG042", "%s is for method %r, which hardly any client sends; did you mean %s?"
+    USER_WITHOUT_ID = (
+        "LG049",
+        "rules count by user, but a %s has no id, so its requests count by address; expected %s",
+    )
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

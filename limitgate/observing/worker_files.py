@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import re
+import stat
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -478,10 +480,22 @@ class _WorkerFile:
 
 
 def _content(path: Path) -> bytes:
-    """The entries in a file; nothing if it is gone, as the gauges of workers that have ended are, or just being made."""
+    """The entries in a file; nothing if it cannot be read, or just being made.
+
+    The gauges of workers that have ended are gone, and a folder, a FIFO or a file of another user is no worker's.
+    """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_file) as file:
             header = file.read(_WORD)
             return file.read(max(0, _integer(header)[0] - _WORD)) if len(header) == _WORD else b""
-    except FileNotFoundError:
+    except OSError:
         return b""
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a regular file, without waiting for the other end of a FIFO. Raises `OSError` for anything else."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no regular file")
+    return descriptor

@@ -35,7 +35,7 @@ def is_harmless(text: str) -> bool:
 @pytest.mark.parametrize(
     ("show", "shown"),
     [
-        (lambda: say(f"a {HOSTILE}\nb"), "a \\x1b]0 title\\x07\\x1b[31mred\\x9b1m\\u202e\nb\n"),
+        (lambda: say(f"a {HOSTILE}", "b\nc"), "a \\x1b]0 title\\x07\\x1b[31mred\\x9b1m\\u202e\nb\\nc\n"),
         (lambda: say("of no encoding: \udcff"), "of no encoding: \\udcff\n"),
         (lambda: print_table(("Who", "Why"), [("two\nlines", "[red]")]), "Who         Why\ntwo\\nlines  [red]\n"),
         (lambda: print_json({"\x9b1m": "\u202e\udcff"}), '{\n  "\\u009b1m": "\\u202e\\udcff"\n}\n'),
@@ -91,3 +91,46 @@ def test_bans(redis_server: RedisServer) -> None:
         listed = printed(limitgate, "bans", *store, *more)
         assert "title" in listed
         assert is_harmless(listed)
+
+
+FORGED = "x\n::error file=a::forged\r::warning::forged\x85::notice::forged\u2028::debug::forged"
+
+
+@pytest.mark.parametrize("form", ["text", "json", "github"])
+def test_no_name_forges_a_line(form: str, tmp_path: Path) -> None:
+    """Names in files, of files and folders, and of clients begin no line, which may be an order to CI."""
+    folder = tmp_path / FORGED.replace("/", "")
+    folder.mkdir()
+    name = json.dumps(FORGED)
+    (folder / f"{FORGED}.yaml").write_text(
+        f"rules: [{{name: api, qps: 5, {name}: 1, methods: [{name}]}}, {{name: {name}, qps: 5}}, {{name: b, qps: {name}}}]\n"
+        f"callers: [{{id: {name}, api_key: {name}}}]"
+    )
+    (folder / "vip.yaml").write_text(f"tier: vip\nrules: [{{name: x, path: {name}, qps: 5, methods: [{name}]}}]\n")
+    result = CliRunner().invoke(limitgate, ["check", str(folder), "--format", form])
+    lines = [line for line in result.output.splitlines() if "forged" in line]
+    assert lines
+    own = ("::error file=/", "::warning file=/") if form == "github" else ()
+    assert not [line for line in lines if line.strip().startswith("::") and not line.startswith(own or "\0")]
+
+
+@pytest.mark.parametrize("file", ["::error::a.yaml", " ::error::a.yaml"])
+def test_a_name_that_is_a_command_is_none(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the present folder begins a line."""
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text("rules: [{name: api, qps: 0}]")
+    lines = CliRunner().invoke(limitgate, ["check", file]).output.splitlines()
+    assert lines
+    assert not [line for line in lines if line.strip().startswith("::")]
+
+
+def test_errors_of_a_verb_forge_no_line(tmp_path: Path) -> None:
+    """What was wrong with the words of a verb, or with the rules that they name, is one line each."""
+    (tmp_path / "rules.yaml").write_text(f"rules: [{{name: api, qps: {json.dumps(FORGED)}}}]")
+    for words in (
+        ["explain", "GET", "/", "--rules", str(tmp_path / "rules.yaml")],
+        ["explain", "--id", FORGED, "--app", FORGED],
+    ):
+        output = CliRunner().invoke(limitgate, words).output
+        assert "forged" in output
+        assert not [line for line in output.splitlines() if line.strip().startswith("::")]

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pydantic
@@ -305,6 +306,9 @@ class Person:
         (Row(1), Row(2)),
         (Row(0), Row(uuid.UUID(int=1))),
         (Model(id=1, name="same"), Model(id=2, name="same")),
+        ({"sub": "ann", "name": "same"}, {"sub": "bob", "name": "same"}),
+        (("acme", "ann"), ("acme", "bob")),
+        (SimpleNamespace(email="ann@shop.example"), SimpleNamespace(email="bob@shop.example")),
         (Person("ann"), Person("bob")),
         (SimpleUser("ann"), SimpleUser("bob")),
         ("a" * 100_000, "a" * 100_001),
@@ -329,7 +333,7 @@ def test_what_tells_users_apart(ann: Any, bob: Any) -> None:
     assert [statuses(app, "/hello", **as_user(name)) for name in ("ann", "bob", "ann", "bob")] == [[200], [200], [429], [429]]
 
 
-@pytest.mark.parametrize("absent", [None, "", Person(authenticated=False), UnauthenticatedUser()], ids=type)
+@pytest.mark.parametrize("absent", [None, "", False, {}, Person(authenticated=False), UnauthenticatedUser()], ids=type)
 def test_who_is_not_there_is_told_apart_by_address(absent: Any) -> None:
     """Where a dependency gives nobody, the client's address takes its place."""
     app = one(RateLimit("1/minute", key=[lambda: absent]))
@@ -338,7 +342,7 @@ def test_who_is_not_there_is_told_apart_by_address(absent: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "useless", [{"sub": "ann"}, ["ann"], b"ann", 1.5, object(), Row(None), Row(""), lambda: "ann"], ids=type
+    "useless", [{"name": "ann"}, ["ann"], b"ann", 1.5, object(), Row(None), Row(""), lambda: "ann"], ids=type
 )
 def test_what_nobody_can_be_told_apart_by_is_a_mistake(useless: Any) -> None:
     """A dependency that gives something of no use is named, with what it gave and what was expected."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -340,3 +341,38 @@ def test_litestar(kind: Any, place: str) -> None:
     passed, refused = replies(app if added else LimitGate(app, **options()))
     assert passed.status == 200
     is_own(refused)
+
+
+@pytest.mark.parametrize("place", ["added", "around"])
+@pytest.mark.parametrize("status", [200, 400, 429, 500, 503, None])
+@pytest.mark.parametrize("kind", [RateLimited, 429])
+def test_a_handler_runs_once_for_a_refusal_by_a_dependency(kind: Any, status: int | None, place: str) -> None:
+    """The framework runs it, whatever status it chooses; one that fails or answers 500 leaves the answer to the gate."""
+    ran = []
+
+    def handler(_: Request, error: Any) -> JSONResponse:
+        ran.append(error)
+        if status is None:
+            raise ValueError
+        return JSONResponse({}, status, OWN)
+
+    app = FastAPI(dependencies=[Depends(RateLimit("1/minute"))])
+    app.get("/")(lambda: "hello")
+    app.add_exception_handler(kind, handler)
+    if place == "added":
+        app.add_middleware(LimitGate, **options(rules=[Rule("all", "9/minute")]))
+    gated: Any = app if place == "added" else LimitGate(app, **options(rules=[Rule("all", "9/minute")]))
+
+    async def ask() -> Wire:
+        wire = Wire({"type": "http.request", "body": b""})
+        with contextlib.suppress(ValueError):
+            await wire.call(gated, http_scope("/"))
+        return wire
+
+    async def all_of_them() -> list[Wire]:
+        return [await ask(), await ask()]
+
+    refused = asyncio.run(all_of_them())[1].reply()
+    assert len(ran) == 1
+    assert refused.status == (429 if status in {None, 500} else status)
+    assert ("x-own" in refused.headers) == (status not in {None, 500})

@@ -16,7 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import fastapi
 import pytest
@@ -111,6 +113,7 @@ CURES = {
     "LG040": "keep one of them, or give their rules different names",
     "LG041": "their counterparts are in docs/migrating.md",
     "LG042": "did you mean",
+    "LG049": "expected %s",  # what has an id
 }
 """What each line says to do: who installs with pip has no folder of docs."""
 
@@ -377,6 +380,23 @@ def before_others(stage: Stage) -> None:
         it.ask()
 
 
+def by_user(stage: Stage, *users: object) -> None:
+    """Requests of these users under rules that count by user."""
+    rules = [Rule("a", "9/m", key=["user"]), Rule("b", "9/m", key=["user|ip", "method"])]
+    it = stage.site(*rules)
+    gate = LimitGateWSGI(hello, rules=rules) if it.door == "wsgi" else None  # the application of a site lets only text pass
+    for user in users:
+        if gate is None:
+            it.ask(user=user)
+        else:
+            wsgi_reply(lambda environ, start, user=user: gate({**environ, "REMOTE_USER": user}, start))
+
+
+def hello(_: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"hello"]
+
+
 def having(stage: Stage, *names: str) -> None:
     """A caller with limits of its own by these names."""
     stage.asked(Rule("api", "9/m"), identify=lambda _: Caller("a", limits=dict.fromkeys(names, "9/m")))
@@ -558,6 +578,11 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: stage.asked(rules=RuleSet([Rule("a", "9/m", methods=["GTE"])], tiers=["vip"]), identify=lambda _: None),
         lambda stage: limited_for(stage, "POTS"),
     ],
+    "LG049": [
+        lambda stage: by_user(stage, {"name": "Ada"}, {"name": "Bob"}, "ada", object()),
+        lambda stage: by_user(stage, object()),
+        lambda stage: by_user(stage, ("acme", None)),
+    ],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -738,6 +763,10 @@ INNOCENT: dict[str, list[Play]] = {
     "LG042": [
         lambda stage: stage.asked(Rule("a", "9/m", methods=["GET", "PURGE", "PROPFIND", "M-SEARCH"])),
         lambda stage: limited_for(stage, "post"),
+    ],
+    "LG049": [
+        lambda stage: by_user(stage, 5, UUID(int=7), {"sub": "ada"}, ("acme", 5), "ada", SimpleNamespace(email="a@b.example")),
+        lambda stage: by_user(stage, None, "", True, {}, SimpleNamespace(is_authenticated=False)),
     ],
 }
 

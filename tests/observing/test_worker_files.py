@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -277,3 +279,21 @@ def test_what_is_no_such_file_is_told(tmp_path: Path) -> None:
         ours()
     shutil.rmtree(tmp_path)
     assert ours() == b""
+
+
+@pytest.mark.parametrize("kind", ["counter", "gauge_mostrecent", "other"])
+def test_what_is_no_workers_file_neither_hangs_nor_fails_a_scrape(tmp_path: Path, kind: str) -> None:
+    """A FIFO, a folder, a symbolic link in a circle or to nothing, a device and a socket have no figures."""
+    worker = Worker(tmp_path, 1, random.Random(1))
+    for _ in range(20):
+        worker.count()
+    worker.close()
+    before = both(tmp_path)[1]()
+    os.mkfifo(tmp_path / f"{kind}_91.db")
+    (tmp_path / f"{kind}_92.db").mkdir()
+    (tmp_path / f"{kind}_93.db").symlink_to(tmp_path / f"{kind}_93.db")
+    (tmp_path / f"{kind}_94.db").symlink_to("/dev/zero")
+    (tmp_path / f"{kind}_95.db").symlink_to(tmp_path / "nothing")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / f"{kind}_96.db"))
+        assert metrics_in(both(tmp_path)[1]()) == metrics_in(before)

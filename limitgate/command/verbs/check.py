@@ -9,7 +9,7 @@ from typing import NamedTuple
 import click
 
 from limitgate.command.exits import FOUND
-from limitgate.command.findings import Finding, found
+from limitgate.command.findings import Finding, found, shown_path
 from limitgate.command.output import print_json, say
 from limitgate.command.rule_sets import is_in_python, rules_named
 from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
@@ -54,7 +54,7 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool
     _FORMS[form](findings)
     for each in checked:
         if each.series is not None:
-            say(f"{each.path}: {_sum(each)}", err=form != "text")  # a program reads findings alone
+            say(f"{shown_path(str(each.path))}: {_sum(each)}", err=form != "text")  # a program reads findings alone
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
         say(f"limitgate: there may be more, as no more than {MOST_MISTAKES} mistakes of a set are looked for", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)

@@ -219,7 +219,7 @@ def _print(found: Explanation) -> None:
     print_table(("From", ""), [(hop.address or "a unix socket", hop.why) for hop in found.hops])
     caller = "nobody that is known" if found.caller is None else f"caller {found.caller.id}"
     client = found.counted_as or "a client without an address"
-    say(f"\nCounted as {client}, {caller}, tier {found.tier}, path {found.path}\n")
+    say("", f"Counted as {client}, {caller}, tier {found.tier}, path {found.path}", "")
     rows = [(rule.name, rule.tier or "-", "applies" if rule.applies else "no", rule.why) for rule in found.rules]
     print_table(("Rule", "Tier", "Applies", "Why"), rows)
     decision = found.decision
@@ -230,6 +230,6 @@ def _print(found: Explanation) -> None:
         for each in decision.standings:
             say(f"{each.charge.rule}: {each.charge.key}")
         print_decision(decision)
-    say(f"\n{found.status or 'whatever the application answers'}" + (", with" if found.fields else ""))
+    say("", f"{found.status or 'whatever the application answers'}" + (", with" if found.fields else ""))
     for name, value in found.fields:
         say(f"{name}: {value}")

@@ -124,7 +124,7 @@ def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) 
 
 def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) -> None:
     figures, tried = found.figures, found.tried
-    say(_summary(figures))
+    say(*_summary(figures))
     _print_peaks(figures)
     say()
     _print_rules(figures, tried)
@@ -132,11 +132,11 @@ def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) ->
         say()
         _print_clients(figures, tried, clients)
     if tried is not None:
-        say(f"\n{found.newly_refused:,} requests newly refused, {found.newly_admitted:,} newly admitted")
+        say("", f"{found.newly_refused:,} requests newly refused, {found.newly_admitted:,} newly admitted")
     if suggestions == {}:
-        say("\nNo rule applies to any of these requests, so there is nothing to suggest.")
+        say("", "No rule applies to any of these requests, so there is nothing to suggest.")
     if suggestions:
-        say("\nSmallest limits under which nobody would have been refused, and at most one request in 1,000:")
+        say("", "Smallest limits under which nobody would have been refused, and at most one request in 1,000:")
         units = list(next(iter(suggestions.values())))
         rows = [(rule, *(_both(*of_unit[unit]) for unit in units)) for rule, of_unit in suggestions.items()]
         print_table(("Rule", *(f"Per {unit}" for unit in units)), rows)
@@ -146,15 +146,15 @@ def _both(for_all: int, almost: int) -> str:
     return f"{for_all:,}; {almost:,}" if almost != for_all else f"{for_all:,}"
 
 
-def _summary(figures: Figures) -> str:
+def _summary(figures: Figures) -> tuple[str, str]:
     when = ""
     if figures.first is not None:
         when = f", {_moment(figures.first)} to {_moment(figures.last)}"
     skipped = f" ({figures.skipped:,} of {figures.lines:,} lines are of no request)" if figures.skipped else ""
     share = figures.refused / figures.requests if figures.requests else 0.0
     return (
-        f"{figures.requests:,} requests of {len(figures.requests_by):,} clients{when}{skipped}\n"
-        f"{figures.admitted:,} admitted, {figures.refused:,} refused ({share:.2%})"
+        f"{figures.requests:,} requests of {len(figures.requests_by):,} clients{when}{skipped}",
+        f"{figures.admitted:,} admitted, {figures.refused:,} refused ({share:.2%})",
     )
 
 

@@ -58,7 +58,7 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
     if as_json:
         print_json(_as_json(entries(gates, found.routes, mounted), idle))
     else:
-        say(overview(gates, found.routes, mounted))
+        say(*overview(gates, found.routes, mounted).split("\n"))
     ctx.exit(FOUND if idle else 0)
 
 

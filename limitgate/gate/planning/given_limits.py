@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, final
 
@@ -14,12 +13,13 @@ from limitgate.gate.planning.request_plan import AdaptiveMatch, PreparedPlan, Re
 from limitgate.gate.planning.rule_match import RuleMatch, is_met
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit
+from limitgate.limits.remembered import Remembered
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.rules.options import read_limits
 from limitgate.rules.rule import is_placed
 
-REMEMBERED, _LONG = 4096, 200
-"""Rules with other limits that are remembered, and the characters that the text of one may have."""
+_LONG = 200
+"""Characters that the text of limits may have which are remembered."""
 _MOST_MET = 256
 """Combinations of conditions whose plans are remembered for one route."""
 _AT_HAND = (str, Limit, list, tuple, type(None))
@@ -64,7 +64,7 @@ class GivenLimits:
     """Puts limits that are given at run time in the place of those that are written. ``names`` are those of all rules."""
 
     def __init__(self, names: Container[str]) -> None:
-        self._remembered = lru_cache(maxsize=REMEMBERED)(_having)
+        self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
         self._told: set[str] = set()
         self._names = names
         self._looks = _LOOKS
@@ -116,9 +116,7 @@ class GivenLimits:
         try:
             if isinstance(limits, list):
                 limits = tuple(limits)
-            elif isinstance(limits, str) and len(limits) > _LONG:
-                return _having(compiled_rule, limits)
-            return self._remembered(compiled_rule, limits)
+            return self._remembered.values.get((compiled_rule, limits)) or self._read(compiled_rule, limits)
         except (ConfigError, TypeError) as error:
             name = compiled_rule.rule.name
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
@@ -129,6 +127,13 @@ class GivenLimits:
                 Diagnosis.UNREADABLE_LIMITS.log(name, reason[:_TOLD])
             return compiled_rule
 
+    def _read(self, compiled_rule: CompiledRule, limits: Any) -> CompiledRule:
+        """A rule with limits that are not known yet. Raises `ConfigError` if they cannot be read."""
+        limited = compiled_rule.having_limits(read_limits(limits))
+        if not (isinstance(limits, str) and len(limits) > _LONG):
+            self._remembered.add((compiled_rule, limits), limited)
+        return limited
+
 
 @final
 class GivenPlans:
@@ -137,7 +142,7 @@ class GivenPlans:
     ``prepare`` makes it of rules with limits, for a request and all that are like it; None where their charges are not plain.
     """
 
-    __slots__ = ("_callables", "_compiled_rules", "_given", "_plans", "_prepare", "adaptive")
+    __slots__ = ("_callables", "_compiled_rules", "_given", "_plans", "_prepare", "_remember", "adaptive")
 
     def __init__(
         self,
@@ -152,7 +157,9 @@ class GivenPlans:
         self._compiled_rules = compiled_rules
         self._callables = [(id(each.written), each.limits_by) for each in compiled_rules if each.limits_by is not None]
         self._prepare = prepare
-        self._plans: dict[tuple[Any, ...], PreparedPlan | None] = {}
+        remembered = Remembered[tuple[Any, ...], PreparedPlan | None]()
+        self._remember = remembered.add
+        self._plans = remembered.values
         """By what each callable gives."""
 
     def plan_of(self, request: Request) -> PreparedPlan | None:
@@ -177,7 +184,7 @@ class GivenPlans:
         prepared = self._prepare(request, limited)
         if is_short(limits):
             with suppress(TypeError):
-                keep(self._plans, limits, prepared, most=REMEMBERED)
+                self._remember(limits, prepared)
         return prepared
 
 
@@ -221,7 +228,3 @@ class ConditionalPlans:
 def is_short(limits: tuple[Any, ...]) -> bool:
     """True if what callables gave may be remembered."""
     return len(repr(limits)) <= _LONG
-
-
-def _having(compiled_rule: CompiledRule, limits: str | Limit | tuple[str | Limit, ...]) -> CompiledRule:
-    return compiled_rule.having_limits(read_limits(limits))

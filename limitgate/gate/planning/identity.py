@@ -7,10 +7,11 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
+from limitgate.gate.planning.user_ids import EXPECTED
 from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import HeaderNames, Request
 from limitgate.limits.priority import NORMAL, Priority
-from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.suggestions import misspelt
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
@@ -55,6 +56,10 @@ class Subject:
         """The user that a layer around this one has set, None if there is none."""
         return self._identities.user_of(self.request)
 
+    def report_no_id(self, user: object) -> None:
+        """Log that the user has no id."""
+        self._identities.users.report_no_id(user)
+
     @property
     def is_real(self) -> bool:
         """True if its headers are believed: it is a known caller, or a client in ``trusted_proxies``."""
@@ -76,6 +81,7 @@ class Users:
 
     def __init__(self) -> None:
         self._without = count(1)
+        self._no_id = Once(Diagnosis.USER_WITHOUT_ID)
         self.of: Callable[[Request], Any] = self._at_first
         """Gives the user of a request."""
 
@@ -88,6 +94,10 @@ class Users:
             self.of = _user_of
             Diagnosis.USER_OF_NOBODY.log(WITHOUT_USER)
         return user
+
+    def report_no_id(self, user: object) -> None:
+        """Log a user without an id, once (LG049)."""
+        self._no_id.log(type(user).__name__, EXPECTED)
 
 
 class Identities:
@@ -118,11 +128,11 @@ class Identities:
         keys = [self._api_key_header] if callers.list_keys else []
         self._telling = HeaderNames([*keys, *callers.header_names])
         """Headers of which a request of a listed caller has one at least."""
-        self._users = users or Users()
+        self.users = users or Users()
 
     def user_of(self, request: Request) -> Any:
         """The user of a request, None if there is none."""
-        return self._users.of(request)
+        return self.users.of(request)
 
     def may_be_invented(self, label: str) -> bool:
         """True if a client may make up values of a key's part. Methods are no such part: invented ones are all one."""

@@ -11,7 +11,7 @@ from limitgate.errors import ConfigError
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.compiled_rule import ChargeSpec, CompiledRule
-from limitgate.gate.planning.given_limits import REMEMBERED, ConditionalPlans, GivenLimits, GivenPlans, PendingPlan, is_short
+from limitgate.gate.planning.given_limits import ConditionalPlans, GivenLimits, GivenPlans, PendingPlan, is_short
 from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.gate.planning.rule_match import EXEMPT, CompiledRules, RuleMatch
@@ -218,7 +218,7 @@ class Planner:
         if not own:
             given = match.limits_given(subject.request)
             try:
-                known = match.rules_given.get(given)
+                known = match.rules_given.values.get(given)
             except TypeError:  # there are lists in it
                 given = None
         if known is None:
@@ -228,7 +228,7 @@ class Planner:
             counted = tuple([each for each in limited if each.rule.has_counts])
             known = _by_what_is_charged(counted) if match.message_rules else (counted, ())
             if given is not None and is_short(given):
-                keep(match.rules_given, given, known, most=REMEMBERED)
+                match.rules_given.add(given, known)
         return self._plan_of(*known, match.denying, marks, subject)
 
     def _plan_of(

@@ -8,6 +8,7 @@ from typing import Any
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.http.request import Request
+from limitgate.limits.remembered import Remembered
 from limitgate.rules.rule import Rule, unreplaced
 
 CompiledRules = tuple[CompiledRule, ...]
@@ -52,7 +53,7 @@ class RuleMatch:
         """Rules that limit requests."""
         self.callables = [(id(each.written), each.limits_by) for each in self.limited_rules if each.limits_by is not None]
         """Callables that give their limits, with the ids of their rules."""
-        self.rules_given: dict[Given, tuple[CompiledRules, CompiledRules]] = {}
+        self.rules_given = Remembered[Given, tuple[CompiledRules, CompiledRules]]()
         """Rules to charge for the request and for each message, by what the callables gave."""
         counted_rules = [each for each in self.limited_rules if each.rule.has_counts]
         self.request_rules = tuple([each for each in counted_rules if each.rule.per == "request"])

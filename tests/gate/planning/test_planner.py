@@ -210,13 +210,13 @@ def test_a_flood_of_paths_is_not_remembered_whole() -> None:
 
 def test_limits_that_callables_give_are_put_in_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a condition has each request planned, too. Of many only so many are remembered, and no long ones."""
-    monkeypatch.setattr("limitgate.gate.planning.planner.REMEMBERED", 2)
+    monkeypatch.setattr("limitgate.limits.remembered.MOST", 2)
     gate = planner(Rule("a", lambda request: json.loads(request.headers["x-limits"]), when=lambda _: True), Rule("b", "9/s"))
 
     def rules(limits: object) -> Sequence[Any]:
         applying = gate.applying(asked(x_limits=json.dumps(limits)), None)
         request_plan = gate.plan_of(applying)
-        assert len(applying.match.rules_given) <= 2
+        assert len(applying.match.rules_given.values) <= 2
         return request_plan.compiled_rules
 
     first = rules("5/s")

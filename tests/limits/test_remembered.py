@@ -1,0 +1,78 @@
+"""Caches of what clients choose: bounded, and without a cliff where there is one key more than fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from limitgate import Caller, MemoryStore, Rule
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.limits import remembered
+from limitgate.limits.remembered import MOST, Remembered
+from tests.support.doors import SITES, Site
+
+
+def rounds(cache: Remembered[int, int], keys: int, times: int) -> float:
+    """The share of hits in the last of several rounds of these keys in turn."""
+    hits = 0
+    for _ in range(times):
+        hits = 0
+        for key in range(keys):
+            if key in cache.values:
+                hits += 1
+            else:
+                cache.add(key, key)
+    return hits / keys
+
+
+@pytest.mark.parametrize(("keys", "least"), [(MOST, 1.0), (MOST + 1, 0.98), (5000, 0.75), (20_000, 0.15)])
+def test_hits_become_fewer_gradually(keys: int, least: float) -> None:
+    """Keys that come in turn hit about as often as there is room for them."""
+    cache = Remembered[int, int]()
+    assert rounds(cache, keys, 4) >= least
+    assert len(cache.values) <= MOST
+
+
+def test_new_keys_replace_old_ones() -> None:
+    """What is asked for again and again finds room in the end, also after a flood of keys that come once."""
+    cache = Remembered[int, int]()
+    for key in range(10 * MOST):
+        cache.add(-key, key)
+    assert len(cache.values) <= MOST
+    assert rounds(cache, MOST // 2, 30) > 0.9
+
+
+def own_limits() -> dict[str, Any]:
+    """Callers with limits of their own."""
+
+    def identify(request: Any) -> Caller:
+        name = request.headers["x-id"]
+        return Caller(name, limits={"api": f"{1000 + int(name)}/minute"})
+
+    return {"rules": [Rule("api", "9/minute", key=["caller"])], "identify": identify}
+
+
+def given_limits() -> dict[str, Any]:
+    """Limits that a callable gives for each client."""
+    rule = Rule("api", lambda request: f"{1000 + int(request.headers['x-id'])}/minute", key=["header:x-id"])
+    return {"rules": [rule], "new_buckets": 0}
+
+
+@pytest.mark.parametrize("options", [own_limits, given_limits])
+@pytest.mark.parametrize("door", SITES)
+def test_one_caller_more_than_fits_is_no_cliff(
+    monkeypatch: pytest.MonkeyPatch, door: type[Site], options: Callable[[], dict[str, Any]]
+) -> None:
+    """Of callers with limits of their own that come in turn, most find their limits read already, in each round."""
+    monkeypatch.setattr(remembered, "MOST", 64)
+    made: list[object] = []
+    having_limits = CompiledRule.having_limits
+    monkeypatch.setattr(CompiledRule, "having_limits", lambda self, limits: made.append(limits) or having_limits(self, limits))
+    with door(store=MemoryStore(), **options()) as it:
+        for _ in range(3):
+            made.clear()
+            for caller in range(80):
+                assert it.ask(headers={"X-Id": str(caller)}).headers["x-ratelimit-limit"] == str(1000 + caller)
+        assert 0 < len(made) < 40
