@@ -32,6 +32,10 @@ RECENT = 32
 """Requests of a class of which it is known who has made them."""
 MANY = 4
 """A client has made many of them if it has made more than a fourth."""
+SEVERAL = 3
+"""Clients of which one request each is the first that all others are measured by."""
+MOST_OWN = 8
+"""Clients of a class with a baseline of their own."""
 
 
 class Baseline:
@@ -116,7 +120,7 @@ class RequestClass:
         self.uses = 0
         """How often it was used, fewer the longer ago."""
         self._own: dict[Hashable, Baseline] = {}
-        """Those of clients that do, or did so of late."""
+        """Those of clients that do, or did."""
         self._recent: deque[Hashable] = deque()
         """The clients that have made the last requests."""
         self.made: dict[Hashable, int] = {}
@@ -132,12 +136,20 @@ class RequestClass:
             made[oldest] -= 1
             if not made[oldest]:
                 del made[oldest]
-                self._own.pop(oldest, None)
-        if number * MANY <= len(recent):
-            return self.shared
         own = self._own.get(client)
-        if own is None:
-            own = self._own[client] = self.shared.copy() if self.shared.known >= FIRST else Baseline()
+        if own is not None:
+            return own
+        makes_many = number > 1 if self.shared.known < SEVERAL else number * MANY > len(recent)
+        return self._begin_own(client) if makes_many else self.shared
+
+    def _begin_own(self, client: Hashable) -> Baseline:
+        """Give a client a baseline of its own, in the place of one that has made none of the last requests."""
+        if len(self._own) >= MOST_OWN:
+            gone = next((each for each in self._own if each not in self.made), None)
+            if gone is None:
+                return self.shared
+            del self._own[gone]
+        own = self._own[client] = self.shared.copy() if self.shared.known >= FIRST else Baseline()
         return own
 
     def mean_s(self, client: Hashable) -> float:
