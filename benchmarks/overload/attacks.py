@@ -82,6 +82,8 @@ class Target(NamedTuple):
     port: int
     statuses: list[tuple[float, int]]
     """When each came, and how it was answered."""
+    cheap: float
+    """Cheap requests per second of one client."""
 
     async def ask(self, path: str, *, client: str, method: str = "GET", give_up_s: float = 10.0) -> int:
         """Make a request on a connection of its own. Returns the status, 0 without an answer."""
@@ -177,12 +179,12 @@ async def slow_readers(target: Target) -> None:
         own.bind((ATTACKER, 0))
         with suppress(OSError):
             await asyncio.get_running_loop().sock_connect(own, (HOST, target.port))
-            for _ in range(100):
+            for _ in range(40):
                 await asyncio.wait_for(
                     asyncio.get_running_loop().sock_sendall(own, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n"), 1
                 )
-                await asyncio.sleep(0.02)
-        await asyncio.sleep(6)
+                await asyncio.sleep(0.2)
+        await asyncio.sleep(1)
         own.close()
 
     await asyncio.gather(target.honest(9), *[read_nothing() for _ in range(30)])
@@ -207,7 +209,7 @@ async def routes(target: Target) -> None:
 
 
 async def _cheap(target: Target, seconds: float, client: str = ATTACKER) -> None:
-    """600 requests per second that take no time, on the route of honest ones, over connections that are kept alive."""
+    """Requests that take no time, on the route of honest ones, over connections that are kept alive."""
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def one(_: int) -> None:
@@ -218,7 +220,7 @@ async def _cheap(target: Target, seconds: float, client: str = ATTACKER) -> None
             await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
             idle.append((reader, writer))
 
-    await _steadily(one, 600, seconds)
+    await _steadily(one, target.cheap, seconds)
     for _, writer in idle:
         writer.close()
 
@@ -310,8 +312,8 @@ def serving(server: str) -> Iterator[int]:
         process.wait(_PATIENCE_S)
 
 
-async def _attacked(attack: str, port: int) -> str:
-    target = Target(port, [])
+async def _attacked(attack: str, port: int, rate: float) -> str:
+    target = Target(port, [], rate)
     await ATTACKS[attack](target)
     began = target.statuses[0][0]
     counted = [status for came, status in target.statuses if came >= began + 1]
@@ -325,13 +327,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overload.attacks", description=main.__doc__)
     parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--server", nargs="+", choices=SERVERS, default=list(SERVERS))
+    parser.add_argument("--cheap", type=float, default=600, help="cheap requests per second; fewer than the server can do")
     options = parser.parse_args()
     print("| attack | server | honest | refused | share | not answered | all refused for want of room | because late |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for attack in options.only:
         for server in options.server:
             with serving(server) as port:
-                print(f"| {attack} | {server} | {asyncio.run(_attacked(attack, port))} |", flush=True)
+                print(f"| {attack} | {server} | {asyncio.run(_attacked(attack, port, options.cheap))} |", flush=True)
 
 
 if __name__ == "__main__":
