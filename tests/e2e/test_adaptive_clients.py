@@ -64,7 +64,7 @@ async def status(address: tuple[str, int]) -> int:
 async def served(address: tuple[str, int]) -> None:
     """Ask until there is a place."""
     async with asyncio.timeout(PATIENCE):
-        while await status(address) != 200:
+        while await status(address) != 200:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0.005)
 
 
