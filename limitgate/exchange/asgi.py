@@ -39,18 +39,21 @@ _OURS = ("limitgate", EXCHANGE)
 """Names in a scope that are for the application alone."""
 
 
-@coroutine
-def for_client(call: Awaitable[T], in_flight: InFlight) -> Generator[Any, Any, T]:
+async def for_client(call: Awaitable[T], in_flight: InFlight) -> T:
     """Await a call of the server's. If it does not return at once, it is the client that is waited for."""
+    return await _stepped(call, in_flight)
+
+
+@coroutine
+def _stepped(call: Awaitable[T], in_flight: InFlight) -> Generator[Any, Any, T]:
+    """Await a call as `await` does (PEP 380), but look whether its first step is its last."""
     steps: Any = call.__await__()
+    has_begun = False
     try:
         pending = next(steps)
-    except StopIteration as returned:
-        result: T = returned.value
-        return result
-    in_flight.idle()
-    try:
-        while True:  # as `yield from` does (PEP 380), whose first step has been taken
+        has_begun = True
+        in_flight.idle()
+        while True:
             try:
                 sent = yield pending
             except BaseException as error:
@@ -60,10 +63,11 @@ def for_client(call: Awaitable[T], in_flight: InFlight) -> Generator[Any, Any, T
             else:
                 pending = next(steps) if sent is None else steps.send(sent)
     except StopIteration as returned:
-        result = returned.value
+        result: T = returned.value
         return result
     finally:
-        in_flight.busy()
+        if has_begun:
+            in_flight.busy()
 
 
 def inner_scope(outside: Scope, decision: Decision | None, exchange: Exchange | None) -> Scope:
