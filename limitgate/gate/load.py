@@ -298,8 +298,8 @@ class InFlight:
     def idle(self) -> None:
         """Note that it waits for its client from now on, to send or to read. That is no work, so others may need the places."""
         if self._idle_since is None:
-            for places, _, ticket in self.held:
-                if ticket.began is not None:  # else others have it already
+            for places, limit, ticket in self.held:
+                if ticket.began is not None and places.limit is limit:  # else others have it already, or it was forgotten
                     self._idle_since = places.idle(ticket, self._idle_s)
 
     def busy(self) -> None:

@@ -396,7 +396,9 @@ class AdaptiveLimit:
     def _tick(self, now: float) -> None:
         """Do what depends on time. Says when the next time is."""
         self._due = now + TICK_S
-        self._take_from_idle(now)
+        if self._idle:
+            self._idle_due = now  # another thread may have begun to wait while it was set
+            self._take_from_idle(now)
         self._recent.note(now, *self._totals())
         if not self.in_flight and now - self._last_done > IDLE_S:
             self._rest(now)

@@ -11,7 +11,7 @@ from typing import Any
 import flask
 import pytest
 
-from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
+from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule, testing
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.places import Places
 from tests.support.doors import PATIENCE, Wire, asgi_reply, http_scope, wsgi_environ, wsgi_reply
@@ -167,6 +167,29 @@ def test_whoever_waits_for_a_place_is_called_when_another_waits_for_its_client()
             assert (await asgi_reply(gated, "/other")).status == 200
         slow.cancel()
         await asyncio.wait([slow])
+
+    asyncio.run(main())
+
+
+def test_a_request_that_waits_for_its_client_while_everything_is_forgotten_takes_nothing_from_others() -> None:
+    gated = LimitGate(work, rules=[RULE])
+
+    async def main() -> None:
+        parts: asyncio.Queue[Any] = asyncio.Queue()
+        slow = asyncio.create_task(gated(http_scope(method="POST"), parts.get, Wire().send))
+        await settled()
+        testing.reset()
+        time = Time(gated)
+        for _ in range(3):
+            parts.put_nowait({"type": "http.request", "body": b"x", "more_body": True})
+            await settled()
+            time.now += 1
+        assert (await asgi_reply(gated, "/other")).status == 200
+        assert time.limit.in_flight == 0
+        parts.put_nowait({"type": "http.request", "body": b"x"})
+        async with asyncio.timeout(PATIENCE):
+            await slow
+        assert time.limit.in_flight == 0
 
     asyncio.run(main())
 
