@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
-from types import coroutine
+from types import CoroutineType, coroutine
 from typing import Any, TypeVar
 
 from limitgate.exchange.base import EXCHANGE, OUTCOME, REFUSAL_ID, Exchange
@@ -41,18 +41,29 @@ _OURS = ("limitgate", EXCHANGE)
 
 async def for_client(call: Awaitable[T], in_flight: InFlight) -> T:
     """Await a call of the server's. If it does not return at once, it is the client that is waited for."""
-    return await _stepped(call, in_flight)
+    steps: Any = call
+    result: T
+    try:
+        if type(steps) is CoroutineType:
+            pending = steps.send(None)
+        else:
+            steps = call.__await__()
+            pending = next(steps)
+    except StopIteration as returned:
+        result = returned.value
+        return result
+    in_flight.idle()
+    try:
+        result = await _resumed(steps, pending)
+        return result
+    finally:
+        in_flight.busy()
 
 
 @coroutine
-def _stepped(call: Awaitable[T], in_flight: InFlight) -> Generator[Any, Any, T]:
-    """Await a call as `await` does (PEP 380), but look whether its first step is its last."""
-    steps: Any = call.__await__()
-    has_begun = False
+def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
+    """Go on with what has taken its first step, as `await` does (PEP 380)."""
     try:
-        pending = next(steps)
-        has_begun = True
-        in_flight.idle()
         while True:
             try:
                 sent = yield pending
@@ -61,13 +72,9 @@ def _stepped(call: Awaitable[T], in_flight: InFlight) -> Generator[Any, Any, T]:
                     raise
                 pending = steps.throw(error)
             else:
-                pending = next(steps) if sent is None else steps.send(sent)
+                pending = steps.send(sent) if hasattr(steps, "send") else next(steps)
     except StopIteration as returned:
-        result: T = returned.value
-        return result
-    finally:
-        if has_begun:
-            in_flight.busy()
+        return returned.value
 
 
 def inner_scope(outside: Scope, decision: Decision | None, exchange: Exchange | None) -> Scope:

@@ -120,7 +120,7 @@ def end_undecided(request: Request) -> None:
 def _client_of(request: Request) -> str | None:
     """The address of a client, or its network of IPv6."""
     client = request.resolved_client()
-    return None if client is None else grouped(client, IPV6_PREFIX)
+    return client if client is None or ":" not in client else grouped(client, IPV6_PREFIX)
 
 
 class InFlight:

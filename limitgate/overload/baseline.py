@@ -11,7 +11,6 @@ baseline of its own, and all others share one.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Hashable
 
 FIRST = 10
@@ -28,8 +27,8 @@ FEW = 3
 """The mean of n requests counts n/(n + 3) when a baseline is learned."""
 QUIET_WEIGHT = 0.1
 """Weight of a window without load."""
-RECENT = 32
-"""Requests of a class of which it is known who has made them."""
+RECENT = 64
+"""Requests of a class by which it is known who makes many; then half of what each client has made is forgotten."""
 MANY = 4
 """A client has made many of them if it has made more than a fourth."""
 SEVERAL = 3
@@ -112,7 +111,7 @@ class Baseline:
 class RequestClass:
     """Requests that take about the same time, such as those of a route, and who has made the last ones of them."""
 
-    __slots__ = ("_own", "_recent", "made", "shared", "uses")
+    __slots__ = ("_own", "_total", "made", "shared", "uses")
 
     def __init__(self) -> None:
         self.shared = Baseline()
@@ -121,25 +120,22 @@ class RequestClass:
         """How often it was used, fewer the longer ago."""
         self._own: dict[Hashable, Baseline] = {}
         """Those of clients that do, or did."""
-        self._recent: deque[Hashable] = deque()
-        """The clients that have made the last requests."""
+        self._total = 0
+        """The last requests."""
         self.made: dict[Hashable, int] = {}
         """How many of them each client has made."""
 
     def sampled(self, client: Hashable) -> Baseline:
         """The baseline that a request of a client counts for."""
-        recent, made = self._recent, self.made
-        recent.append(client)
+        if self._total >= RECENT:
+            self._total //= 2
+            self.made = {each: number // 2 for each, number in self.made.items() if number > 1}
+        self._total += 1
+        made = self.made
         made[client] = number = made.get(client, 0) + 1
-        if len(recent) > RECENT:
-            oldest = recent.popleft()
-            made[oldest] -= 1
-            if not made[oldest]:
-                del made[oldest]
-        own = self._own.get(client)
-        if own is not None:
-            return own
-        makes_many = number > 1 if self.shared.known < SEVERAL else number * MANY > len(recent)
+        if client in self._own:
+            return self._own[client]
+        makes_many = number > 1 if self.shared.known < SEVERAL else number * MANY > self._total
         return self._begin_own(client) if makes_many else self.shared
 
     def _begin_own(self, client: Hashable) -> Baseline:
@@ -159,9 +155,9 @@ class RequestClass:
     @property
     def overall_s(self) -> float:
         """R0 of the last requests, whoever has made them, in seconds."""
-        if not self._recent:
+        if not self.made:
             return self.shared.mean_s
-        return sum([made * self.mean_s(client) for client, made in self.made.items()]) / len(self._recent)
+        return sum([made * self.mean_s(client) for client, made in self.made.items()]) / sum(self.made.values())
 
 
 class Baselines:

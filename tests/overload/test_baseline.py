@@ -188,7 +188,7 @@ def test_a_baseline_of_its_own_begins_with_that_of_all() -> None:
     baselines = Baselines()
     for n in range(40):
         shared = take(baselines, "a", f"client {n}", 0.1)
-    own = take(baselines, "a", "many", 0.1, number=9)
+    own = take(baselines, "a", "many", 0.1, number=20)
     assert own is not shared
     assert (own.mean_s, own.known) == (shared.mean_s, FIRST)
     assert baselines.by_class() == {"a": pytest.approx(0.1)}
