@@ -96,8 +96,11 @@ def test_cheap_requests_of_one_client_do_not_have_its_own_dear_ones_crowd_others
 
 
 @pytest.mark.parametrize("outcome", ["failed", "untaught"])
-def test_requests_of_one_client_that_fail_do_not_have_others_refused(outcome: Outcome) -> None:
-    assert refused_share([*honest(0, 21), *cheap(3, 21, rate=100, outcome=outcome)], 4) <= MOST
+@pytest.mark.parametrize("took_s", [0.001, HONEST_S])
+def test_requests_of_one_client_that_fail_do_not_have_others_refused(outcome: Outcome, took_s: float) -> None:
+    """Be it at once, or after all of the work."""
+    failing = [each._replace(took_s=took_s) for each in cheap(3, 21, rate=200, outcome=outcome)]
+    assert refused_share([*honest(0, 21), *failing], 4) <= MOST
 
 
 @pytest.mark.parametrize("routes", [12, 100, 900])
