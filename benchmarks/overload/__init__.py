@@ -7,5 +7,6 @@ servers.py   uvicorn on one core, and what CPU it has spent
 runs.py      one run: a server under a load, and what became of the requests
 rows.py      what is measured, row by row
 report.py    the table, and whether each bar was met
+attacks.py   clients that try to have honest ones refused: `python -m benchmarks.overload.attacks`
 pictures.py  docs/overload-*.svg
 """

@@ -23,6 +23,7 @@ from limitgate.gate.lifecycle.build import build_gate
 from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, whole_admission
+from limitgate.gate.upload_in_flight import watched
 from limitgate.http.rate_fields import raw
 from limitgate.http.request import UserWanted
 from limitgate.http.response import Refusal
@@ -186,6 +187,8 @@ def _exchange(gate: Gate, request: DjangoRequest, admission: AnyAdmission) -> Ex
         return _PlainExchange(gate, admission)
     exchange = Exchange(gate, whole_admission(admission))
     exchange.show_outcome()
+    if exchange.in_flight is not None and not request.awaits and hasattr(request.django, "_stream"):  # it is read by the view
+        request.django._stream = watched(request.django._stream, exchange.in_flight, request.django.META)  # noqa: SLF001
     return exchange
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
+from types import CoroutineType, coroutine
+from typing import Any, TypeVar
 
 from limitgate.exchange.base import EXCHANGE, OUTCOME, REFUSAL_ID, Exchange
 from limitgate.exchange.handlers import ASGIApp, Denials
@@ -20,6 +22,7 @@ from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision
 from limitgate.routes.handlers import STATUS
 
+T = TypeVar("T")
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
@@ -35,6 +38,44 @@ _ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *_BEG
 
 _OURS = ("limitgate", EXCHANGE)
 """Names in a scope that are for the application alone."""
+
+
+async def for_client(call: Awaitable[T], in_flight: InFlight) -> T:
+    """Await a call of the server's. If it does not return at once, it is the client that is waited for."""
+    steps: Any = call
+    result: T
+    try:
+        if type(steps) is CoroutineType:
+            pending = steps.send(None)
+        else:
+            steps = call.__await__()
+            pending = next(steps)
+    except StopIteration as returned:
+        result = returned.value
+        return result
+    in_flight.idle()
+    try:
+        result = await _resumed(steps, pending)
+        return result
+    finally:
+        in_flight.busy()
+
+
+@coroutine
+def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
+    """Go on with what has taken its first step, as `await` does (PEP 380)."""
+    try:
+        while True:
+            try:
+                sent = yield pending
+            except BaseException as error:
+                if not hasattr(steps, "throw"):
+                    raise
+                pending = steps.throw(error)
+            else:
+                pending = steps.send(sent) if hasattr(steps, "send") else next(steps)
+    except StopIteration as returned:
+        return returned.value
 
 
 def inner_scope(outside: Scope, decision: Decision | None, exchange: Exchange | None) -> Scope:
@@ -228,23 +269,18 @@ class ASGIExchange(Exchange):
         await self._send(message)
 
     async def receive_in_flight(self) -> Message:
-        """`receive`, of a request in flight: it gives its places back while its client is slow to send the body."""
-        in_flight = self.followed
-        delay_s = None if self._has_body else in_flight.delay_s
-        pause = None if delay_s is None else asyncio.get_running_loop().call_later(delay_s, in_flight.pause)
-        try:
-            message = await self.receive()
-        finally:
-            if pause is not None:
-                pause.cancel()
-        if not (self._has_body or message.get("more_body")):
+        """`receive`, of a request in flight: while its client is slow to send the body others may have its places."""
+        if self._has_body:
+            return await self.receive()
+        message = await for_client(self.receive(), self.followed)
+        if not message.get("more_body"):
             self._has_body = True
             if message["type"] == "http.request":
-                in_flight.resume()
+                self.followed.has_body()
         return message
 
     def send_in_flight(self, message: Message) -> Awaitable[None]:
-        """`send`, of a request in flight: its places are given back by what it says."""
+        """`send`, of a request in flight: its places are given back by what it says, or while its client is slow to read."""
         kind = message["type"]
         if kind == "http.response.body":
             if message.get("more_body"):
@@ -255,7 +291,7 @@ class ASGIExchange(Exchange):
             self.followed.starts(message.get("status"), message.get("headers") or ())
         elif kind in _ENDS:
             self.followed.end("untaught")
-        return self.send(message)
+        return for_client(self.send(message), self.followed) if self.followed.held else self.send(message)
 
     def has_begun(self) -> bool:
         """True if a response or handshake has begun."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from typing import Any, ClassVar
 
-from limitgate.exchange.asgi import ASGIExchange, Receive, Send
+from limitgate.exchange.asgi import ASGIExchange, Receive, Send, for_client
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange
 from limitgate.exchange.handlers import Denials
 from limitgate.exchange.receive_buffer import Message
-from limitgate.exchange.wsgi import StartResponse, starting, status_code
+from limitgate.exchange.wsgi import StartResponse, starting, status_code, written_in_flight
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.load import InFlight
 from limitgate.gate.plain_admission import PlainAdmission
-from limitgate.http.rate_fields import Fields, raw
+from limitgate.http.rate_fields import Fields
 from limitgate.http.request import Environ, Request, Scope
 from limitgate.limits.decision import DeferredDecision
 from limitgate.rules.decorators import Mark
@@ -166,8 +166,9 @@ class PlainASGIExchange(PlainExchange, ASGIExchange):
         """`send`, of a request in flight."""
         kind = message["type"]
         if kind == "http.response.start":
-            self.followed.starts(message.get("status"), message.get("headers") or ())
-            return self.send(message)
+            in_flight = self.followed
+            in_flight.starts(message.get("status"), message.get("headers") or ())
+            return for_client(self.send(message), in_flight) if in_flight.held else self.send(message)
         if kind == "http.response.body" and not message.get("more_body"):
             self.followed.end()
             if type(self) is PlainASGIExchange and type(self._plain.decision) is DeferredDecision:
@@ -216,7 +217,7 @@ class PlainWSGIExchange(PlainExchange):
             if not has_begun and (plain.rules.counts is not None or type(self) in _WHOLE):
                 PlainExchange.note_begun(self)
             if plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
-                in_flight.starts(status_code(status), raw(headers))
+                return written_in_flight(write, in_flight, status_code(status), headers)
             return write
 
         return start

@@ -7,6 +7,7 @@ from typing import IO, Any, TypeVar
 
 from limitgate.exchange.base import Exchange
 from limitgate.gate.admission import Admission
+from limitgate.gate.load import InFlight
 from limitgate.gate.nesting import response_fields
 from limitgate.http.rate_fields import Fields, raw
 from limitgate.rules.decorators import decided_marks
@@ -69,9 +70,12 @@ class Body:
         try:
             if self._iterator is None:
                 self._iterator = iter(self._chunks)
+            if self._in_flight is None:
+                return next(self._iterator)
+            self._in_flight.busy()
             chunk = next(self._iterator)
-            if self._in_flight is not None:
-                self._in_flight.sends(len(chunk))
+            self._in_flight.sends(len(chunk))
+            self._in_flight.idle()  # until the server has sent it and asks for more
             return chunk  # noqa: TRY300 - what is noted before may fail, too
         except StopIteration:
             self._exchange.sent()
@@ -114,10 +118,27 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
         code = status_code(status)
         admission.begun(code)
         if admission.in_flight is not None:
-            admission.in_flight.starts(code, raw(headers))
+            return written_in_flight(write, admission.in_flight, code, headers)
         return write
 
     return start
+
+
+def written_in_flight(
+    write: Callable[[bytes], object], in_flight: InFlight, status: int | None, headers: Fields
+) -> Callable[[bytes], object]:
+    """Note how the response of a request in flight starts. Returns ``write``, while which the client is waited for."""
+    in_flight.starts(status, raw(headers))
+
+    def write_in_flight(data: bytes) -> object:
+        in_flight.sends(len(data))
+        in_flight.idle()
+        try:
+            return write(data)
+        finally:
+            in_flight.busy()
+
+    return write_in_flight
 
 
 def status_code(status: str) -> int | None:

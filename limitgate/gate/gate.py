@@ -29,6 +29,7 @@ from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.store_health import StoreHealth
 from limitgate.gate.turns import Stay, Turns
+from limitgate.gate.upload_in_flight import watched
 from limitgate.gate.wait_queue import book
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
@@ -401,6 +402,9 @@ class Gate:
         request.in_flight = in_flight
         if in_flight.waits is not None:
             in_flight.wait()
+        environ = request.environ
+        if environ is not None and "wsgi.input" in environ:
+            environ["wsgi.input"] = watched(environ["wsgi.input"], in_flight, environ)
         return in_flight.had_room
 
     def _go_on(self, asked: PlainAdmission, answer: AnyReading | StoreError) -> Admission:

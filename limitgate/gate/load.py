@@ -17,6 +17,7 @@ from typing import Any
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.request_plan import AdaptiveMatch
+from limitgate.http.client_ip import grouped
 from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s
 from limitgate.http.response import Refusal, overloaded
@@ -39,6 +40,8 @@ MOST_PROXIES = 1000
 """Proxies whose clocks are known. Of more the one that was met first is forgotten."""
 BUFFERED = 65_536
 """Bytes of a body after which servers wait for the client, whose slowness is no load."""
+IPV6_PREFIX = 64
+"""Bits of a network that one client of IPv6 has."""
 MOST_DIGITS = 20
 """Digits of a length that a body may have. An application may hand on any, and Python refuses to read thousands."""
 
@@ -114,17 +117,27 @@ def end_undecided(request: Request) -> None:
         in_flight.end_unanswered(client_left=False)
 
 
+def _client_of(request: Request) -> str | None:
+    """The address of a client, or its network of IPv6."""
+    client = request.resolved_client()
+    return client if client is None or ":" not in client else grouped(client, IPV6_PREFIX)
+
+
 class InFlight:
     """The places of one request under the adaptive limits that are for it; those that refuse stand first."""
 
     # without an `__init__`, which takes as long as all the rest: `begin` comes first
     __slots__ = (
         "_adaptive",
+        "_client",
         "_fields",
-        "_is_paused",
+        "_has_lost",
+        "_idle_s",
+        "_idle_since",
         "_outcome",
         "_priority",
         "_sent",
+        "_waiter",
         "held",
         "in_force",
         "refusal",
@@ -141,8 +154,15 @@ class InFlight:
     """Bytes of the response's body so far."""
     _fields: Sequence[tuple[bytes, bytes]]
     """Those of the response; none before it starts."""
-    _is_paused: bool
-    """True if the places were given back until the client has sent all of its body."""
+    _client: str | None
+    """Who has sent it: the caller, or an address; None if that is not known, or it has no place."""
+    _idle_s: float
+    """Seconds for which it has waited for its client so far."""
+    _idle_since: float | None
+    """Since when it waits for it; None if it does not."""
+    _has_lost: bool
+    """True if others have its places, as it has waited for its client, until that has sent all of its body."""
+    _waiter: type[WaitingTask | WaitingThread]
     held: list[tuple[Places, AdaptiveLimit, Ticket]]
     """The places that the request has or waits for."""
     in_force: tuple[InForce, ...]
@@ -176,9 +196,11 @@ class InFlight:
         self.held = []
         self.in_force = ()
         self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
-        self._sent = self.waited_s = 0
+        self._sent = self.waited_s = self._idle_s = 0
         self._fields = self.would_refuse = ()
-        self._is_paused = False
+        self._has_lost = False
+        self._idle_since = self._client = None
+        self._waiter = waiter
         self.refusal = self.waits = None
         self._adaptive = adaptive
         self._priority = priority = NORMAL if caller is None else caller.priority
@@ -187,6 +209,8 @@ class InFlight:
         places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
         priority, limit = compiled_rule.priority or priority, places.limit
         ticket = places.begin(adaptive.request_class, priority, guard, waiter)
+        if ticket is not None:  # else nobody is to be known
+            ticket.client = self._client = _client_of(request) if caller is None else caller.id
         if ticket is None or ticket.began is None:
             may_go_on = self._took(compiled_rule, limit, places, ticket)
         else:  # as in `_took`: almost all requests
@@ -211,6 +235,7 @@ class InFlight:
         room = limit.levels[compiled_rule.priority or self._priority].room - limit.in_flight
         self.in_force += ((compiled_rule.name, limit.limit, max(0, room)),)
         if ticket is not None:
+            ticket.client = self._client
             self.held.append((places, limit, ticket))
             if ticket.began is not None:
                 return True
@@ -270,27 +295,38 @@ class InFlight:
             self.in_force = before
         return stays
 
-    @property
-    def delay_s(self) -> float | None:
-        """Seconds for which the places are kept while nothing is done for the request; None if it has none."""
-        return min([places.terms.adaptive.delay for places, _, _ in self.held], default=None)
+    def idle(self) -> None:
+        """Note that it waits for its client from now on, to send or to read. That is no work, so others may need the places."""
+        if self._idle_since is None:
+            for places, limit, ticket in self.held:
+                if ticket.began is not None and places.limit is limit:  # else others have it already, or it was forgotten
+                    self._idle_since = places.idle(ticket, self._idle_s)
 
-    def pause(self) -> None:
-        """Give back all places while the client sends its body: to wait for it is no work."""
-        self._is_paused = bool(self.held)
-        self.end("untaught")
-
-    def resume(self) -> None:
-        """Take anew what `pause` has given back, where there is room: the work begins in any case."""
-        if not self._is_paused:
+    def busy(self) -> None:
+        """Note that it waits for its client no longer."""
+        since, self._idle_since = self._idle_since, None
+        if since is None:
             return
-        self._is_paused = False
+        idle_s = 0.0
+        for places, _, ticket in self.held:
+            idle_s = places.busy(ticket, since)
+            self._has_lost = self._has_lost or ticket.began is None
+        self._idle_s += idle_s
+
+    def has_body(self) -> None:
+        """Note that all of its body is there. Takes lost places anew if there is room: the work begins in any case."""
+        if not self._has_lost:
+            return
+        self._has_lost = False
+        lost = [places for places, _, ticket in self.held if ticket.began is None]
+        self.held = [each for each in self.held if each[2].began is not None]
         for compiled_rule in self._adaptive.compiled_rules:
             places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
             priority, limit = compiled_rule.priority or self._priority, places.limit
-            if limit.in_flight < limit.levels[priority].room:
-                ticket = places.begin(self._adaptive.request_class, priority, None, WaitingTask)
+            if places in lost and limit.in_flight < limit.levels[priority].room:
+                ticket = places.begin(self._adaptive.request_class, priority, None, self._waiter)
                 if ticket is not None:
+                    ticket.client = self._client
                     self.held.append((places, limit, ticket))
 
     def _go_on(self, *, has_place: bool) -> None:
@@ -333,7 +369,9 @@ class InFlight:
 
     def starts(self, status: object, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """Note how the response starts. A stream of events gives the places back at once."""
-        self._is_paused = False
+        if self._idle_since is not None:  # the application does not wait for the rest of the body
+            self.busy()
+        self._has_lost = False
         self._fields = fields
         if status != 200:
             if status in _FAILED:

@@ -51,12 +51,14 @@ class Ticket:
     """A request that has begun or waits for its place."""
 
     # without an `__init__`, which takes as long as all the rest
-    __slots__ = ("baseline", "began", "came", "era", "priority")
+    __slots__ = ("began", "came", "client", "era", "priority", "request_class")
     came: float
     """When it came, if it had to wait; else it has none."""
     began: float | None
     """When its work began, None while it waits and when it is over."""
-    baseline: Baseline
+    request_class: Hashable
+    client: Hashable
+    """Who has made the request, None if that is not known."""
     priority: Priority
     era: int
     """How often everything in flight was taken for lost before it began."""
@@ -114,6 +116,10 @@ class AdaptiveLimit:
         self._recent = RecentShare()
         self._line: WaitingLine[Ticket] | None = None
         self._displaced: list[Ticket] = []
+        self._idle: dict[Ticket, float] = {}
+        """Until when requests that wait for their clients keep their places."""
+        self._idle_due = math.inf
+        """When the first of them may lose its place, or earlier."""
         self._top = 0
         self._due = self._last_done = self._moved_at = -math.inf
         self._era = 0
@@ -166,8 +172,10 @@ class AdaptiveLimit:
             self._tick(now)
         level = self.levels[priority]
         in_flight = self.in_flight
-        if in_flight >= level.free and (without := self._without_place(now, request_class, level)) is not None:
-            return without
+        if in_flight >= level.free:
+            if (without := self._without_place(now, request_class, level)) is not None:
+                return without
+            in_flight = self.in_flight  # others may have given theirs back
         if guard is not None and guard.refuses(now, level.budget):
             level.lag += 1
             self._has_refused = True
@@ -178,7 +186,8 @@ class AdaptiveLimit:
             self._top = in_flight
         ticket = Ticket()
         ticket.began = now
-        ticket.baseline = self._baselines[request_class]
+        ticket.request_class = request_class
+        ticket.client = None
         ticket.priority = priority
         ticket.era = self._era
         return ticket
@@ -197,13 +206,29 @@ class AdaptiveLimit:
         if ticket.era != self._era:
             return
         self.in_flight -= 1
-        baseline = ticket.baseline
-        if now < self._earliest and outcome == "ok" and now >= began and baseline.known >= FIRST:
-            baseline.count += 1
-            baseline.seconds += now - began
-            self._ended += 1
-        else:
-            self._learn(began, baseline, now, outcome)
+        if outcome != "ok" or now < began:  # then the clock went back
+            self._note_end(ticket, began, now, outcome)
+            return
+        baseline = self._baselines.sampled(ticket.request_class, ticket.client, now)
+        if baseline.known < FIRST:
+            baseline.begin_with(now - began)
+        if self._dip is not None:
+            self._done_in_dip(self._dip, began, baseline, now)
+            return
+        self._baselines.note(baseline, now - began)
+        self._ended += 1
+        if now >= self._earliest and (self._ended >= WINDOW_REQUESTS or now >= self._latest):
+            self._close_window(now)
+
+    def idle(self, ticket: Ticket, until: float) -> None:
+        """Have a request that waits for its client lose its place to others from a time on. From any thread."""
+        self._idle[ticket] = until
+        self._idle_due = min(self._idle_due, until)
+
+    def busy(self, ticket: Ticket, idle_s: float) -> None:
+        """Have a request keep its place, if it still has it; the time that it has waited is not that of its work."""
+        if self._idle.pop(ticket, None) is not None and ticket.began is not None:
+            ticket.began += idle_s
 
     def serve(self, now: float) -> Served:
         """Call those for whom there is a place by now, and have those give way who have waited for too long.
@@ -214,6 +239,7 @@ class AdaptiveLimit:
             return Served([], [])
         if now >= self._due:
             self._tick(now)
+        self._take_from_idle(now)
         gave_way, self._displaced = [*self._displaced, *self._line.overdue(now)], []
         for ticket in gave_way:
             self.levels[ticket.priority].limit += 1
@@ -226,10 +252,10 @@ class AdaptiveLimit:
         return Served(called, gave_way)
 
     def due_at(self, now: float) -> float:
-        """When somebody will have waited for too long, infinite if nobody waits."""
-        if self._line is None:
-            return math.inf
-        return now if self._displaced else self._line.due_at(now)
+        """When `serve` may do something for those who wait, infinite if nobody waits."""
+        if not self._line:
+            return now if self._displaced else math.inf
+        return now if self._displaced else min(self._line.due_at(now), self._idle_due)
 
     def retry_after_s(self, random: Callable[[], float]) -> int:
         """Whole seconds after which a refused request may come back: the more were refused in the last second, the later.
@@ -238,25 +264,20 @@ class AdaptiveLimit:
         """
         return retry_after_s(self._recent.of(*self._totals()), random)
 
-    def _learn(self, began: float, baseline: Baseline, now: float, outcome: Outcome) -> None:
-        """Learn from a request that is done, where more may be due than to count it: a window or a dip may be over."""
+    def _note_end(self, ticket: Ticket, began: float, now: float, outcome: Outcome) -> None:
+        """Note the end of a request that is no sample."""
         took_s = now - began
-        if took_s < 0:  # the clock went back
+        if took_s < 0:
             return
-        if outcome == "ok" and baseline.known < FIRST:
-            baseline.begin_with(took_s)
         if self._dip is not None:
-            self._done_in_dip(self._dip, began, baseline, now, outcome)
+            self._go_on_with_dip(self._dip, now)
             return
-        if outcome == "ok":
-            baseline.count += 1
-            baseline.seconds += took_s
-            self._ended += 1
-        elif outcome == "failed":
+        if outcome == "failed":
             self._failed += 1
+            self._failed_by[ticket.client] = self._failed_by.get(ticket.client, 0) + 1
             self._ended += 1
         else:
-            self._untaught_s += min(took_s, baseline.mean_s)
+            self._untaught_s += min(took_s, self._baselines.mean_s(ticket.request_class, ticket.client))
         if now >= self._earliest and (self._ended >= WINDOW_REQUESTS or now >= self._latest):
             self._close_window(now)
 
@@ -265,6 +286,7 @@ class AdaptiveLimit:
         if level.kept < 1 and not level.passes_thinning():
             level.thinned += 1
             return "thinned"
+        self._take_from_idle(now)
         if self.in_flight >= level.room or (self._line is not None and self._line.is_before(level.priority)):
             return self._wait_or_refuse(now, request_class, level)
         return None
@@ -274,7 +296,7 @@ class AdaptiveLimit:
         if self._line is not None and self._line.max_delay:  # else those give way who waited under other options
             ticket = Ticket()
             ticket.came, ticket.began = now, None
-            ticket.baseline, ticket.priority = self._baselines[request_class], level.priority
+            ticket.request_class, ticket.client, ticket.priority = request_class, None, level.priority
             ticket.era = self._era
             displaced = self._line.join(now, ticket, level.priority)
             if displaced is not ticket:
@@ -288,6 +310,17 @@ class AdaptiveLimit:
         self.in_flight += 1
         if self.in_flight > self._top:  # noqa: PLR1730 - max() costs 50 ns more for each request
             self._top = self.in_flight
+
+    def _take_from_idle(self, now: float) -> None:
+        """End those that wait for their clients for too long."""
+        if now < self._idle_due:
+            return
+        self._idle_due = math.inf
+        for ticket, until in list(self._idle.items()):
+            if until > now:
+                self._idle_due = min(self._idle_due, until)
+            elif self._idle.pop(ticket, None) is not None:
+                self.done(ticket, now, "untaught")
 
     def _leave(self, ticket: Ticket) -> None:
         """Wait no more, if it does."""
@@ -306,24 +339,32 @@ class AdaptiveLimit:
     def _open_window(self, now: float) -> None:
         self._opened, self._earliest, self._latest = now, now + WINDOW_S, now + WINDOW_MOST_S
         self._ended = self._failed = 0
+        self._failed_by: dict[Hashable, int] = {}
+        """How many of the requests that failed each client has made."""
         self._top = 0
         self._untaught_s = 0.0
         self._has_refused = self._has_no_room = False
         self._baselines.forget_window()
 
     def _close_window(self, now: float) -> None:
-        seen, law = list(self._baselines.seen()), self._law
+        seen, law = self._baselines.seen, self._law
+        count = sum([each.count for each in seen])
+        seconds, base_s = sum([each.seconds for each in seen]), sum([each.base_s for each in seen])
+        if count and law.is_slow(seconds / count, base_s / count):
+            for each in seen:
+                each.rise_again(now)
+            base_s = sum([each.base_s for each in seen])
         window = Window(
             span_s=now - self._opened,
-            count=sum([each.count for each in seen]),
-            seconds=sum([each.seconds for each in seen]),
-            base_s=sum([each.base_s for each in seen]),
+            count=count,
+            seconds=seconds,
+            base_s=base_s,
             untaught_s=self._untaught_s,
-            failed=self._failed,
+            failed=self._failed_of_many(),
             has_refused=self._has_refused,
             is_full=self._has_no_room or self._top >= law.whole,
             most_in_flight=self._top,
-            longest_base_s=self._baselines.longest_s,
+            longest_base_s=max([each.mean_s for each in seen], default=0.0),
         )
         is_quiet = law.pressed_since is None
         if law.update(window, now):
@@ -331,10 +372,15 @@ class AdaptiveLimit:
                 each.learn(now)
         elif is_quiet:
             for each in seen:
-                each.learn_quietly()
+                each.learn_quietly(now)
         self._open_window(now)
         self._make_room()
         self._pace_line()
+
+    def _failed_of_many(self) -> int:
+        """Requests of the window that failed; but for those of the client whose most have failed, if it is not the only one."""
+        most = max([number for client, number in self._failed_by.items() if client is not None], default=0)
+        return self._failed - most if most and self._baselines.have_many_clients else self._failed
 
     def _make_room(self) -> None:
         self.limit = self._law.whole
@@ -350,6 +396,9 @@ class AdaptiveLimit:
     def _tick(self, now: float) -> None:
         """Do what depends on time. Says when the next time is."""
         self._due = now + TICK_S
+        if self._idle:
+            self._idle_due = now  # another thread may have begun to wait while it was set
+            self._take_from_idle(now)
         self._recent.note(now, *self._totals())
         if not self.in_flight and now - self._last_done > IDLE_S:
             self._rest(now)
@@ -413,17 +462,19 @@ class AdaptiveLimit:
         self._dip.note_in_flight(self.in_flight, now)
         self._make_room()
 
-    def _done_in_dip(self, dip: Dip, began: float, baseline: Baseline, now: float, outcome: Outcome) -> None:
-        if outcome == "ok" and began >= dip.clean_at:
+    def _done_in_dip(self, dip: Dip, began: float, baseline: Baseline, now: float) -> None:
+        if began >= dip.clean_at:
             dip.count += 1
-            baseline.count += 1
-            baseline.seconds += now - began
+            self._baselines.note(baseline, now - began)
+        self._go_on_with_dip(dip, now)
+
+    def _go_on_with_dip(self, dip: Dip, now: float) -> None:
         dip.note_in_flight(self.in_flight, now)
         if dip.is_over(now):
             self._end_dip(dip, now)
 
     def _end_dip(self, dip: Dip, now: float) -> None:
-        seen = list(self._baselines.seen())
+        seen = self._baselines.seen
         if dip.count >= LEAST:
             before_s = sum([each.base_s for each in seen])
             for each in seen:

@@ -29,6 +29,8 @@ MUCH_FASTER = 0.85
 """Share of the baseline below which requests in a dip were so fast that another dip soon tells more."""
 CUT = 0.7
 """How far a limit has to fall for requests to get faster, if a queue of ours makes them slow."""
+SLOW = 1.1
+"""Times of what requests may take, the queue that is allowed included, above which they are slow."""
 STILL_SLOW = 0.85
 """Requests that take more than this share of what they took before the cut have not got faster."""
 RAISE_EVERY_S = 30.0
@@ -96,6 +98,10 @@ class LittlesLaw:
         extra = max((self.options.tolerance - 1) * self.base_in_flight, self.options.delay * rate)
         return self.base_in_flight + extra + SPARE
 
+    def is_slow(self, took_s: float, base_s: float) -> bool:
+        """True if requests take longer than the limit allows them to wait."""
+        return took_s > SLOW * (base_s + self.options.allowed_queue_s(base_s))
+
     def reconfigure(self, options: Adaptive) -> None:
         """Go on under other options, with everything that is known."""
         self.options = options
@@ -137,8 +143,8 @@ class LittlesLaw:
         if window.has_refused or window.is_full or not window.count:
             return window.has_refused or window.is_full
         base_s = window.base_s / window.count
-        is_slow = window.seconds / window.count > base_s + self.options.allowed_queue_s(base_s)
-        return is_slow and window.most_in_flight > self.goal
+        is_late = window.seconds / window.count > base_s + self.options.allowed_queue_s(base_s)
+        return is_late and window.most_in_flight > self.goal
 
     def _follow(self, window: Window, now: float) -> bool:
         goal, took_s, base_s = self.goal, window.seconds / window.count, window.base_s / window.count
@@ -151,7 +157,7 @@ class LittlesLaw:
             if now - self._raised_at < QUEUE_FORMS_S:
                 goal = max(goal, self.value * (base_s + queue_s) / took_s + SPARE / 2)
             self._move_to(self.value + (DOWN if goal < self.value else 1) * (goal - self.value))
-        if took_s <= 1.1 * (base_s + queue_s):
+        if not self.is_slow(took_s, base_s):
             self.wants_dip, self._slow = False, None
             return False
         return self._is_not_ours(took_s, now)

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from contextvars import Context
 from threading import Event, Lock
 from typing import Any, Protocol
@@ -27,6 +28,9 @@ class Waiter(Protocol):
     def wake(self) -> bool:
         """Have it look what has become of its ticket. False if it cannot. Called from any thread."""
 
+    def look_in(self, seconds: float, look: Callable[[], None]) -> None:
+        """Have it ``look`` after some seconds at who else has given way. Called from any thread."""
+
 
 class WaitingThread:
     """A thread that waits."""
@@ -39,9 +43,14 @@ class WaitingThread:
         self._woken.set()
         return True
 
+    def look_in(self, seconds: float, look: Callable[[], None]) -> None:
+        """Have the thread find out by itself when to look."""
+        self._woken.set()
+
     def wait(self, seconds: float) -> None:
         """Wait until somebody wakes it, but no longer than so many seconds."""
-        self._woken.wait(seconds)
+        if self._woken.wait(seconds):
+            self._woken.clear()
 
 
 class WaitingTask:
@@ -58,6 +67,11 @@ class WaitingTask:
         except RuntimeError:
             return False
         return True
+
+    def look_in(self, seconds: float, look: Callable[[], None]) -> None:
+        """Look on the event loop of the task."""
+        with suppress(RuntimeError):  # it is closed
+            self.loop.call_soon_threadsafe(self.loop.call_later, seconds, look)
 
     def _set(self) -> None:
         if not self.woken.done():
@@ -146,6 +160,27 @@ class Places:
             self._keep_time(task.loop)
         return True
 
+    def idle(self, ticket: Ticket, spent_s: float) -> float:
+        """Note that a request waits for its client, as it has done for some seconds already. Returns when that began.
+
+        It keeps its place for ``delay`` seconds in all, and then until somebody else needs it.
+        """
+        now = self._clock()
+        until = now + self.terms.adaptive.delay - spent_s
+        self.limit.idle(ticket, until)
+        if self._waiters:
+            with self._lock:
+                waiter = next(iter(self._waiters.values()), None)
+            if waiter is not None:
+                waiter.look_in(until - now, self._serve_again)
+        return now
+
+    def busy(self, ticket: Ticket, since: float) -> float:
+        """Note that a request has what it has waited for. Returns for how many seconds it did."""
+        idle_s = max(0.0, self._clock() - since)
+        self.limit.busy(ticket, idle_s)
+        return idle_s
+
     def end(self, ticket: Ticket, outcome: Outcome = "untaught") -> None:
         """Give back a place, or wait for it no more. To do so twice changes nothing."""
         with self._lock:
@@ -183,6 +218,10 @@ class Places:
                 if waiter is None or not waiter.wake():
                     self.limit.done(ticket, now, "untaught")
                     is_over = False
+
+    def _serve_again(self) -> None:
+        with self._lock:
+            self._serve(self._clock())
 
     def _end_abandoned(self) -> None:
         while self._abandoned:

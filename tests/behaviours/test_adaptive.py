@@ -1147,7 +1147,7 @@ def test_each_proxy_has_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("has_room", [True, False], ids=["room", "no room"])
 def test_a_client_that_is_slow_to_send_its_body_has_no_place_meanwhile(*, has_room: bool) -> None:
-    """The wait for it teaches nothing. The work that comes then does, if there is a place for it."""
+    """If somebody needs it. The wait teaches nothing. The work that comes then does, if there is a place for it."""
     rule = Rule("all", adaptive=Adaptive(min=1, max=1, delay=0.000_001))
     at_work = []
 
@@ -1168,16 +1168,20 @@ def test_a_client_that_is_slow_to_send_its_body_has_no_place_meanwhile(*, has_ro
         outcomes, parts, wire = noted(limit), asyncio.Queue[Any](), Wire()
         parts.put_nowait({"type": "http.request", "body": b"x", "more_body": True})
         task = asyncio.create_task(gated(http_scope(method="POST"), parts.get, wire.send))
-        await until(lambda: outcomes == ["untaught"])
-        assert limit.in_flight == 0
-        others = [] if has_room else [limit.begin(0.0, "other")]
+        await until(lambda: bool(limit._idle))
+        await asyncio.sleep(0.001)
+        assert limit.in_flight == 1
+        other = limit.begin(time.monotonic(), "other")
+        assert (outcomes, limit.in_flight) == (["untaught"], 1)
+        if has_room:
+            limit.done(other, time.monotonic(), "failed")
         parts.put_nowait({"type": "http.request", "body": b"x"})
         async with asyncio.timeout(PATIENCE):
             await task
         assert wire.sent[0]["status"] == 200
         assert at_work == [1, 1]
-        assert outcomes == (["untaught", "ok"] if has_room else ["untaught"])
-        assert limit.in_flight == len(others)
+        assert outcomes == (["untaught", "failed", "ok"] if has_room else ["untaught"])
+        assert limit.in_flight == (0 if has_room else 1)
 
     gated = LimitGate(app, rules=[rule])
     asyncio.run(main())
@@ -1185,8 +1189,10 @@ def test_a_client_that_is_slow_to_send_its_body_has_no_place_meanwhile(*, has_ro
 
 def test_an_answer_to_half_a_body_leaves_no_place_behind() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        rest = asyncio.create_task(receive())
-        await until(lambda: places_of(gated).limit.in_flight == 0)
+        limit, rest = places_of(gated).limit, asyncio.create_task(receive())
+        await until(lambda: bool(limit._idle))
+        await asyncio.sleep(0.001)
+        limit.done(limit.begin(time.monotonic(), "other"), time.monotonic())
         await send({"type": "http.response.start", "status": 200, "headers": []})
         more.put_nowait({"type": "http.request", "body": b"x"})
         await rest

@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 
 from limitgate import ConfigError, LimitGate, MemoryStore, Rule
 from limitgate.errors import StoreError
+from limitgate.exchange.asgi import for_client
 from limitgate.limits.refusal_id import read_refusal_id
 from tests.support.clock import Clock
 from tests.support.doors import ASGISite, Wire, asgi_reply, asgi_through_httpx, handshake, http_scope, until, websocket_scope
@@ -813,3 +814,86 @@ def test_a_mistake_is_told_to_servers_that_go_on(caplog: pytest.LogCaptureFixtur
     with pytest.raises(ConfigError):
         LimitGate(sending(START, END))
     assert not caplog.records
+
+
+# --- calls that wait for the client -----------------------------------------------------------------------------------
+
+
+class Noted:
+    """Places of a request that note for how long it waits for its client."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def idle(self) -> None:
+        self.notes.append("idle")
+
+    def busy(self) -> None:
+        self.notes.append("busy")
+
+
+class Steps:
+    """An awaitable that is no coroutine, as servers in other languages have."""
+
+    def __init__(self, *steps: Any) -> None:
+        self._steps = iter(steps)
+
+    def __await__(self) -> Any:
+        return self._steps
+
+
+def test_a_call_of_the_server_that_returns_at_once_waits_for_nobody() -> None:
+    async def call() -> str:
+        return "done"
+
+    noted: Any = Noted()
+    assert asyncio.run(for_client(call(), noted)) == "done"
+    assert not noted.notes
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises", "is cancelled", "outlives that"])
+def test_a_call_of_the_server_that_waits_is_awaited_as_ever(ends: str) -> None:
+    async def call() -> str:
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(60 if "is cancelled" in ends or "outlives" in ends else 0)
+            if ends == "raises":
+                raise OSError("closed")
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            if ends == "outlives that":
+                await asyncio.sleep(0)
+                return "late"
+            raise
+        return "done"
+
+    async def main() -> Any:
+        task = asyncio.create_task(for_client(call(), noted))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if ends in ("is cancelled", "outlives that"):
+            assert noted.notes == ["idle"]
+            task.cancel()
+        return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    noted: Any = Noted()
+    seen: list[str] = []
+    result = asyncio.run(main())
+    assert noted.notes == ["idle", "busy"]
+    assert {"returns": "done", "outlives that": "late"}.get(ends, result) == result
+    assert isinstance(result, {"raises": OSError, "is cancelled": asyncio.CancelledError}.get(ends, str))
+    assert seen == (["cancelled"] if ends in ("is cancelled", "outlives that") else [])
+
+
+def test_an_awaitable_that_is_no_coroutine_is_awaited_as_ever() -> None:
+    async def main() -> None:
+        await for_client(Steps(None, None), noted)
+        task = asyncio.create_task(for_client(Steps(None, None, None, None), noted))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    noted: Any = Noted()
+    asyncio.run(main())
+    assert noted.notes == ["idle", "busy"] * 2

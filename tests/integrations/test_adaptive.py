@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 
 from limitgate import Adaptive, LimitGate, Rule, limit
 from limitgate.flask import LimitGate as FlaskLimitGate
+from limitgate.gate.upload_in_flight import UploadInFlight
 from limitgate.overload.places import Places
 from limitgate.process.forking import living
 from tests.support.django_app import WAYS, rate
@@ -61,6 +62,25 @@ def test_django(way: Any) -> None:
         assert response.status_code == 503
         assert 1 <= int(response["retry-after"]) <= 11
         assert response["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_a_view_that_reads_its_body_on_django(way: Any) -> None:
+    """In a thread it is watched for how long the client takes; an event loop has all of it before."""
+
+    def view(request: Any) -> HttpResponse:
+        watched.append(isinstance(request._stream, UploadInFlight))
+        in_flight.append(places().limit.in_flight)
+        return HttpResponse(request.body)
+
+    watched: list[bool] = []
+    in_flight: list[int] = []
+
+    with way.project(path("", view), rules=[RULE]) as project:
+        response = project.ask("/", method="POST", data=b"all", content_type="text/plain")
+        assert (response.status_code, response.content, in_flight) == (200, b"all", [1])
+        assert watched == [True] or way is not WAYS["wsgi"]
+        assert places().limit.in_flight == 0
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))

@@ -13,6 +13,7 @@ import pytest
 
 from limitgate.limits.priority import RESERVES
 from limitgate.overload.adaptive_limit import STUCK_BASES, STUCK_S, AdaptiveLimit, Ticket
+from limitgate.overload.baseline import MOST_CLASSES
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive
 from tests.support.effort import EXAMPLES, FUZZED
@@ -258,11 +259,70 @@ def test_what_was_learned_stays_under_other_options() -> None:
     assert len(fill(limit, now)) == 50
 
 
-def test_many_classes_share_a_baseline_after_the_first() -> None:
+def test_a_class_begins_with_its_first_sample() -> None:
+    """Whatever was tried before, by a scanner say, takes no room from what is in use."""
+    limit = make()
+    for n in range(10_000):
+        limit.done(limit.begin(n * 0.01, n), n * 0.01 + 0.001, "untaught" if n % 2 else "failed")
+    assert not limit.base_s_by_class
+    limit.done(limit.begin(100.0, "a"), 100.05)
+    assert limit.base_s_by_class == {"a": pytest.approx(0.05)}
+
+
+def test_many_classes_are_bounded() -> None:
+    limit = make()
+    for n in range(2 * MOST_CLASSES):
+        limit.done(limit.begin(n * 0.1, n), n * 0.1 + 0.05)
+    assert len(limit.base_s_by_class) == MOST_CLASSES
+
+
+def test_a_request_that_waits_for_its_client_makes_room_for_others_after_a_while() -> None:
+    limit = make(Adaptive(min=1, max=1))
+    slow = limit.begin(0.0, "a")
+    limit.idle(slow, 0.02)
+    assert limit.begin(0.01, "a") == "limit"
+    other = limit.begin(0.02, "a")
+    assert isinstance(other, Ticket)
+    assert (limit.in_flight, slow.began) == (1, None)
+    limit.busy(slow, 0.03)
+    limit.done(slow, 0.04)
+    assert limit.in_flight == 1
+    limit.done(other, 0.05)
+    assert limit.in_flight == 0
+
+
+def test_a_request_that_waits_for_its_client_keeps_its_place_while_nobody_needs_it() -> None:
+    """And the time that it has waited is not that of the work."""
+    limit = make(Adaptive(min=1, max=1))
+    slow = limit.begin(0.0, "a")
+    limit.idle(slow, 0.02)
+    limit.busy(slow, 0.9)
+    limit.done(slow, 1.0)
+    assert limit.base_s_by_class["a"] == pytest.approx(0.1)
+    assert limit.in_flight == 0
+
+
+def test_whoever_waits_for_a_place_is_called_where_another_waits_for_its_client() -> None:
+    limit = make(Adaptive(min=1, max=1), max_delay=0.5)
+    slow = limit.begin(0.0, "a")
+    limit.idle(slow, 0.02)
+    waits = limit.begin(0.01, "a")
+    assert waits.waits
+    assert limit.due_at(0.01) == pytest.approx(0.02)
+    assert limit.serve(0.02).called == [waits]
+    assert limit.due_at(0.02) == math.inf
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_one_client_whose_requests_fail_does_not_lower_the_limit_of_others(*, others: bool) -> None:
+    """Unless it is the only one there is."""
     limit = make()
     for n in range(1000):
-        limit.done(limit.begin(n * 0.1, n), n * 0.1 + 0.05)
-    assert len(limit.base_s_by_class) == 64
+        ticket = limit.begin(n * 0.01, "a")
+        leaves = n % 2
+        ticket.client = "leaves" if leaves or not others else f"stays {n % 7}"
+        limit.done(ticket, n * 0.01 + 0.005, "failed" if leaves else "ok")
+    assert limit.limit == (20 if others else 4)
 
 
 def test_requests_that_teach_nothing_leave_no_baseline() -> None:
