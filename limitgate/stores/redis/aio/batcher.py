@@ -572,6 +572,8 @@ class Batcher:
 
     def _probe_later(self) -> None:
         loop = asyncio.get_running_loop()
+        if self._probe_timer is not None:  # from before a request has found Redis by itself
+            self._probe_timer.cancel()
         pause = self._server.breaker.pause_before_probe(loop.time())
         self._probe_timer = None if pause is None else loop.call_later(pause, self._send_probe)
 
