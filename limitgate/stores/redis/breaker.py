@@ -75,6 +75,8 @@ class Breaker:
         self._is_retired = False
         self._holds_until = math.inf
         """Time until which it is known that calls would fail."""
+        self._began_late = self._told_nothing = False
+        """True if the process stood still when the latest probe was due, or while it was under way."""
         self._failure: tuple[str, StoreFault] = "", "connection"
 
     @property
@@ -139,7 +141,8 @@ class Breaker:
             began, self._probe_began = now if self._probe_began is None else self._probe_began, None
             pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
             due_at = max(now, began + pause * CHANCE.uniform(0.5, 1.0))
-            self._holds_until = due_at + LATE
+            self._holds_until = -math.inf if self._told_nothing else due_at + LATE
+            self._told_nothing = False
         return due_at - now
 
     def begin_probe(self, now: float) -> Plan | None:
@@ -148,12 +151,15 @@ class Breaker:
             if self.is_closed or self._is_retired:
                 return None
             self.state, self._probe_began = "half-open", now
+            self._began_late, self._told_nothing = now > self._holds_until, False
             self.is_probing(now)
         return self._probe
 
     def is_probing(self, now: float) -> None:
         """Note that somebody listens for the answer to a probe. To be told again within `LATE` seconds."""
-        if self._holds_until < now + LATE and now <= self._holds_until:
+        if now > self._holds_until:
+            self._told_nothing = not self._began_late
+        elif self._holds_until < now + LATE:
             self._holds_until = now + LATE
 
 

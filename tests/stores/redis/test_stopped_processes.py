@@ -5,6 +5,7 @@ So it is in serverless functions, under CPU throttling, and where an event loop 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -85,6 +87,22 @@ def test_a_probe_that_is_under_way_is_known_while_somebody_listens() -> None:
     clock.now += OVERDUE
     late.begin_probe(clock.now)
     assert not knows(late, clock)
+    late.pause_before_probe(clock.now)
+    assert knows(late, clock)
+
+
+def test_a_probe_that_was_stopped_tells_nothing() -> None:
+    """It may have failed long ago, so requests are sent until one fails."""
+    clock, breaker = Stepped(), an_open_breaker()
+    clock.now += breaker.pause_before_probe(clock.now) or 0.0
+    breaker.begin_probe(clock.now)
+    clock.now += OVERDUE
+    breaker.is_probing(clock.now)
+    breaker.failed(FAILURE, clock.now)
+    breaker.pause_before_probe(clock.now)
+    assert not knows(breaker, clock)
+    breaker.failed(FAILURE, clock.now)
+    assert knows(breaker, clock)
 
 
 def ends(door: AsyncDoor, asked: Plan, times: int, pause: float = 0.0) -> list[bool | str]:
@@ -172,6 +190,27 @@ def test_a_connection_that_hangs(redis_server: RedisServer, monkeypatch: pytest.
                 door.spend(asked, 0.02)
         nat.is_shut = False
         assert ends(door, asked, 1, 0.3) == [True]
+
+
+def test_what_failed_before_is_no_failure_of_now(redis_server: RedisServer) -> None:
+    """A connection that was refused while nobody ran the event loop is tried again for the request that hears of it."""
+    asked = plan(charge(uuid4().hex, "5/hour"))
+    store = AsyncRedisStore(redis_server.url, local_refusals=False)
+    dial, dialled = store._dialer.adial, 0
+
+    async def refused_once(*place: Any) -> Any:
+        nonlocal dialled
+        dialled += 1
+        if dialled == 1:
+            await asyncio.sleep(0.05)
+            raise ConnectionRefusedError
+        return await dial(*place)
+
+    store._dialer.adial = refused_once  # type: ignore[method-assign]
+    with contextlib.closing(AsyncDoor(store)) as door:
+        with pytest.raises(StoreError):
+            door.spend(asked, 0.01)
+        assert ends(door, asked, 1, 0.1) == [True]
 
 
 CHILD = {

@@ -443,6 +443,10 @@ class Batcher:
     def _not_connected(self, error: Exception) -> None:
         if self._is_connected:  # it was only doubted
             return
+        if self._connecting_since[1] < self._clock.sleeps:  # this may have happened long ago
+            self._connecting = None
+            self._begin_to_connect()
+            return
         failure = store_error(error)
         self._fail_unsent(error)
         if failure.fault == "overload":
