@@ -114,7 +114,8 @@ class Breaker:
             self._in_a_row += 1
             self._failure = message, error.fault
             if not self.is_closed:
-                self._holds_until = max(self._holds_until, now + self._pause)
+                if not self._told_nothing:
+                    self._holds_until = max(self._holds_until, now + self._pause)
                 return False
             if self._in_a_row < FAILURES:
                 return False

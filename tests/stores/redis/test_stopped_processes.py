@@ -99,6 +99,7 @@ def test_a_probe_that_was_stopped_tells_nothing() -> None:
     clock.now += OVERDUE
     breaker.is_probing(clock.now)
     breaker.failed(FAILURE, clock.now)
+    assert not knows(breaker, clock)
     breaker.pause_before_probe(clock.now)
     assert not knows(breaker, clock)
     breaker.failed(FAILURE, clock.now)

@@ -125,6 +125,7 @@ class Batcher:
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
             self._server.breaker.check(self._loop.time)
+            self._give_up_what_owes_since_before()
         if queue.size >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
         if not self._is_gathering:
@@ -536,6 +537,13 @@ class Batcher:
     def _give_up_the_silent(self) -> None:
         for connection in list(self._connections):
             if connection.silence() > SILENCE:
+                connection.give_up()
+
+    def _give_up_what_owes_since_before(self) -> None:
+        """Give up connections that owed an answer when the process stood still: what comes now is sent on another one."""
+        for connection in list(self._connections):
+            flying = connection.session.flying
+            if flying and monotonic() - flying[0].sent > SILENCE:
                 connection.give_up()
 
     def _batches(self) -> Iterable[Batch]:

@@ -193,6 +193,7 @@ class Node:
         try:
             self._connections.give(self._connections.take(connecting, by_looking=True))
         except StoreError as error:
+            breaker.is_probing(time.monotonic())
             self._note(error)
         else:
             call = Call([probe])
