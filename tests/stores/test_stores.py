@@ -881,7 +881,9 @@ def test_a_mistake_in_a_url_is_a_config_error(opener: Callable[[str], Any], url:
         ("redis:///0", "no host"),
         ("redis://localhost:99999/0", "no such port"),
         ("redis://localhost?timout=1", "'timout', did you mean 'socket_timeout'[?]"),
+        ("redis://localhost?timout=1", "LimitGate's own option timeout"),
         ("redis://localhost?ssl_ca_certs=/x", "expected rediss://"),
+        ("unix:///run/redis.sock?socket_keepalive=true", "is of TCP"),
         ("redis://h1,h2/0", r"redis\+cluster://"),
         ("redis://secret@localhost/0", "redis://:password@"),
         ("redis://:pa/ss@localhost/0", "/ is %2F"),
@@ -893,6 +895,22 @@ def test_a_mistake_in_a_url_is_told_with_its_cure(url: str, words: str) -> None:
     """What is wrong with a URL is said in words, not what redis-py would have made of it."""
     with pytest.raises(ConfigError, match=words):
         open_sync_store(url)
+
+
+NO_EFFECT = ["health_check_interval=9", "socket_timeout=5", "socket_connect_timeout=5", "retry_on_timeout=true", "retry=x"]
+NO_EFFECT += ["decode_responses=true", "max_connections=9", "socket_read_size=9", "timeout=1", "retry_on_error=x"]
+NO_EFFECT += ["legacy_responses=no", "socket_keepalive_options=x", "socket_type=1", "decode_responses="]
+NO_EFFECT += ["client_name=me&socket_timeout=soon"]
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize("option", NO_EFFECT)
+@pytest.mark.parametrize("url", ["redis://h", "redis+cluster://h1,h2", "redis+sentinel://h1/m", "unix:///s.sock"])
+def test_an_option_that_would_do_nothing(opener: Callable[[str], Any], url: str, option: str) -> None:
+    """An option of redis-py that does not fit is refused with what there is instead, not taken without a word."""
+    name = option.rpartition("&")[2].partition("=")[0]
+    with pytest.raises(ConfigError, match=f"store: option '{name}' would do nothing, expected a URL without it: .+"):
+        opener(f"{url}?{option}")
 
 
 @pytest.mark.parametrize("opener", OPENERS)
@@ -908,7 +926,7 @@ def test_a_mistake_in_a_url_is_told_with_its_cure(url: str, words: str) -> None:
         "redis://h?password=p@ss&username=u",
         "redis://h/1?db=1",
         "redis://h_1.example/0?",
-        "redis://h?decode_responses=true&client_name=me&health_check_interval=9",
+        "redis://h?encoding=latin-1&client_name=me&socket_keepalive=false",
         "rediss://h?ssl_cert_reqs=none",
         "unix://:p@/s.sock",
     ],

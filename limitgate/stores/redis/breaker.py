@@ -2,12 +2,17 @@
 
 After `FAILURES` calls in a row have failed, requests fail at once. Meanwhile the store probes, one probe at a time, with pauses
 that grow and differ from process to process. No request waits for a probe. Knows no clock, timer or connection.
+
+That a server does not answer is known only for as long as somebody probes. Where the process stood still when a probe was due,
+or while it was under way (serverless functions, event loops that run for a request only), nobody knows, and requests are sent.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
+from collections.abc import Callable
 from threading import RLock
 from typing import Literal
 
@@ -28,6 +33,8 @@ CHANCE = random.SystemRandom()
 """Chance that is nobody else's: an application that has seeded its own finds that undisturbed, and forks differ."""
 PROBE_TIMEOUT = 0.5
 """Seconds that a probe waits for its answer, at most: no longer than a request would, whose timeout may be less."""
+LATE = 0.1
+"""Seconds by which a probe, or a look for its answer, comes late if the process stood still."""
 
 
 State = Literal["closed", "open", "half-open"]
@@ -50,6 +57,7 @@ class Breaker:
     closed      calls are sent
     open        calls fail at once, until a probe is answered
     half-open   the same, while a probe is on its way
+    (outdated   open or half-open, but nobody is probing as it should be: calls are sent until one fails)
 
     Times are seconds on one monotonic clock of the owner's.
     """
@@ -65,6 +73,10 @@ class Breaker:
         self._probe: Plan | None = None
         self._probe_began: float | None = None
         self._is_retired = False
+        self._holds_until = math.inf
+        """Time until which it is known that calls would fail."""
+        self._began_late = self._told_nothing = False
+        """True if the process stood still when the latest probe was due, or while it was under way."""
         self._failure: tuple[str, StoreFault] = "", "connection"
 
     @property
@@ -77,9 +89,9 @@ class Breaker:
         if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
 
-    def check(self) -> None:
-        """Raise a `StoreError` unless closed."""
-        if self.state != "closed":
+    def check(self, clock: Callable[[], float] = lambda: -math.inf) -> None:
+        """Raise a `StoreError` unless closed, or outdated by the owner's clock."""
+        if self.state != "closed" and clock() <= self._holds_until:
             message, fault = self._failure
             raise StoreError(f"{self._server} is not asked until it answers again: {message}", fault)
 
@@ -93,7 +105,7 @@ class Breaker:
                 with survived():  # a handler may raise; probes have to go on
                     log.warning("%s answers again", self._server)
 
-    def failed(self, error: StoreError) -> bool:
+    def failed(self, error: StoreError, now: float = -math.inf) -> bool:
         """Count a failed call. True if that opens the breaker: the owner has to probe after `pause_before_probe`."""
         message = str(error)  # the error itself knows everything that led to it, and log records may be kept
         with self._tally.lock:
@@ -101,9 +113,13 @@ class Breaker:
             self.in_trouble = True
             self._in_a_row += 1
             self._failure = message, error.fault
-            if not self.is_closed or self._in_a_row < FAILURES:
+            if not self.is_closed:
+                if not self._told_nothing:
+                    self._holds_until = max(self._holds_until, now + self._pause)
                 return False
-            self.state = "open"
+            if self._in_a_row < FAILURES:
+                return False
+            self.state, self._holds_until = "open", math.inf
             self._tally.outages += 1
         with survived():
             log.warning("%s does not answer, requests no longer wait for it: %s", self._server, message)
@@ -125,7 +141,10 @@ class Breaker:
             self.state = "open"
             began, self._probe_began = now if self._probe_began is None else self._probe_began, None
             pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return max(0.0, began + pause * CHANCE.uniform(0.5, 1.0) - now)
+            due_at = max(now, began + pause * CHANCE.uniform(0.5, 1.0))
+            self._holds_until = -math.inf if self._told_nothing else due_at + LATE
+            self._told_nothing = False
+        return due_at - now
 
     def begin_probe(self, now: float) -> Plan | None:
         """Return the plan to send as a probe, None if there is nothing to probe for any more."""
@@ -133,7 +152,16 @@ class Breaker:
             if self.is_closed or self._is_retired:
                 return None
             self.state, self._probe_began = "half-open", now
+            self._began_late, self._told_nothing = now > self._holds_until, False
+            self.is_probing(now)
         return self._probe
+
+    def is_probing(self, now: float) -> None:
+        """Note that somebody listens for the answer to a probe. To be told again within `LATE` seconds."""
+        if now > self._holds_until:
+            self._told_nothing = not self._began_late
+        elif self._holds_until < now + LATE:
+            self._holds_until = now + LATE
 
 
 def first_key(sent: AnyPlan | ConfigRequest) -> str:

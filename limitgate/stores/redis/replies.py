@@ -203,7 +203,7 @@ class RedisReplies:
 
     def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
         """Count a call that was sent and has ended, if calls are counted. One that nobody waits for any more is too late."""
-        if self.calls is not None and call.sent:
+        if self.calls is not None and call.sent and call.config is None:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
     def unanswered(self, call: wire.Call) -> None:

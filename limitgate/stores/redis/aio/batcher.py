@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol
 from weakref import ref
 
@@ -33,7 +34,7 @@ from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.protocol.session import CallEvent, Resend
+from limitgate.stores.redis.protocol.session import CallEvent, Doubts, Resend
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Server, blames_server
 
@@ -98,7 +99,12 @@ class Batcher:
         self._connections: set[AsyncConnection] = set()
         """The one in use, and those that only wait for their last replies."""
         self._connecting: asyncio.Task[None] | None = None
+        self._connecting_since = 0.0, 0
+        """Time at which that has begun, and how often the event loop had stood still by then."""
         self._no_room_until = 0.0
+        self._doubted: tuple[AsyncConnection, float] | None = None
+        """The connection that was doubted last, and since when it had been silent."""
+        self._doubts = Doubts()
         self._silence = Silence(clock)
         self._probe_timer: asyncio.TimerHandle | None = None
 
@@ -119,8 +125,9 @@ class Batcher:
         are waiting already, or Redis has stopped answering, unless nobody ``checks`` that.
         """
         queue = self._queue
-        if not self._is_gathering and checks:
-            self._server.breaker.check()
+        if not self._is_gathering and checks and self._server.breaker.state != "closed":
+            self._server.breaker.check(self._loop.time)
+            self._give_up_what_owes_since_before()
         if queue.size >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
         if not self._is_gathering:
@@ -161,12 +168,13 @@ class Batcher:
         stored: asyncio.Future[StoredConfig] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
+        self._replies.outgoing(batch)
         self.adopt(batch)
         return stored
 
     def connect(self) -> None:
         """Begin to connect, if there is no connection. Nobody waits for it."""
-        if self._connection is None or self._connection.is_closing():
+        if not self._is_connected:
             self._begin_to_connect()
 
     @property
@@ -200,7 +208,7 @@ class Batcher:
     def adopt(self, batch: Batch) -> None:
         """Send a batch, just as it is, before everything that waits: it was sent elsewhere, and is to be dealt with here."""
         try:
-            self._server.breaker.check()
+            self._server.breaker.check(self._loop.time)
         except StoreError as error:
             self._fail(batch, error)
             return
@@ -283,13 +291,28 @@ class Batcher:
         """Send a batch that somebody waits for."""
         try:
             if not batch.requests[0][2].done() or batch.is_wanted:
-                connection.send(batch)
+                if batch.shape is not None or not (batch.gives_back and self._has_to_wait(batch, connection)):
+                    connection.send(batch)
             else:
                 self._replies.unanswered(batch)
         except wire.UNSENDABLE as error:
             self._fail(batch, unsendable(error))
         except Exception as error:  # noqa: BLE001 - it is in no queue any more
             self._fail(batch, own_error(error))
+
+    def _has_to_wait(self, batch: Batch, connection: AsyncConnection) -> bool:
+        """True if a batch that must not be sent twice has to wait until it is known that the connection was not dropped."""
+        session = connection.session
+        if session.lies_idle(monotonic()):
+            _, due, _, timeout = batch.requests[0]
+            asking = Batch([(wire.NO_PLAN, due, self._loop.create_future(), timeout)])
+            asking.follow(batch)
+            connection.send(asking)
+            session.is_settling = True
+        elif not session.is_settling:
+            return False
+        self._resends.append(batch)
+        return True
 
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
         """Deal with an event. An error that is the server's fails its batch, and later ones get another connection."""
@@ -378,6 +401,7 @@ class Batcher:
     def _begin_to_connect(self) -> None:
         if self._connecting is None:
             self._connecting = begin(_connect(ref(self), self._dial, self._clock))
+            self._connecting_since = self._loop.time(), self._clock.sleeps
 
     def is_through(self) -> None:
         """Note that the running task no longer connects."""
@@ -396,15 +420,28 @@ class Batcher:
         if connection.is_closing():  # its end was told before there was a connection to tell
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
+        silent = self._connection if self._is_connected else None
+        if silent is not None and self._doubted != (silent, silent.silent_since):  # it was heard meanwhile
+            connection.give_up()
+            return
         self._silence.break_()
         self._connection = connection
         self._connections.add(connection)
+        if silent is not None:
+            self._doubts.confirmed()
+            silent.replace()
         if self._probe_timer is not None:  # there is something new to look at
             self._probe_timer.cancel()
             self.send_probe()
         self._flush()
 
     def _not_connected(self, error: Exception) -> None:
+        if self._is_connected:  # it was only doubted
+            return
+        if self._connecting_since[1] < self._clock.sleeps:  # this may have happened long ago
+            self._connecting = None
+            self._begin_to_connect()
+            return
         failure = store_error(error)
         self._fail_unsent(error)
         if failure.fault == "overload":
@@ -429,7 +466,11 @@ class Batcher:
         now = self._clock.seconds
         if not self._owes:
             self._silence.break_()
+        elif not self._server.breaker.is_closed:
+            self._server.breaker.is_probing(self._loop.time())
         self._silence.go_on(connecting=math.inf if self._connecting is None else self._replies.patience)
+        self._connect_anew_after_a_sleep()
+        self._doubt()
         if not self._queue.size:
             self._queue_is_due = math.inf
         left = min([self._queue_is_due - self._silence.seconds, *[batch.due - now for batch in self._batches()]])
@@ -441,6 +482,34 @@ class Batcher:
                 self._silence.stop()
                 return None
         return left
+
+    def _connect_anew_after_a_sleep(self) -> None:
+        """Begin to connect once more if that takes too long, and the event loop stood still meanwhile."""
+        began, sleeps = self._connecting_since
+        connecting = self._connecting
+        if connecting is not None and sleeps < self._clock.sleeps and self._loop.time() - began > CONNECT_TIMEOUT:
+            connecting.cancel()
+            self._connecting = None
+            self._begin_to_connect()
+
+    def _doubt(self) -> None:
+        """Make another connection beside one that may have been dropped while it lay idle, see `session`."""
+        connection = self._connection
+        if (
+            connection is not None
+            and self._connecting is None
+            and connection.silence() >= self._doubts.silence_allowed(self._replies.patience)
+            and (connection.session.is_doubtful or not self._server.breaker.is_closed)  # then nobody but a probe waits
+            and self._doubted != (connection, connection.silent_since)
+        ):
+            self._doubted = connection, connection.silent_since
+            self._doubts.begun()
+            self._begin_to_connect()
+
+    @property
+    def _is_connected(self) -> bool:
+        """True if there is a connection to send on, as far as is known."""
+        return self._connection is not None and not self._connection.is_closing()
 
     @property
     def _owes(self) -> bool:
@@ -466,6 +535,13 @@ class Batcher:
     def _give_up_the_silent(self) -> None:
         for connection in list(self._connections):
             if connection.silence() > SILENCE:
+                connection.give_up()
+
+    def _give_up_what_owes_since_before(self) -> None:
+        """Give up connections that owed an answer when the process stood still: what comes now is sent on another one."""
+        for connection in list(self._connections):
+            flying = connection.session.flying
+            if flying and monotonic() - flying[0].sent > SILENCE:
                 connection.give_up()
 
     def _batches(self) -> Iterable[Batch]:
@@ -498,7 +574,7 @@ class Batcher:
 
     def _failed(self, error: StoreError) -> None:
         """Count a failed call. After too many requests no longer wait, and probes look for Redis."""
-        if self._server.breaker.failed(error):
+        if self._server.breaker.failed(error, self._loop.time()):
             self._fail_unsent(error)
             self._probe_later()
         if self._cluster is not None:
@@ -506,6 +582,8 @@ class Batcher:
 
     def _probe_later(self) -> None:
         loop = asyncio.get_running_loop()
+        if self._probe_timer is not None:  # from before a request has found Redis by itself
+            self._probe_timer.cancel()
         pause = self._server.breaker.pause_before_probe(loop.time())
         self._probe_timer = None if pause is None else loop.call_later(pause, _send_probe, ref(self), context=Context())
 

@@ -61,6 +61,7 @@ class AsyncCluster:
         self._dialer = dialer
         self._replies = replies
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
         self._router = Router(self._map)
@@ -76,7 +77,7 @@ class AsyncCluster:
         if len(parts) == 1:
             return self._node(parts[0]).spend(plan, timeout)
         plan = whole(plan)
-        error = unreachable(self._map, parts)
+        error = unreachable(self._map, parts, self._loop.time)
         if error:
             raise error
         keys = tuple([charge.key for charge in plan.charges])
@@ -100,7 +101,7 @@ class AsyncCluster:
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
         """Outcome of a plan that is surely refused as things stand, or that needs a node which does not answer; else None."""
-        return unreachable(self._map, parts) or self._replies.refused(plan)
+        return unreachable(self._map, parts, self._loop.time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
         """Note that a part of a plan has failed, and so the plan: what the part takes all the same is given back then."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Protocol
 from weakref import ref
 
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
+from limitgate.stores.redis.dial.sockets import reset_on_close
 from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustClose, Session
 
 
@@ -34,8 +36,10 @@ class AsyncConnection(asyncio.Protocol):
 
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
         self.session: Session[Batch] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
+        self.session.asked_at = monotonic()
         self.given_up = False
-        self._since = 0.0
+        self.silent_since = 0.0
+        """Time since which calls have been waiting and none was answered, by the clock; without calls of no meaning."""
         self._unsent: list[bytes] = []
         self._clock = clock
         self._owner = ref(owner)
@@ -49,7 +53,7 @@ class AsyncConnection(asyncio.Protocol):
         """Send a batch with the next `flush`. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
         session = self.session
         if not session.flying:
-            self._since = self._clock.seconds
+            self.silent_since = self._clock.seconds
         self._unsent.append(session.send(batch))
 
     def flush(self) -> None:
@@ -61,12 +65,21 @@ class AsyncConnection(asyncio.Protocol):
 
     def silence(self) -> float:
         """Seconds for which calls have been waiting and none was answered."""
-        return self._clock.seconds - self._since if self.session.flying else 0.0
+        return self._clock.seconds - self.silent_since if self.session.flying else 0.0
 
     def give_up(self) -> None:
         """Close the connection at once. Nothing on it is sent again."""
-        self.given_up = True
         self.session.give_up()
+        self._abort()
+
+    def replace(self) -> None:
+        """Close the connection at once: another one takes over its calls. What the kernel has not sent yet is not sent."""
+        self.session.replaced()
+        reset_on_close(self._transport.get_extra_info("socket"))
+        self._abort()
+
+    def _abort(self) -> None:
+        self.given_up = True
         self._transport.abort()
         self._connection._close()  # noqa: SLF001 - else redis-py would complain that nobody closed it
 
@@ -82,7 +95,7 @@ class AsyncConnection(asyncio.Protocol):
                 if not self.given_up:
                     self.give_up()
                 return
-            self._since = self._clock.seconds
+            self.silent_since = self._clock.seconds
             owner.heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:

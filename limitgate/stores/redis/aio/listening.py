@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import Context
@@ -23,6 +24,8 @@ LONGEST = 0.05
 sockets in between, and a server that is silent each time is silent."""
 LATE = 0.002
 """Seconds by which a look comes late if the loop was away: threads that want the GIL keep it for 5 ms each."""
+ASLEEP = 1.0
+"""Seconds without a look after which the process was stopped, rather than busy."""
 AWAY = 0.1
 """Share of a timeout that counts of a time in which the loop was away while a connection is made, which takes such a loop
 several turns; `GRAIN` at most."""
@@ -46,6 +49,9 @@ class ListeningClock:
         """Seconds that count as soon as sockets have been polled."""
         self.was_away = False
         """True if the loop was away before one of the latest two looks: a starved one is in time by chance."""
+        self.sleeps = 0
+        """How often the loop stood still while somebody waited: it was not run, or the process was stopped."""
+        self._run: object = None
         self._was_late = False
         self._looked = self._pause = 0.0
         self._ticks = False
@@ -63,7 +69,7 @@ class ListeningClock:
         self._listeners[listener] = None
         if not self._ticks:
             self._ticks = True
-            self._looked = self._loop.time()
+            self._looked, self._run = self._loop.time(), _run()
             self._look_later(GRAIN)
 
     def forget(self, listener: Listener) -> None:
@@ -93,6 +99,10 @@ class ListeningClock:
         now = self._loop.time()
         is_late = now - self._looked > self._pause + LATE
         self.was_away, self._was_late = is_late or self._was_late, is_late
+        run = _run()
+        if run is not self._run or now - self._looked > ASLEEP:
+            self._run = run
+            self.sleeps += 1
         self._passed, self._looked = min(now - self._looked, LONGEST), now
         self._loop.call_soon(self._loop.call_soon, self._count)
 
@@ -110,6 +120,11 @@ class ListeningClock:
         self._ticks = bool(self._listeners)
         if self._ticks:
             self._look_later(max(soonest, SHORTEST))
+
+
+def _run() -> object:
+    """An object that is another one whenever the event loop of this thread is run anew: it sets new hooks each time."""
+    return sys.get_asyncgen_hooks().firstiter
 
 
 class Silence:

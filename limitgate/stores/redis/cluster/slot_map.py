@@ -194,12 +194,12 @@ class SlotMap(Generic[N]):
         return address not in self.nodes or self.nodes[address].breaker.is_closed
 
 
-def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None:
-    """Failure of a plan that needs a node which does not answer; None if all of its nodes may be asked."""
+def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], float]) -> StoreError | None:
+    """Failure of a plan that needs a node which does not answer, by the clock; None if all of its nodes may be asked."""
     failures = []
     for part in parts:
         try:
-            nodes.node(nodes.holder(part.hash_slot)).breaker.check()
+            nodes.node(nodes.holder(part.hash_slot)).breaker.check(clock)
         except StoreError as error:
             failures.append((part, error))
     if not failures:

@@ -28,10 +28,12 @@ from limitgate.own_errors import raise_interruption, survived
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.dial.resolver import Resolver
+from limitgate.stores.redis.dial.sockets import KEEPALIVE
 from limitgate.stores.redis.dial.spare import SPARE
 from limitgate.stores.redis.dial.tls_check import TLSCheck
 from limitgate.stores.redis.dial.url import (
     Address,
+    check_effects,
     check_options,
     check_readable,
     format_address,
@@ -75,6 +77,8 @@ _OBJECTS = frozenset(
         "retry",
         "retry_on_error",
         "self",
+        "socket_keepalive_options",
+        "socket_type",
         "ssl_context",
         "ssl_ocsp_context",
     }
@@ -105,11 +109,13 @@ class Dialer:
         self._brief = {} if socket_timeout is None else _BRIEF
         self._where = where = read_url(url)
         check_readable(where.url)
+        check_effects(where.url)
         try:
             pool = pool_class.from_url(
                 where.url, socket_timeout=socket_timeout, socket_connect_timeout=socket_timeout, retry=Retry(NoBackoff(), 0)
             )
-            check_options(where.url, _options_of(pool.connection_class))
+            known = _options_of(pool.connection_class)
+            check_options(where.url, known)
             _check_files(pool.connection_kwargs)
             made = pool.connection_class(**pool.connection_kwargs)
         except ConfigError:
@@ -120,7 +126,9 @@ class Dialer:
         if where.nodes and pool.connection_kwargs.get("db"):
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class = pool.connection_class
-        self._options = {**pool.connection_kwargs, "driver_info": made.driver_info}  # else each reads a version from disk
+        keepalive = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE} if "socket_keepalive" in known else {}
+        self._options = {**keepalive, **pool.connection_kwargs}
+        self._options["driver_info"] = made.driver_info  # else each connection reads a version from disk
         if not iscoroutinefunction(self._class.connect):
             self._options["command_packer"] = _Packer()
         self._sentinels = where.sentinels

@@ -6,9 +6,9 @@
     redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, as the first Sentinel that answers has it
 
 With ``rediss+`` all of them are spoken to with TLS. The user and password are those of the servers that hold the buckets;
-Sentinels get the options ``sentinel_username`` and ``sentinel_password``. The other options are redis-py's. A URL is checked
-before redis-py reads it, which takes what it does not understand for something else: ``/zero`` for database 0. No message
-repeats what may be a part of a password. Pure: no connection.
+Sentinels get the options ``sentinel_username`` and ``sentinel_password``. The other options are those of redis-py that have an
+effect here. A URL is checked before redis-py reads it, which takes what it does not understand for something else: ``/zero``
+for database 0. No message repeats what may be a part of a password. Pure: no connection.
 """
 
 from __future__ import annotations
@@ -32,6 +32,25 @@ _SOCKET_EXPECTED = "expected for example unix:///run/redis.sock?db=0"
 _ENCODED = "(in a user or password % is %25, / is %2F, ? is %3F, # is %23, @ is %40)"
 _UNEXPANDED = re.compile(r"[${}<>]")
 """Characters of a variable in a template that nobody has filled in; no host has them."""
+
+_TIMEOUT = "how long requests wait is LimitGate's own option timeout"
+_RETRY = "a call on a lost connection is sent once more, and then on_error decides"
+_WITHOUT_EFFECT = {
+    "decode_responses": "LimitGate alone reads what Redis answers",
+    "health_check_interval": "a connection that was dropped while it lay idle is noticed and replaced in any case",
+    "legacy_responses": "LimitGate alone reads what Redis answers",
+    "max_connections": "an event loop has one connection to a server, and threads have as many as ask at the same time",
+    "retry": _RETRY,
+    "retry_on_error": _RETRY,
+    "retry_on_timeout": _RETRY,
+    "socket_connect_timeout": _TIMEOUT,
+    "socket_keepalive_options": "LimitGate sets them itself",
+    "socket_read_size": "LimitGate reads from the socket itself",
+    "socket_timeout": _TIMEOUT,
+    "socket_type": "Redis has connections of one type",
+    "timeout": _TIMEOUT,
+}
+"""Options that redis-py has and that would do nothing, each with what there is instead."""
 
 Address = tuple[str, int]
 """A server's host and port."""
@@ -100,7 +119,7 @@ def read_url(url: str) -> StoreUrl:
     parts = _URL.fullmatch(url.partition("://")[2])
     if parts is None:
         raise ConfigError(f"store: user and password stand once, before all servers, and an @ in them is %40; {_EXPECTED}")
-    options = dict(parse_qsl(parts["options"]))
+    options = dict(parse_qsl(parts["options"], keep_blank_values=True))
     if kind == "cluster":
         nodes = _servers(parts["servers"], 6379)
         return StoreUrl(_single(scheme, parts["login"], nodes[0], parts["path"], options), nodes)
@@ -108,7 +127,7 @@ def read_url(url: str) -> StoreUrl:
     if not name:
         raise ConfigError(f"store: the master's name is missing, {_EXPECTED}")
     sentinels = _servers(parts["servers"], 26379)
-    own = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
+    own = options.pop("sentinel_username", None) or None, options.pop("sentinel_password", None) or None
     return StoreUrl(_single(scheme, parts["login"], sentinels[0], f"/{database}", options), (), sentinels, unquote(name), own)
 
 
@@ -152,16 +171,35 @@ def _check_server(server: str) -> None:
         raise ConfigError(f"store: there is no such port, expected one of 1 to 65535 {_ENCODED}")
 
 
+def check_effects(url: str) -> None:
+    """Raise a `ConfigError` for an option of a URL of a single server that redis-py takes, but that would do nothing."""
+    for name, _ in parse_qsl(_listed(url), keep_blank_values=True):
+        if name in _WITHOUT_EFFECT:
+            raise ConfigError(f"store: option {name!r} would do nothing, expected a URL without it: {_WITHOUT_EFFECT[name]}")
+
+
 def check_options(url: str, known: Collection[str]) -> None:
     """Check the names of the options of a URL of a single server. Raises `ConfigError` for one that is not ``known``."""
-    listed = url.partition("#")[0].partition("?")[2]
+    listed = _listed(url)
     for name, _ in parse_qsl(listed, keep_blank_values=True):
         if name in known:
             continue
         if name.startswith("ssl_") and not url.startswith("rediss"):
             raise ConfigError(f"store: option {name[:40]} is of TLS, expected rediss:// as the beginning, or no such option")
+        if name == "socket_keepalive":
+            raise ConfigError("store: option socket_keepalive is of TCP, expected a URL without it for a unix socket")
         named = "" if "@" in listed else f" {name[:40]!r}"  # else it may be the rest of a password
-        raise ConfigError(f"store: unknown option{named}, {expected_of(name, sorted(known))}")
+        near = meant(name, known)
+        if near in _WITHOUT_EFFECT:
+            cure = f"did you mean {near!r}? It would do nothing, expected a URL without it: {_WITHOUT_EFFECT[near]}"
+        else:
+            cure = expected_of(name, sorted(set(known) - _WITHOUT_EFFECT.keys()))
+        raise ConfigError(f"store: unknown option{named}, {cure}")
+
+
+def _listed(url: str) -> str:
+    """The options of a URL of a single server, as they are spelled."""
+    return url.partition("#")[0].partition("?")[2]
 
 
 def shown(store: object) -> str:

@@ -11,6 +11,10 @@ Decided here, for asyncio and threads alike:
 * A call on a connection that is lost is sent again on another one, once, if nothing was heard since it was sent: most likely
   the connection was dead already. If Redis had carried the call out, it is charged twice, so too little is admitted, never too
   much. For the same reason what gives back is never sent again (`wire.Call.repeated`).
+* Networks drop idle connections without telling either side. So a connection that lay idle is doubted if its next call is not
+  answered within a part of the timeout (`silence_allowed`): another one is made beside it, and if that comes about before
+  anything is heard here, it takes over the calls (`Session.replaced`). They count as calls on a connection that is lost. What
+  gives back goes behind a call that touches no bucket, once that is answered (`Session.lies_idle`).
 """
 
 from __future__ import annotations
@@ -25,6 +29,14 @@ from redis.exceptions import AskError, InvalidResponse, NoScriptError, TryAgainE
 from limitgate.own_errors import raise_interruption
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.protocol import wire
+
+IDLE = 1.0
+"""Seconds without a call after which a connection may have been dropped. So it costs nothing under steady traffic."""
+DOUBT, MOST_DOUBT = 0.2, 0.5
+"""Share of a timeout within which a connection that lay idle has to answer, and that after doubts that were mistaken. What is
+left is enough to connect and to ask once more."""
+LONGEST_DOUBT = 0.25
+"""Seconds within which it has to answer at most, however long the timeout is."""
 
 Call = TypeVar("Call", bound=wire.Call)
 
@@ -54,6 +66,10 @@ class Resend(NamedTuple, Generic[Call]):
     call: Call
 
 
+class FellSilentError(ConnectionResetError):
+    """Nothing was heard on a connection, while another one to the same server came about."""
+
+
 class MustClose(NamedTuple):
     """Close the connection. Calls still in `Session.flying` get no reply."""
 
@@ -67,10 +83,31 @@ CallEvent = Answered[Call] | Redirected[Call] | Resend[Call]
 Event = CallEvent[Call] | MustClose
 
 
+class Doubts:
+    """Silence that a connection to a server is allowed after it lay idle. Where answers take long, it learns to wait longer."""
+
+    __slots__ = ("_share",)
+
+    def __init__(self) -> None:
+        self._share = DOUBT
+
+    def silence_allowed(self, timeout: float) -> float:
+        """Seconds for which a call may be unanswered."""
+        return min(self._share * timeout, LONGEST_DOUBT)
+
+    def begun(self) -> None:
+        """Note that a connection is doubted; mistakenly, unless it is replaced."""
+        self._share = min(2 * self._share, MOST_DOUBT)
+
+    def confirmed(self) -> None:
+        """Note that it was replaced."""
+        self._share = DOUBT
+
+
 class Session(Generic[Call]):
     """State of one connection: calls on their way, bytes not yet understood. ``parse_error`` is redis-py's."""
 
-    __slots__ = ("_end", "_is_retired", "_is_unheard", "_reader", "flying", "has_more", "is_settling")
+    __slots__ = ("_end", "_is_retired", "_is_unheard", "_reader", "asked_at", "flying", "has_more", "is_settling")
 
     def __init__(self, parse_error: Callable[[str], Exception]) -> None:
         self.flying: deque[Call] = deque()
@@ -79,6 +116,8 @@ class Session(Generic[Call]):
         """True while a call with the script's text is on its way: new calls wait, so as not to overtake it."""
         self.has_more = False
         """True if `next_event` may have something to say: bytes have arrived that are no whole reply yet, or the end."""
+        self.asked_at = 0.0
+        """Time at which the last call that is answered was sent, or the connection was made, by `time.monotonic`."""
         self._is_retired = False
         self._is_unheard = True
         """True if nothing has arrived since a call was sent while no other was on its way."""
@@ -133,6 +172,7 @@ class Session(Generic[Call]):
                 call.is_granted = True
                 continue
             flying.popleft()
+            self.asked_at = call.sent
             if self.is_settling and not flying:
                 self.is_settling = False
             if type(reply) is not bytes and isinstance(reply, Exception):
@@ -151,6 +191,19 @@ class Session(Generic[Call]):
         """Wait for no further bytes, nor send any call again: Redis may only have been slow."""
         self._is_unheard = False
         self.receive_end(ConnectionResetError("the connection was given up"))
+
+    def lies_idle(self, now: float) -> bool:
+        """True if there was no call for a while until now, by `time.monotonic`."""
+        return not self.flying and now - self.asked_at >= IDLE
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if the connection lay idle before the calls on their way, and nothing was heard since."""
+        return self._is_unheard and len(self.flying) > 0 and self.flying[0].sent - self.asked_at >= IDLE
+
+    def replaced(self) -> None:
+        """End: another connection came about while nothing was heard here."""
+        self.receive_end(FellSilentError("nothing was heard on the connection"))
 
     @property
     def is_open(self) -> bool:

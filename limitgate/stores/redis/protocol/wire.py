@@ -81,6 +81,11 @@ class Call:
         """True if anybody still waits for it."""
         return True
 
+    @property
+    def gives_back(self) -> bool:
+        """True if a part of it must not be sent once more on another connection, see `repeated`."""
+        return any(plan.has_adjustments for plan in self.requested)
+
     def follow(self, other: Call) -> None:
         """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops

@@ -77,7 +77,7 @@ class SyncCluster:
         parts = parts_of(plan)
         for part in parts:
             self._map.node(self._map.holder(part.hash_slot)).look()
-        error = unreachable(self._map, parts)
+        error = unreachable(self._map, parts, time.monotonic)
         if error:
             raise error
 
@@ -100,6 +100,7 @@ class SyncCluster:
         address = self._map.holder(hash_slot(request.key))
         self._map.node(address).look()
         errand = _Errand([NO_PLAN], [0], address, request)
+        self._replies.outgoing(errand)
         return configuration(self._answers([errand], patience).get(errand) or _no_answer())
 
     def connect(self) -> None:
@@ -248,7 +249,7 @@ def _check(node: Node, patience: Patience) -> None:
     """Raise a `StoreError` if a node is not to be asked."""
     if patience.left <= 0:
         raise StoreError("no time was left to ask", "timeout")
-    node.breaker.check()
+    node.breaker.check(time.monotonic)
 
 
 def _in_trouble(errands: tuple[Node, list[_Errand]]) -> bool:

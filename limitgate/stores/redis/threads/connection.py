@@ -9,28 +9,47 @@ from __future__ import annotations
 from contextlib import suppress
 from ssl import SSLWantReadError
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
 from limitgate.own_errors import raise_interruption
-from limitgate.stores.redis.protocol.session import NEED_DATA, Event, Session
+from limitgate.stores.redis.dial.sockets import reset_on_close
+from limitgate.stores.redis.protocol.session import NEED_DATA, Doubts, Event, Session
 from limitgate.stores.redis.protocol.wire import Call
-from limitgate.stores.redis.threads.patience import SLICE, Patience
+from limitgate.stores.redis.threads.patience import SHORTEST, SLICE, Patience
 
 _CHUNK = 16_384
 """Bytes to read at a time."""
 
 
+class OtherConnections(Protocol):
+    """The other connections to the same server."""
+
+    doubts: Doubts
+
+    def make_another(self) -> None:
+        """Begin to connect, if a thread can be started for it."""
+
+    def have_another(self, since: float) -> bool:
+        """True if a connection has been made since a time by `time.monotonic`."""
+
+
 class SyncConnection:
     """Drives a session on a connection that redis-py has opened."""
+
+    others: OtherConnections | None = None
+    """Where another connection can be had instead of one that was dropped."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
         self._connection = connection
         self._socket = connection._sock  # noqa: SLF001 - redis-py sends under the timeout of connecting
         self._timeout = -1.0  # unknown
-        self.looked_at = monotonic()
+        self._left = 0.0
+        """Seconds of patience that were left when the latest call was sent."""
+        self._doubted_at: float | None = None
+        self.session.asked_at = self.looked_at = monotonic()
         """Time at which the socket was last looked at while no call was on its way, monotonic, in seconds."""
 
     def is_quiet(self) -> bool:
@@ -48,6 +67,7 @@ class SyncConnection:
 
     def send(self, data: bytes, patience: Patience) -> None:
         """Send what the session has packed. Raises `TimeoutError`; any other `OSError` is the session's next event."""
+        self._left, self._doubted_at = patience.left, None
         left: bytes | memoryview = data
         began = 0.0  # the first wait is not counted unless it is in vain: almost always all is sent at once
         while True:
@@ -76,13 +96,15 @@ class SyncConnection:
             if self._timeout != SLICE or patience.left < SLICE:  # else it stays as it is, from call to call
                 if patience.is_exhausted:
                     raise TimeoutError
-                self._set_timeout(patience.slice())
+                self._set_timeout(patience.slice() if self._doubted_at is None else SHORTEST)
             began = monotonic()
             try:
                 data = self._socket.recv(_CHUNK)
             except TimeoutError as error:
                 raise_interruption(error)
                 self._waited_in_vain(patience)
+                if self.others is not None and session.is_doubtful:
+                    self._doubt(self.others, self._left - patience.left)
             except OSError as error:
                 raise_interruption(error)
                 session.receive_end(error)
@@ -90,6 +112,19 @@ class SyncConnection:
                 patience.waited_since(began, self._timeout)
                 session.receive_data(data)
         return event
+
+    def _doubt(self, others: OtherConnections, silence: float) -> None:
+        """Make another connection beside this one, which may have been dropped while it lay idle, see `session`."""
+        if self._doubted_at is not None:
+            if others.have_another(self._doubted_at):
+                others.doubts.confirmed()
+                reset_on_close(self._socket)
+                self.session.replaced()
+        elif silence >= others.doubts.silence_allowed(self._left):
+            self._doubted_at = monotonic()
+            self._set_timeout(SHORTEST)  # so as to see the other one soon
+            others.doubts.begun()
+            others.make_another()
 
     def close(self) -> None:
         """Close the connection."""

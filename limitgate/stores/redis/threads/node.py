@@ -22,7 +22,7 @@ from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import store_error, unsendable
-from limitgate.stores.redis.protocol.session import Answered, Event, MustClose, Redirected, Session
+from limitgate.stores.redis.protocol.session import Answered, Event, FellSilentError, MustClose, Redirected, Session
 from limitgate.stores.redis.protocol.wire import NO_PLAN, UNSENDABLE, Call
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Answer, Server, blames_server, configuration, failure_by
@@ -33,6 +33,20 @@ from limitgate.stores.redis.threads.pool import ConnectionPool
 
 def _nothing() -> None:
     """Nobody wants to know."""
+
+
+class _ProbePatience(Patience):
+    """Patience of a thread that probes: while it listens, a breaker knows that the server does not answer."""
+
+    __slots__ = ("_breaker",)
+
+    def __init__(self, seconds: float, breaker: Breaker) -> None:
+        super().__init__(seconds)
+        self._breaker = breaker
+
+    def waited_in_vain(self, seconds: float) -> None:
+        super().waited_in_vain(seconds)
+        self._breaker.is_probing(time.monotonic())
 
 
 class Sent:
@@ -77,7 +91,8 @@ class Node:
         """Raise a `StoreError` if nobody is to wait for this server."""
         if self._probe_due is not None:
             self.look()
-        self._server.breaker.check()
+        if self._server.breaker.state != "closed":
+            self._server.breaker.check(time.monotonic)
 
     def look(self) -> None:
         """Probe in this thread if it is time to, as no other could be started for it; others do not wait meanwhile."""
@@ -93,7 +108,8 @@ class Node:
 
     def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans that share a call. Raises `StoreError` once ``patience`` is over."""
-        self._server.breaker.check()
+        if self._server.breaker.state != "closed":
+            self._server.breaker.check(time.monotonic)
         call = Call(plans, common_shape(plans))
         self._replies.outgoing(call)
         answer = self._ask(call, patience)
@@ -104,14 +120,16 @@ class Node:
     def config(self, request: ConfigRequest, patience: Patience) -> StoredConfig:
         """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
         self.look()
-        self._server.breaker.check()
-        return configuration(self._ask(Call([NO_PLAN], config=request), patience))
+        self._server.breaker.check(time.monotonic)
+        call = Call([NO_PLAN], config=request)
+        self._replies.outgoing(call)
+        return configuration(self._ask(call, patience))
 
     def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
         """Send calls together, to be followed by `hear`."""
         sent, data = Sent(calls), b""
         try:
-            sent.connection = connection = self._connections.take(patience, by_looking=any(map(_may_not_be_repeated, calls)))
+            sent.connection = connection = self._taken(patience, gives_back=any(call.gives_back for call in calls))
             for call in calls:
                 try:
                     data += connection.session.send(call)
@@ -175,19 +193,20 @@ class Node:
         try:
             self._connections.give(self._connections.take(connecting, by_looking=True))
         except StoreError as error:
+            breaker.is_probing(time.monotonic())
             self._note(error)
         else:
             call = Call([probe])
             self._replies.outgoing(call)
-            self._ask(call, Patience(self._server.probe_timeout))
+            self._ask(call, _ProbePatience(self._server.probe_timeout, breaker))
 
     def _ask(self, call: Call, patience: Patience) -> Answer:
         """`send` and `hear` for a call that goes alone, as almost all do: straight on, unless the first event is no answer."""
         connection, event = None, None
         answer: Answer | None = None
         try:
-            by_looking = call.shape is None and _may_not_be_repeated(call)
-            connection = self._connections.take(patience, by_looking=by_looking)
+            gives_back = call.shape is None and call.gives_back
+            connection = self._taken(patience, gives_back=True) if gives_back else self._connections.take(patience)
             session = connection.session
             try:
                 data = session.send(call)
@@ -210,6 +229,26 @@ class Node:
         self._connections.give(connection)
         return answer
 
+    def _taken(self, patience: Patience, *, gives_back: bool) -> SyncConnection:
+        """A connection for a call; for one that ``gives_back``, a connection that answers if it lay idle, see `session`."""
+        while True:
+            connection = self._connections.take(patience, by_looking=gives_back)
+            if not (gives_back and connection.session.lies_idle(time.monotonic())) or self._answers(connection, patience):
+                return connection
+
+    def _answers(self, connection: SyncConnection, patience: Patience) -> bool:
+        """Ask for nothing. False if the connection was dropped, and is closed."""
+        asking = Call([NO_PLAN])
+        self._replies.outgoing(asking)
+        is_open = False
+        try:
+            connection.send(connection.session.send(asking), patience)
+            is_open = not isinstance(connection.next_event(patience), MustClose)
+        finally:
+            if not is_open:
+                connection.close()
+        return is_open
+
     def _note_failure(self, answer: Answer, call: Call) -> None:
         """`_note` an answer that is a failure of the server's."""
         if isinstance(answer, StoreError) and blames_server(answer):
@@ -217,7 +256,8 @@ class Node:
 
     def _lose(self, sent: Sent, session: Session[Call], error: Exception, patience: Patience) -> None:
         """Send the calls of a lost connection on another one, or fail them."""
-        self._connections.close_idle()  # what broke one connection may have broken those that lie idle
+        if not isinstance(error, FellSilentError):  # else only the one that takes over lies idle
+            self._connections.close_idle()  # what broke one connection may have broken those that lie idle
         again = {call: call.repeated() for call in session.flying if session.may_repeat(call)}
         self._unanswered(again)
         answers = self._sent_again([call for call in again.values() if call.plans], patience)
@@ -263,7 +303,7 @@ class Node:
             return
         if call is not None:
             self._server.breaker.sending(call.first)
-        if self._server.breaker.failed(failure) and not self._start_probing():
+        if self._server.breaker.failed(failure, time.monotonic()) and not self._start_probing():
             self._probe_here_later()
         self._failed()
 
@@ -280,11 +320,6 @@ class Node:
         now = time.monotonic()
         pause = self._server.breaker.pause_before_probe(now)
         self._probe_due = None if pause is None else now + pause
-
-
-def _may_not_be_repeated(call: Call) -> bool:
-    """True if a part of a call must not be sent once more on another connection, see `Call.repeated`."""
-    return call.shape is None and any(plan.has_adjustments for plan in call.requested)
 
 
 def _joined(call: Call, answer: Answer, error: Exception) -> Answer:
@@ -305,5 +340,5 @@ def _keep_probing(node: ref[Node], breaker: Breaker) -> None:
         if probing is None:
             return
         with survived():
-            probing.probe(breaker, Patience(2 * CONNECT_TIMEOUT))  # no request waits for it
+            probing.probe(breaker, _ProbePatience(2 * CONNECT_TIMEOUT, breaker))  # no request waits for it
         del probing

@@ -6,6 +6,7 @@ started, the one that asks connects by itself.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from time import monotonic
@@ -16,6 +17,7 @@ from limitgate.own_errors import own_error, raise_interruption
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import Dial
 from limitgate.stores.redis.errors import store_error
+from limitgate.stores.redis.protocol.session import Doubts
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import SHORTEST, Patience, WaitForThread
 
@@ -41,6 +43,8 @@ class ConnectionPool:
         self._retired = False
         self._closings = 0
         """Calls of `close` so far."""
+        self._made_at = -math.inf
+        self.doubts = Doubts()
 
     def take(self, patience: Patience, *, by_looking: bool = False) -> SyncConnection:
         """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over.
@@ -65,6 +69,16 @@ class ConnectionPool:
                 self._changed.notify()
         if self._retired:
             self.close_idle()
+
+    def make_another(self) -> None:
+        """Close what lies idle, as it may have been dropped as well, and begin to connect if a thread can be started."""
+        self.close_idle()
+        with self._lock:
+            self._begin_to_connect()
+
+    def have_another(self, since: float) -> bool:
+        """True if a connection has been made since a time by `time.monotonic`."""
+        return self._made_at >= since
 
     def close_idle(self) -> None:
         """Close the connections that no thread is using. One that is being made is kept for the next call."""
@@ -134,7 +148,7 @@ class ConnectionPool:
     def _made_here(self, patience: Patience) -> SyncConnection:
         began = monotonic()
         try:
-            return _driven(self._dial(within=max(patience.left, SHORTEST)))
+            return self._driven(self._dial(within=max(patience.left, SHORTEST)))
         except Exception as error:
             raise_interruption(error)
             raise store_error(error) from error
@@ -147,7 +161,7 @@ class ConnectionPool:
         connection: SyncConnection | None = None
         failure: Exception | None = None
         try:
-            connection = _driven(self._dial())
+            connection = self._driven(self._dial())
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             failure = error
         finally:  # also where this thread is killed, as gevent can
@@ -158,15 +172,17 @@ class ConnectionPool:
                     self._failure = began, failure
                 else:
                     self._idle.append(connection)
+                    self._made_at = connection.looked_at
                 self._changed.notify_all()
         if not is_awaited and (self._retired or closings != self._closings):
             self.close_idle()
 
-
-def _driven(connection: Any) -> SyncConnection:
-    """Take a connection over that redis-py has opened. Where that fails, the connection is closed."""
-    try:
-        return SyncConnection(connection)
-    except Exception as error:
-        connection.disconnect()
-        raise own_error(error) from error
+    def _driven(self, connection: Any) -> SyncConnection:
+        """Take a connection over that redis-py has opened. Where that fails, the connection is closed."""
+        try:
+            driven = SyncConnection(connection)
+        except Exception as error:
+            connection.disconnect()
+            raise own_error(error) from error
+        driven.others = self
+        return driven

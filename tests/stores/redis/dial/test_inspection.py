@@ -279,7 +279,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("query", ["", "?decode_responses=true", "?protocol=2", "?health_check_interval=9"])
+@pytest.mark.parametrize("query", ["", "?protocol=2", "?client_name=me"])
 @pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
 def test_whatever_is_answered_the_connection_is_made(pool: Any, reply: bytes, query: str) -> None:
     """A server that does not know the script, refuses it or talks nonsense is asked once, and connected to."""
