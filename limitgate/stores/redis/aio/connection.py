@@ -12,6 +12,7 @@ from typing import Any
 
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
+from limitgate.stores.redis.dial.redis_py import take_writer
 from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustClose, Session
 
 
@@ -29,15 +30,15 @@ class AsyncConnection(asyncio.Protocol):
         lost: Callable[[AsyncConnection], None],
         clock: ListeningClock,
     ) -> None:
-        self.session: Session[Batch] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
+        self.session: Session[Batch] = Session()
         self.given_up = False
         self._since = 0.0
         self._unsent: list[bytes] = []
         self._clock = clock
         self._heard = heard
         self._lost = lost
-        self._connection = connection
-        self._transport = connection._writer.transport  # noqa: SLF001
+        self._writer = take_writer(connection)
+        self._transport: Any = self._writer.transport
         self._transport.set_protocol(self)
         self.is_closing: Callable[[], bool] = self._transport.is_closing
         """True unless the connection is open, as far as is known."""
@@ -65,7 +66,6 @@ class AsyncConnection(asyncio.Protocol):
         self.given_up = True
         self.session.give_up()
         self._transport.abort()
-        self._connection._close()  # noqa: SLF001 - else redis-py would complain that nobody closed it
 
     def data_received(self, data: bytes) -> None:
         """Pass on what has arrived whole."""
@@ -80,8 +80,5 @@ class AsyncConnection(asyncio.Protocol):
             heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Let go of the connection and say so."""
-        try:
-            self._connection._close()  # noqa: SLF001
-        finally:
-            self._lost(self)
+        """Say so."""
+        self._lost(self)

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
-    InvalidResponse,
     RedisError,
     ResponseError,
     TimeoutError as RedisTimeoutError,
@@ -28,6 +27,7 @@ from limitgate.errors import ConfigError
 from limitgate.own_errors import survived
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.dial.redis_py import is_answer, lead_to, shared_options
 from limitgate.stores.redis.dial.resolver import Resolver
 from limitgate.stores.redis.dial.spare import SPARE
 from limitgate.stores.redis.dial.tls_check import TLSCheck
@@ -121,7 +121,7 @@ class Dialer:
         if where.nodes and pool.connection_kwargs.get("db"):
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class = pool.connection_class
-        self._options = {**pool.connection_kwargs, "driver_info": made.driver_info}  # else each reads a version from disk
+        self._options = shared_options(pool.connection_kwargs, made)
         self._sentinels = where.sentinels
         self._resolver = Resolver()
         self._inspection = inspection
@@ -218,7 +218,7 @@ class Dialer:
         failure: Exception | None = None
         for address in await self._resolver.addresses(host):
             made = connection()
-            made._connection_arguments = partial(_at, made._connection_arguments(), host, address)  # noqa: SLF001
+            lead_to(made, host, address)
             try:
                 return await _aconnected(made)
             except (RedisConnectionError, RedisTimeoutError, OSError) as error:
@@ -359,7 +359,7 @@ def _said(connection: Any, command: Sequence[Any]) -> object:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except BaseException as error:
-        if _is_answer(error):
+        if is_answer(error):
             return error
         connection.disconnect()
         raise
@@ -371,19 +371,7 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
         await connection.send_command(*command, check_health=False)
         return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except BaseException as error:
-        if _is_answer(error):
+        if is_answer(error):
             return error
         await connection.disconnect(nowait=True)
         raise
-
-
-def _is_answer(error: BaseException) -> bool:
-    """True if an error is what a server has answered, and more can be asked. Some of these redis-py calls a lost connection."""
-    if isinstance(error, RedisConnectionError):
-        return error.status_code is not None
-    return isinstance(error, Exception) and not isinstance(error, InvalidResponse | RedisTimeoutError | OSError)
-
-
-def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]:
-    """Arguments that redis-py connects with, to an address of the host; certificates are for the host."""
-    return {**arguments, "host": address, **({"server_hostname": host} if "ssl" in arguments else {})}

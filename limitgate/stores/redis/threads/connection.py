@@ -11,8 +11,7 @@ from ssl import SSLWantReadError
 from time import monotonic
 from typing import Any
 
-from redis.exceptions import RedisError
-
+from limitgate.stores.redis.dial.redis_py import socket_of
 from limitgate.stores.redis.protocol.session import NEED_DATA, Event, Session
 from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads.patience import SLICE, Patience
@@ -25,9 +24,9 @@ class SyncConnection:
     """Drives a session on a connection that redis-py has opened."""
 
     def __init__(self, connection: Any) -> None:
-        self.session: Session[Call] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
+        self.session: Session[Call] = Session()
         self._connection = connection
-        self._socket = connection._sock  # noqa: SLF001 - redis-py sends under the timeout of connecting
+        self._socket = socket_of(connection)  # redis-py sends under the timeout of connecting
         self._timeout = -1.0  # unknown
         self.looked_at = monotonic()
         """Time at which the socket was last looked at while no call was on its way, monotonic, in seconds."""
@@ -36,11 +35,10 @@ class SyncConnection:
         """True if it is open and nothing was sent that no call waits for."""
         self.looked_at = monotonic()
         try:
-            if self._connection.can_read(0):
-                self._set_timeout(0.0)
-                with suppress(BlockingIOError, SSLWantReadError):
-                    self.session.receive_data(self._socket.recv(_CHUNK))
-        except (RedisError, OSError):
+            self._set_timeout(0.0)
+            with suppress(BlockingIOError, SSLWantReadError):
+                self.session.receive_data(self._socket.recv(_CHUNK))
+        except OSError:
             return False
         return self.session.is_quiet()
 
