@@ -72,10 +72,11 @@ class Reader:
     def _value(self) -> _Parsing:
         while (line := self._line()) is None:
             yield
-        kind, text = line[:1], line[1:]
-        if kind not in _SIZED:
-            return self._simple(kind, text)
-        size = _integer(text)
+        return (yield from self._sized(line)) if line[:1] in _SIZED else self._simple(line)
+
+    def _sized(self, line: bytes) -> _Parsing:
+        kind = line[:1]
+        size = _integer(line[1:])
         if size == -1:
             return None
         if size < 0 or (size >= _MOST_ITEMS and kind not in _STRINGS):
@@ -91,14 +92,17 @@ class Reader:
     def _aggregate(self, kind: bytes, size: int) -> _Parsing:
         items = []
         for _ in range(size * 2 if kind in _PAIRS else size):
-            items.append((yield from self._value()))  # noqa: PERF401 - a comprehension cannot yield
+            while (line := self._line()) is None:
+                yield
+            items.append((yield from self._sized(line)) if line[:1] in _SIZED else self._simple(line))
         if kind == b"|":  # attributes of the value that follows
             return (yield from self._value())
         if kind == b"%":
             return dict(zip(items[::2], items[1::2]))
         return PushNotification(items) if kind == b">" else items
 
-    def _simple(self, kind: bytes, text: bytes) -> Any:
+    def _simple(self, line: bytes) -> Any:
+        kind, text = line[:1], line[1:]
         if kind == b":":
             return _integer(text)
         if kind == b"+":
@@ -109,8 +113,8 @@ class Reader:
             return float(text)
         if kind == b"(" and _BIG_NUMBER(text):
             return text
-        if kind + text in _CONSTANTS:
-            return _CONSTANTS[kind + text]
+        if line in _CONSTANTS:
+            return _CONSTANTS[line]
         raise ProtocolError("no reply of RESP")
 
     def _line(self) -> bytes | None:
