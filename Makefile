@@ -4,13 +4,14 @@
 # make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
 # make dist   wheel and sdist into dist/                      make test-wheel   every test of the sdist against the wheel
 # make docs   what docs/ has of the code: tables, a picture      make coverage   every test, and which lines they run
+# make test-oldest   tests of the store with the oldest versions of what is needed, without hiredis
 # make bench-count   instructions that a request takes, kept for a test to compare with
 
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: run test quick coverage test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
+.PHONY: run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
@@ -25,6 +26,10 @@ quick: .venv/dev
 coverage: .venv/dev redis
 	$(BIN)/pytest -n 3 --dist worksteal -m "not alone" --cov --cov-report=
 	$(BIN)/pytest -m alone --cov --cov-append --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+test-oldest: redis
+	@scripts/test-oldest $(PYTHON) -n 2 --dist worksteal -m "not alone" tests/stores tests/limiter tests/rules \
+		--ignore tests/rules/test_decorators.py    # it asks for what older versions of FastAPI have not
 
 test-wheel: dist redis
 	@scripts/test-wheel $(PYTHON) -n 2 --dist loadfile

@@ -7,7 +7,7 @@ import socket
 import threading
 from typing import Any, Self
 
-import hiredis
+from limitgate.stores.redis.protocol.resp import ProtocolError, Reader
 
 HELLO = b"%1\r\n+proto\r\n:3\r\n"
 HANG_UP = b""
@@ -67,12 +67,12 @@ class Impostor:
                 self._threads[-1].start()
 
     def _serve(self, line: socket.socket) -> None:
-        commands = hiredis.Reader(encoding="utf-8", errors="replace")
-        with contextlib.suppress(OSError, hiredis.ProtocolError):  # somebody may look whether TLS is spoken here
+        commands = Reader(notEnoughData=None, replyError=ValueError)
+        with contextlib.suppress(OSError, ProtocolError):  # somebody may look whether TLS is spoken here
             while data := line.recv(65536):
                 commands.feed(data)
-                while (command := commands.gets()) is not False:
-                    self._answer(line, command)
+                while (command := commands.gets()) is not None:
+                    self._answer(line, [word.decode(errors="replace") for word in command])
 
     def _answer(self, line: socket.socket, command: Any) -> None:
         self.heard.append(command)

@@ -9,9 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Self
 
-import hiredis
-
 from limitgate.stores.redis.dial.inspection import INSPECT
+from limitgate.stores.redis.protocol.resp import Reader, pack_command
 from tests.support.redis_server import RedisServer
 
 PATIENT = 20.0
@@ -132,11 +131,11 @@ class Line:
     async def serve(self, reader: asyncio.StreamReader) -> None:
         heard, redis = await asyncio.open_unix_connection(str(self._proxy.socket), limit=2**24)
         replying = asyncio.create_task(self._reply(heard))
-        commands = hiredis.Reader()
+        commands = Reader(notEnoughData=None, replyError=ValueError)
         try:
             while data := await reader.read(2**16):
                 commands.feed(data)
-                while self.open and (command := commands.gets()) is not False:
+                while self.open and (command := commands.gets()) is not None:
                     self._pass_on(command, redis)
         except ConnectionError:
             pass
@@ -157,7 +156,7 @@ class Line:
             self.cut()
             return
         if reply is None:
-            redis.write(hiredis.pack_command(tuple(command)))
+            redis.write(pack_command(tuple(command)))
         self._replies.put_nowait((reply, is_call))
 
     async def _reply(self, heard: asyncio.StreamReader) -> None:

@@ -130,7 +130,9 @@ class RedisCluster:
         for node in self.nodes:
             with node.client() as client:
                 errors = client.info("errorstats")
-            count += sum(errors.get(f"errorstat_{name}", {"count": 0})["count"] for name in ("MOVED", "ASK", "TRYAGAIN"))
+            for name in ("MOVED", "ASK", "TRYAGAIN"):
+                said = errors.get(f"errorstat_{name}", {"count": 0})
+                count += said["count"] if isinstance(said, dict) else int(said.partition("=")[2])  # before redis-py 6.3
         return count
 
     def begin_migration(self, slot: int, source: RedisServer, target: RedisServer) -> None:

@@ -11,12 +11,21 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.support.guard import Guard
+
+UNNAMED: Mapping[str, Any] = (
+    {"driver_info": None}
+    if "driver_info" in signature(redis.Redis).parameters  # since redis-py 7.2
+    else {"lib_name": None, "lib_version": None}
+)
+"""Options of a client that does not say who it is."""
 
 
 class RedisServer:
@@ -74,7 +83,7 @@ class RedisServer:
 
     def client(self) -> redis.Redis:
         """A plain redis-py client of this server, to look behind the store's back; it does not try twice, nor say who it is."""
-        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0), driver_info=None)
+        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0), **UNNAMED)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

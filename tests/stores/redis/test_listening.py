@@ -658,7 +658,7 @@ async def test_a_silent_address_does_not_keep_the_others_out(
 def test_the_host_that_certificates_are_for_is_the_one_of_the_url(scheme: str) -> None:
     """An address is connected to, and the certificate has to be for the name."""
     connection = AsyncRedisStore(f"{scheme}://{HOST}:7777/0")._dialer._connection(None)
-    from limitgate.stores.redis.dial.dialer import _at
+    from limitgate.stores.redis.dial.redis_py import _at
 
     arguments = _at(connection._connection_arguments(), HOST, "127.0.0.1")
     assert (arguments["host"], arguments["port"]) == ("127.0.0.1", 7777)

@@ -34,7 +34,7 @@ def a_server(address: tuple[str, int] | None = None) -> Server:
 
 def judged(server: Server, event: Any) -> tuple[Any, bool, bool]:
     """The answer, whether the breaker took it for a sign of life, and whether the connection goes on."""
-    session: Session[Call] = Session(ValueError)
+    session: Session[Call] = Session()
     answer = server.judge(session, event)
     return answer, not server.breaker.in_trouble, session.is_open
 

@@ -14,6 +14,7 @@ from weakref import ref
 
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
+from limitgate.stores.redis.dial.redis_py import take_writer
 from limitgate.stores.redis.dial.sockets import reset_on_close
 from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustClose, Session
 
@@ -35,7 +36,7 @@ class AsyncConnection(asyncio.Protocol):
     """
 
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
-        self.session: Session[Batch] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
+        self.session: Session[Batch] = Session()
         self.session.asked_at = monotonic()
         self.given_up = False
         self.silent_since = 0.0
@@ -43,8 +44,8 @@ class AsyncConnection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._clock = clock
         self._owner = ref(owner)
-        self._connection = connection
-        self._transport = connection._writer.transport  # noqa: SLF001
+        self._writer = take_writer(connection)
+        self._transport: Any = self._writer.transport
         self._transport.set_protocol(self)
         self.is_closing: Callable[[], bool] = self._transport.is_closing
         """True unless the connection is open, as far as is known."""
@@ -81,7 +82,6 @@ class AsyncConnection(asyncio.Protocol):
     def _abort(self) -> None:
         self.given_up = True
         self._transport.abort()
-        self._connection._close()  # noqa: SLF001 - else redis-py would complain that nobody closed it
 
     def data_received(self, data: bytes) -> None:
         """Pass on what has arrived whole."""
@@ -99,10 +99,7 @@ class AsyncConnection(asyncio.Protocol):
             owner.heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Let go of the connection and say so."""
-        try:
-            self._connection._close()  # noqa: SLF001
-        finally:
-            owner = self._owner()
-            if owner is not None:
-                owner.lost(self)
+        """Say so."""
+        owner = self._owner()
+        if owner is not None:
+            owner.lost(self)

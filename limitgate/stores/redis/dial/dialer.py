@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
-    InvalidResponse,
     RedisError,
     TimeoutError as RedisTimeoutError,
 )
@@ -27,6 +26,7 @@ from limitgate.errors import ConfigError
 from limitgate.own_errors import raise_interruption, survived
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.dial.redis_py import is_answer, lead_to, shared_options
 from limitgate.stores.redis.dial.resolver import Resolver
 from limitgate.stores.redis.dial.sockets import KEEPALIVE
 from limitgate.stores.redis.dial.spare import SPARE
@@ -43,6 +43,7 @@ from limitgate.stores.redis.dial.url import (
     server_name,
 )
 from limitgate.stores.redis.errors import is_no_room, without_secrets
+from limitgate.stores.redis.protocol.python_resp import pack_command
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
@@ -127,8 +128,7 @@ class Dialer:
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class = pool.connection_class
         keepalive = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE} if "socket_keepalive" in known else {}
-        self._options = {**keepalive, **pool.connection_kwargs}
-        self._options["driver_info"] = made.driver_info  # else each connection reads a version from disk
+        self._options = {**keepalive, **shared_options(pool.connection_kwargs, made)}
         if not iscoroutinefunction(self._class.connect):
             self._options["command_packer"] = _Packer()
         self._sentinels = where.sentinels
@@ -227,7 +227,7 @@ class Dialer:
         failure: Exception | None = None
         for address in await self._resolver.addresses(host):
             made = connection()
-            made._connection_arguments = partial(_at, made._connection_arguments(), host, address)  # noqa: SLF001
+            lead_to(made, host, address)
             try:
                 return await _aconnected(made)
             except (RedisConnectionError, RedisTimeoutError, OSError) as error:
@@ -312,8 +312,7 @@ class _Packer:
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
         """Pack a command in RESP."""
-        packed = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-        return [b"*%d\r\n" % len(packed) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in packed])]
+        return [pack_command(word if isinstance(word, bytes) else str(word) for word in words)]
 
 
 def _options_of(connection_class: type) -> frozenset[str]:
@@ -380,7 +379,7 @@ def _said(connection: Any, command: Sequence[Any]) -> object:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except BaseException as error:
-        if _is_answer(error):
+        if is_answer(error):
             raise_interruption(error)
             return error
         connection.disconnect()
@@ -393,19 +392,7 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
         await connection.send_command(*command, check_health=False)
         return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except BaseException as error:
-        if _is_answer(error):
+        if is_answer(error):
             return error
         await connection.disconnect(nowait=True)
         raise
-
-
-def _is_answer(error: BaseException) -> bool:
-    """True if an error is what a server has answered, and more can be asked. Some of these redis-py calls a lost connection."""
-    if isinstance(error, RedisConnectionError):
-        return error.status_code is not None
-    return isinstance(error, Exception) and not isinstance(error, InvalidResponse | RedisTimeoutError | OSError)
-
-
-def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]:
-    """Arguments that redis-py connects with, to an address of the host; certificates are for the host."""
-    return {**arguments, "host": address, **({"server_hostname": host} if "ssl" in arguments else {})}

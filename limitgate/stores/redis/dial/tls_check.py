@@ -8,11 +8,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from redis._parsers.socket import SERVER_CLOSED_CONNECTION_ERROR
 from redis.exceptions import ConnectionError as RedisConnectionError, TimeoutError as RedisTimeoutError
 
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.dial.redis_py import CLOSED_BY_SERVER
 from limitgate.stores.redis.dial.url import Address
 
 APART = 60.0
@@ -44,7 +44,7 @@ class TLSCheck:
         if self._uses_tls:  # a server without TLS waits for the end of what it takes for a command
             return isinstance(error, RedisTimeoutError | TimeoutError)
         ended = isinstance(error.__cause__ or error.__context__, ConnectionResetError | BrokenPipeError)
-        return isinstance(error, RedisConnectionError) and (ended or str(error) == SERVER_CLOSED_CONNECTION_ERROR)
+        return isinstance(error, RedisConnectionError) and (ended or str(error) == CLOSED_BY_SERVER)
 
     def _look(self, server: str, address: Address) -> None:
         with suppress(OSError):

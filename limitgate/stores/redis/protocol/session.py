@@ -20,15 +20,14 @@ Decided here, for asyncio and threads alike:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-import hiredis
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, TryAgainError
 
 from limitgate.own_errors import raise_interruption
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis.protocol.resp import PushNotification, Reader, error_of
 
 IDLE = 1.0
 """Seconds without a call after which a connection may have been dropped. So it costs nothing under steady traffic."""
@@ -43,7 +42,7 @@ Call = TypeVar("Call", bound=wire.Call)
 _new = tuple.__new__  # half the time that a named tuple's own takes
 
 _NO_REPLY = object()
-"""Returned by hiredis while no reply has arrived whole."""
+"""Returned by the reader while no reply has arrived whole."""
 
 
 class Answered(NamedTuple, Generic[Call]):
@@ -105,11 +104,11 @@ class Doubts:
 
 
 class Session(Generic[Call]):
-    """State of one connection: calls on their way, bytes not yet understood. ``parse_error`` is redis-py's."""
+    """State of one connection: calls on their way, bytes not yet understood."""
 
     __slots__ = ("_end", "_is_retired", "_is_unheard", "_reader", "asked_at", "flying", "has_more", "is_settling")
 
-    def __init__(self, parse_error: Callable[[str], Exception]) -> None:
+    def __init__(self) -> None:
         self.flying: deque[Call] = deque()
         """Calls on their way, the oldest first."""
         self.is_settling = False
@@ -122,7 +121,7 @@ class Session(Generic[Call]):
         self._is_unheard = True
         """True if nothing has arrived since a call was sent while no other was on its way."""
         self._end: MustClose | None = None
-        self._reader = hiredis.Reader(notEnoughData=_NO_REPLY, replyError=parse_error)
+        self._reader = Reader(notEnoughData=_NO_REPLY, replyError=error_of)
 
     def send(self, call: Call) -> bytes:
         """Put a call into bytes and on its way. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
@@ -154,14 +153,14 @@ class Session(Generic[Call]):
         while self.has_more and self._end is None:
             try:
                 reply = self._reader.gets()
-            except Exception as error:  # noqa: BLE001 - besides hiredis' own, redis-py's about an error it cannot read, a map by lists
+            except Exception as error:  # noqa: BLE001 - besides the reader's own: a redirection that cannot be read, a map by lists
                 raise_interruption(error)
                 self.receive_end(InvalidResponse(f"no reply of Redis: {type(error).__name__}"))
                 break
             if reply is _NO_REPLY:
                 break
             self.has_more = self._is_retired or self._reader.has_data()
-            if type(reply) is not bytes and isinstance(reply, hiredis.PushNotification):
+            if type(reply) is not bytes and isinstance(reply, PushNotification):
                 continue
             flying = self.flying
             if not flying:

@@ -9,8 +9,6 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
-import hiredis
-
 from limitgate.algorithms import NUMBERS, script
 from limitgate.algorithms.base import State
 from limitgate.errors import StoreError
@@ -19,6 +17,7 @@ from limitgate.limits.plan import Charge, Plan, Reading, Verb, read, with_bans
 from limitgate.limits.template import AnyPlan, PlainShape
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, words_of
+from limitgate.stores.redis.protocol.resp import pack_command
 
 SPEND: Final = Script.of(script())
 CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
@@ -29,7 +28,7 @@ UNSENDABLE = (ValueError, struct.error)
 NO_PLAN: Final = Plan.peek(())
 """Plan of a call for configuration: it touches no bucket."""
 
-_ASKING: Final = hiredis.pack_command(("ASKING",))
+_ASKING: Final = pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
 _MORE = struct.Struct("<dddd")
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
@@ -104,7 +103,7 @@ class Call:
             packed = packed_plain(words_of(self.shape, self.in_full), plain)
         else:
             script, asked = (SPEND, arguments(self.plans)) if self.config is None else (CONFIG, config_arguments(self.config))
-            packed = hiredis.pack_command((*script.words(self.in_full), *asked))  # type: ignore[arg-type]
+            packed = pack_command((*script.words(self.in_full), *asked))  # type: ignore[arg-type]
         return _ASKING + packed if self.asking else packed
 
 

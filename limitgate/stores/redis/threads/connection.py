@@ -11,9 +11,8 @@ from ssl import SSLWantReadError
 from time import monotonic
 from typing import Any, Protocol
 
-from redis.exceptions import RedisError
-
 from limitgate.own_errors import raise_interruption
+from limitgate.stores.redis.dial.redis_py import socket_of
 from limitgate.stores.redis.dial.sockets import reset_on_close
 from limitgate.stores.redis.protocol.session import NEED_DATA, Doubts, Event, Session
 from limitgate.stores.redis.protocol.wire import Call
@@ -42,9 +41,9 @@ class SyncConnection:
     """Where another connection can be had instead of one that was dropped."""
 
     def __init__(self, connection: Any) -> None:
-        self.session: Session[Call] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
+        self.session: Session[Call] = Session()
         self._connection = connection
-        self._socket = connection._sock  # noqa: SLF001 - redis-py sends under the timeout of connecting
+        self._socket = socket_of(connection)  # redis-py sends under the timeout of connecting
         self._timeout = -1.0  # unknown
         self._left = 0.0
         """Seconds of patience that were left when the latest call was sent."""
@@ -56,11 +55,10 @@ class SyncConnection:
         """True if it is open and nothing was sent that no call waits for."""
         self.looked_at = monotonic()
         try:
-            if self._connection.can_read(0):
-                self._set_timeout(0.0)
-                with suppress(BlockingIOError, SSLWantReadError):
-                    self.session.receive_data(self._socket.recv(_CHUNK))
-        except (RedisError, OSError) as error:
+            self._set_timeout(0.0)
+            with suppress(BlockingIOError, SSLWantReadError):
+                self.session.receive_data(self._socket.recv(_CHUNK))
+        except OSError as error:
             raise_interruption(error)
             return False
         return self.session.is_quiet()

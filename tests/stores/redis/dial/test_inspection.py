@@ -7,6 +7,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from limitgate.algorithms import script
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.dial.inspection import INSPECT, Data, Inspection, Report, read_report
+from limitgate.stores.redis.protocol.resp import pack_command
 from limitgate.stores.redis.protocol.wire import CONFIG
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan
 from tests.support.impostor import HANG_UP, Impostor
@@ -235,22 +237,22 @@ def pool(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def said(pool: Any, url: str, command: str | None = "PING", within: float = PATIENT) -> Any:
-    """What is answered to a command on a new connection."""
+def said(pool: Any, url: str, within: float = PATIENT) -> bytes:
+    """What is answered to a command on a new connection, as a store reads it: without redis-py."""
     if pool is ConnectionPool:
         connection = Dialer(url, pool, Inspection(), socket_timeout=within).dial()
         with contextlib.closing(contextlib.ExitStack()) as closing:
             closing.callback(connection.disconnect)
-            connection.send_command(command)
-            return connection.read_response()
+            connection._sock.sendall(pack_command(("PING",)))
+            return connection._sock.recv(100)
 
     async def dialled() -> Any:
         clock = ListeningClock()
         async with clock.within(within):
             connection = await Dialer(url, pool, Inspection(), socket_timeout=None).adial(clock)
         try:
-            await connection.send_command(command)
-            return await connection.read_response()
+            connection._writer.write(pack_command(("PING",)))
+            return await connection._reader.read(100)
         finally:
             await connection.disconnect()
 
@@ -274,9 +276,10 @@ ODD = {
     "a number": b":1\r\n",
     "numbers": b"*2\r\n:1\r\n:2\r\n",
     "an error inside": b"*2\r\n-ERR no\r\n$0\r\n\r\n",
-    "an error of the connection inside": b"*2\r\n-LOADING no\r\n$0\r\n\r\n",
-    "a map": b"%1\r\n$1\r\na\r\n:1\r\n",
 }
+if find_spec("hiredis"):  # redis-py reads no further than here without it
+    ODD["an error of the connection inside"] = b"*2\r\n-LOADING no\r\n$0\r\n\r\n"
+    ODD["a map"] = b"%1\r\n$1\r\na\r\n:1\r\n"
 
 
 @pytest.mark.parametrize("query", ["", "?protocol=2", "?client_name=me"])
@@ -284,7 +287,7 @@ ODD = {
 def test_whatever_is_answered_the_connection_is_made(pool: Any, reply: bytes, query: str) -> None:
     """A server that does not know the script, refuses it or talks nonsense is asked once, and connected to."""
     with Impostor(EVAL=reply, PING=b"+PONG\r\n") as server:
-        assert said(pool, f"redis://{server.place}/0{query}") in (b"PONG", "PONG")
+        assert said(pool, f"redis://{server.place}/0{query}") == b"+PONG\r\n"
         assert server.count("EVAL") == 1
 
 
@@ -308,7 +311,7 @@ def test_only_servers_with_buckets_are_inspected(pool: Any) -> None:
         port = str(master.address[1]).encode()
         named = b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%b\r\n" % (len(port), port)
         with Impostor(SENTINEL=named) as sentinel:
-            assert said(pool, f"redis+sentinel://{sentinel.place}/mymaster") == b"PONG"
+            assert said(pool, f"redis+sentinel://{sentinel.place}/mymaster") == b"+PONG\r\n"
             assert (sentinel.count("EVAL"), master.count("EVAL")) == (0, 1)
 
 

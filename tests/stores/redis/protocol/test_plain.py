@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
-import hiredis
 import pytest
 import redis
 from hypothesis import given, strategies as st
@@ -24,6 +23,7 @@ from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
 from limitgate.stores.redis.breaker import FAILURES
 from limitgate.stores.redis.protocol import plain
+from limitgate.stores.redis.protocol.resp import Reader, pack_command
 from limitgate.stores.redis.protocol.wire import UNSENDABLE
 from tests.limits.test_template import BAN, plain_charges
 from tests.support.clock import Clock
@@ -63,7 +63,7 @@ class Twins:
     def plain(self, plans: Sequence[Sequence[str]], *templates: PlanTemplate) -> Sequence[int]:
         """Carry out plans of our template, or each of one of others of its shape, and return the verdicts."""
         self.readings = [of.asked(keys) for of, keys in zip(templates or [self.template] * len(plans), plans, strict=True)]
-        reader = hiredis.Reader()
+        reader = Reader(notEnoughData=None, replyError=ValueError)
         reader.feed(plain.packed(("EVALSHA", self.sha), self.readings))
         reply = self.client.execute_command(*reader.gets(), self.clock())
         verdicts = plain.answers(self.template.shape, self.readings, reply)[2]
@@ -187,13 +187,13 @@ KEYS = st.sampled_from(["a", "b", "limitgate:0", "limitgate:1", "über", "\N{SNO
 
 @given(st.lists(st.tuples(st.booleans(), KEYS, KEYS), min_size=1, max_size=5))
 def test_calls_are_packed_as_redis_expects(plans: list[tuple[bool, str, str]]) -> None:
-    """Property: bytes are those of hiredis for the same words, whatever the keys, by one template or by several."""
+    """Property: bytes are those of any command of the same words, whatever the keys, by one template or by several."""
     one, other = (PlanTemplate([Charge("", bucket_of(limit), 1, enforced=True, rule=None)] * 2) for limit in ("1/day", "2/day"))
     asked = [(other if by_other else one).asked(keys) for by_other, *keys in plans]
-    reader = hiredis.Reader()
+    reader = Reader(notEnoughData=None, replyError=ValueError)
     reader.feed(plain.packed(("EVALSHA", "sha"), asked))
     words = reader.gets()
-    assert hiredis.pack_command(tuple(words)) == plain.packed(("EVALSHA", "sha"), asked)
+    assert pack_command(tuple(words)) == plain.packed(("EVALSHA", "sha"), asked)
     keys = [key.encode() for plan in asked for key in plan.keys]
     assert words[: 3 + len(keys)] == [b"EVALSHA", b"sha", b"%d" % len(keys), *keys]
     numbers, *texts = words[3 + len(keys) :]
@@ -207,13 +207,13 @@ def test_calls_are_packed_as_redis_expects(plans: list[tuple[bool, str, str]]) -
 def test_a_call_for_one_key_is_packed_as_all_are(key: str) -> None:
     """A lone plan of one bucket, as most are where requests are few: its words are those of two, less the other's key."""
     words, of = ("EVALSHA", "sha"), template()
-    reader = hiredis.Reader()
+    reader = Reader(notEnoughData=None, replyError=ValueError)
     reader.feed(plain.packed(words, [of.asked([key])]) + plain.packed(words, [of.asked([key])] * 2))
     alone, both = reader.gets(), reader.gets()
     assert alone[2:4] == [b"1", key.encode()]
     assert both[2:5] == [b"2", key.encode(), key.encode()]
     assert alone[:2] + alone[4:] == both[:2] + both[5:]
-    assert plain.packed(words, [of.asked([key])]) == hiredis.pack_command(tuple(alone))
+    assert plain.packed(words, [of.asked([key])]) == pack_command(tuple(alone))
 
 
 def test_a_key_that_is_no_unicode_cannot_be_sent() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import hiredis
 import pytest
-from redis._parsers import BaseParser
 from redis.exceptions import AskError, MovedError, NoScriptError, OutOfMemoryError, ResponseError, TryAgainError
 
 from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis.protocol.resp import Reader
 from limitgate.stores.redis.protocol.session import NEED_DATA, Answered, MustClose, Redirected, Resend, Session
 from limitgate.stores.redis.protocol.wire import Call
 from tests.support.crowds import a_plan, giving_back
@@ -19,7 +18,7 @@ PUSH = b">2\r\n+invalidate\r\n*1\r\n+key\r\n"
 
 
 def a_session() -> Session[Call]:
-    return Session(BaseParser.parse_error)
+    return Session()
 
 
 def on_its_way(session: Session[Call], count: int = 1) -> list[Call]:
@@ -31,7 +30,7 @@ def on_its_way(session: Session[Call], count: int = 1) -> list[Call]:
 
 def commands(data: bytes) -> list[Any]:
     """The first words of the commands in what is sent."""
-    reader = hiredis.Reader()
+    reader = Reader(notEnoughData=None, replyError=ValueError)
     reader.feed(data)
     return list(iter(lambda: (reader.gets() or [None])[0], None))
 

@@ -81,25 +81,24 @@ def test_the_last_slice_of_a_call_is_shorter(store: Any) -> None:
 
 def test_a_connection_is_looked_at_now_and_then(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If nobody has within a second, be it busy or idle: what has ended since is not asked."""
-    of_socket, of_connection = counted(store)
+    of_socket, _ = counted(store)
     began = time.monotonic()
     for elapsed in (0.0, LOOK_EVERY / 2, LOOK_EVERY, 1.5 * LOOK_EVERY, 2 * LOOK_EVERY):
         for module in (pools, connections):
             monkeypatch.setattr(module, "monotonic", lambda elapsed=elapsed: began + elapsed)
         assert store.spend(a_plan(), PATIENT).admitted
-    assert of_connection["can_read"] == 2
-    assert of_socket["send"] == 5
+    assert (of_socket["send"], of_socket["settimeout"]) == (5, 2 * 2), "a look sets two timeouts: none, and that of before"
 
 
 def test_a_connection_is_looked_at_before_anything_is_given_back(store: Any) -> None:
     """Even if that is sent behind a plain plan, as on a node of a cluster."""
-    _, of_connection = counted(store)
+    of_socket, _ = counted(store)
 
-    def looks(*calls: Call) -> int:
-        before = of_connection["can_read"]
+    def looks(*calls: Call) -> float:
+        before = of_socket["settimeout"]
         patience = Patience(PATIENT)
         assert all(isinstance(answer, list) for answer in store._servers.hear(store._servers.send(calls, patience), patience))
-        return of_connection["can_read"] - before
+        return (of_socket["settimeout"] - before) / 2
 
     def plain() -> Call:
         return Call([TEMPLATE.asked([uuid4().hex])], TEMPLATE.shape)
@@ -115,11 +114,6 @@ class Opened:
 
     def __init__(self) -> None:
         self._sock, self.peer = socket.socketpair()
-        self._parser = self
-        self.parse_error = Exception
-
-    def can_read(self, timeout: float) -> bool:
-        return False
 
     def disconnect(self) -> None:
         self._sock.close()
