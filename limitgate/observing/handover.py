@@ -7,7 +7,6 @@ is counted. Observers are told differences since the last time, so that figures 
 from __future__ import annotations
 
 import atexit
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -161,11 +160,6 @@ class Handover:
         self._wakeup = threading.Event()
         self._lock = threading.RLock()
         self._is_telling = False
-        self._told_at = -math.inf
-
-    def seconds_since(self) -> float:
-        """Seconds since observers were told what is new."""
-        return time.monotonic() - self._told_at
 
     def before_fork(self) -> None:
         """Wait until no observer is being told: its locks would stay locked in the child."""
@@ -206,7 +200,6 @@ class Handover:
                 return False
             self._is_telling = True
             try:
-                self._told_at = time.monotonic()
                 have_news = [feed.tell() for feed in list(self._feeds.values())]
                 return any(have_news)
             finally:
