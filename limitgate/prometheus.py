@@ -35,7 +35,7 @@ with extra("prometheus", "prometheus_client"):
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.utils import floatToGoString
 
-from limitgate.observing.handover import handover
+from limitgate.observing.exporter import exporter
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
 from limitgate.own_errors import survived
 
@@ -178,7 +178,7 @@ class _Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Collect what was counted up to now."""
-        handover.hand_over()
+        exporter.export()
         for instrument, series in self._series.items():
             family = _family(instrument)
             for labels, values_ in list(series.items()):

@@ -204,7 +204,7 @@ WORKERS = """
 import os, signal
 from prometheus_client import CollectorRegistry, generate_latest
 from limitgate import Limiter
-from limitgate.observing.handover import handover
+from limitgate.observing.exporter import exporter
 from limitgate.prometheus import MultiProcessCollector, PrometheusObserver
 
 registry = CollectorRegistry()
@@ -213,11 +213,11 @@ for _ in range(2):
     if not os.fork():
         for limiter in limiters:
             assert [limiter.hit(str(os.getpid()), "3/hour").allowed for _ in range(4)] == [True] * 3 + [False]
-        handover.hand_over()
+        exporter.export()
         os.kill(os.getpid(), signal.SIGKILL)
     os.wait()
 limiters[0].hit("parent", "3/hour")
-handover.hand_over()
+exporter.export()
 shared = CollectorRegistry()
 MultiProcessCollector(shared)
 print(generate_latest(registry).decode() + generate_latest(shared).decode())
