@@ -30,7 +30,7 @@ with extra("prometheus", "prometheus_client"):
         make_asgi_app,
         make_wsgi_app,
         multiprocess,
-        values,
+        values as client_values,
     )
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.utils import floatToGoString
@@ -68,7 +68,7 @@ class PrometheusObserver:
         metrics = _metrics.get(self._registry)
         if metrics is None:
             try:
-                metrics = _metrics[self._registry] = _Metrics()
+                metrics = _Metrics()
             except OSError as error:
                 expected = "expected an empty folder that every worker may write to"
                 raise ConfigError(f"PROMETHEUS_MULTIPROC_DIR: {_folder()}: {error.strerror}, {expected}") from error
@@ -76,6 +76,7 @@ class PrometheusObserver:
                 _remove_dead()
             else:
                 self._registry.register(metrics)
+            _metrics[self._registry] = metrics
         self._metrics = metrics
 
     def __eq__(self, other: object) -> bool:
@@ -181,8 +182,8 @@ class _Metrics:
         exporter.export()
         for instrument, series in self._series.items():
             family = _family(instrument)
-            for labels, values_ in list(series.items()):
-                first, *buckets = [value.get() for value in values_]
+            for labels, values in list(series.items()):
+                first, *buckets = [value.get() for value in values]
                 if buckets:
                     bounds = [bound for _, bound in _SAMPLES[instrument][1:]]
                     family.add_metric(labels, [*zip(bounds, accumulate(buckets))], first)
@@ -217,7 +218,7 @@ def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: 
     of_labels = labels if bound is None else (*labels, bound)
     kind = "gauge" if instrument.kind == "up_down" else instrument.kind
     joined = _JOINED[instrument.joined]
-    return values.ValueClass(kind, name, name + suffix, names, of_labels, instrument.meaning, multiprocess_mode=joined)
+    return client_values.ValueClass(kind, name, name + suffix, names, of_labels, instrument.meaning, multiprocess_mode=joined)
 
 
 _metrics: WeakKeyDictionary[CollectorRegistry, _Metrics] = WeakKeyDictionary()
@@ -226,7 +227,7 @@ _metrics: WeakKeyDictionary[CollectorRegistry, _Metrics] = WeakKeyDictionary()
 
 def _is_multiprocess() -> bool:
     """True if prometheus-client keeps values in files, which it decides when it is imported."""
-    return values.ValueClass is not values.MutexValue
+    return client_values.ValueClass is not client_values.MutexValue
 
 
 def _folder() -> str | None:
@@ -242,7 +243,8 @@ def _remove_gauges(pid: int) -> None:
 
 def _remove_dead() -> None:
     """Take the gauges of processes that are gone out of the sums, as not every server tells when a worker has ended."""
-    names = [path.name for path in Path(_folder() or ".").iterdir()]
+    folder = _folder()
+    names = [path.name for path in Path(folder).iterdir()] if folder else []
     for pid in {int(found[1]) for name in names if (found := _LIVE_GAUGES.fullmatch(name))}:
         try:
             os.kill(pid, 0)
