@@ -250,5 +250,5 @@ def _remove_dead() -> None:
             os.kill(pid, 0)
         except ProcessLookupError:
             _remove_gauges(pid)
-        except PermissionError:
-            continue  # it lives, and is somebody else's
+        except (PermissionError, OverflowError):
+            continue  # it lives, and is somebody else's; or no process has such a number

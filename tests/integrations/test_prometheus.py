@@ -227,6 +227,8 @@ print(generate_latest(registry).decode() + generate_latest(shared).decode())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_what_killed_workers_have_counted_stays(tmp_path: Path) -> None:
     """In multiprocess mode, each request once, whatever registries observers were given: in those is nothing."""
+    (tmp_path / "histogram_x.db").mkdir()
+    (tmp_path / f"gauge_livesum_{10**30}.db").touch()  # of no process: there is none with this number
     lines = script(WORKERS, tmp_path)
     rule = 'rule="(limiter)",tier="default"'
     assert f'limitgate_rule_decisions_total{{outcome="admitted",{rule}}} 13.0' in lines
