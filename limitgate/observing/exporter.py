@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 from limitgate.messages.diagnostics import Diagnosis, Once
@@ -75,18 +75,13 @@ class Metrics(Protocol):
         """Values as they are now."""
 
 
-class _Source(NamedTuple):
-    metrics: Metrics
-    owner: ref[object]
-    """Once it is gone, its metrics are exported for the last time."""
-
-
 class _Exported:
     """Values already exported to one observer."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._sources: list[_Source] = []
+        self._owners: dict[Metrics, ref[object]] = {}
+        """Owners of metrics: once one is gone, its metrics are exported for the last time."""
         self._values: dict[Series, Sequence[Any]] = {}
         self._gauges: dict[Name, float] = {}
         self._inherited: list[Series] = []
@@ -95,13 +90,12 @@ class _Exported:
 
     def attach(self, metrics: Metrics, owner: object) -> None:
         """Export some metrics from now on."""
-        if not any(source.metrics is metrics for source in self._sources):
-            self._sources.append(_Source(metrics, ref(owner)))
+        self._owners.setdefault(metrics, ref(owner))
 
     def begin_anew(self) -> None:
         """In the child of a fork: what was counted before is for the parent to export, and all series begin anew."""
         self._gauges.clear()
-        self._inherited = [series for source in self._sources for series in source.metrics.series()]
+        self._inherited = [series for metrics in self._owners for series in metrics.series()]
         self._values = {series: series.values.copy() for series in self._inherited}
 
     def export(self) -> bool:
@@ -109,13 +103,12 @@ class _Exported:
         while self._inherited:
             series = self._inherited.pop()
             self._guarded(series.export, self._observer, None, [0] * len(series.values))
-        gone = [source for source in self._sources if source.owner() is None]
-        left = [source for source in self._sources if source not in gone]
-        has_news = any([self._export(series) for source in self._sources for series in source.metrics.series()])  # noqa: C419 - all
-        has_news |= self._export_gauges([gauge for source in left for gauge in source.metrics.gauges()])
-        for source in gone:
-            self._sources.remove(source)
-            for series in source.metrics.series():
+        gone = [metrics for metrics, owner in self._owners.items() if owner() is None]
+        has_news = any([self._export(series) for metrics in self._owners for series in metrics.series()])  # noqa: C419 - all
+        has_news |= self._export_gauges([gauge for each in self._owners if each not in gone for gauge in each.gauges()])
+        for metrics in gone:
+            del self._owners[metrics]
+            for series in metrics.series():
                 self._values.pop(series, None)
         return has_news
 

@@ -69,14 +69,8 @@ MOST_COMPARED = 100
 """Exempt rules of a tier that each rule is compared with when a service starts."""
 
 
-def _first(exempt: Sequence[Rule]) -> Find:
-    """Make what finds the first of some rules, so that a service starts fast however many there are."""
-    found = exempt[:MOST_COMPARED]
-    return lambda *_: found
-
-
 def shadowed(
-    rules: RuleSet, known: Collection[str], index: Callable[[Sequence[Rule]], Find] = _first
+    rules: RuleSet, known: Collection[str], index: Callable[[Sequence[Rule]], Find] | None = None
 ) -> Iterator[tuple[Rule, Rule]]:
     """The rules that an exempt rule leaves nothing for in any tier that they are of, with the first such exempt rule.
 
@@ -85,7 +79,8 @@ def shadowed(
     """
 
     def finder(of_tier: Sequence[Rule]) -> Find:
-        find = index([rule for rule in of_tier if rule.exempt])
+        exempt = [rule for rule in of_tier if rule.exempt]
+        find = index(exempt) if index else lambda *_: exempt[:MOST_COMPARED]
         return lambda rule, path: [] if rule.exempt else find(rule, path)
 
     return switched_off(rules, known, finder)
