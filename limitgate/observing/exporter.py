@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, Protocol
 from weakref import ref
 
@@ -221,7 +222,9 @@ class MetricsExporter:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, args=[self._wakeup], name="limitgate-observers", daemon=True)
+                thread = threading.Thread(
+                    target=Context().run, args=[self._run, self._wakeup], name="limitgate-observers", daemon=True
+                )
                 with suppress(RuntimeError):  # no thread can be started now: the next count tries again
                     thread.start()
                     self._thread = thread

@@ -276,8 +276,15 @@ def no_key(path: Path) -> None:
 @pytest.mark.parametrize("name", ["counter_2.db", "gauge_livesum_2.db", "gauge_2.db", "histogram_2.db", "shop.db", "some_2.db"])
 @pytest.mark.parametrize(
     "made",
-    [os.mkfifo, Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to(path.name)],
-    ids=["fifo", "folder", "empty", "dangling", "circle"],
+    [
+        os.mkfifo,
+        Path.mkdir,
+        Path.touch,
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to("/dev/zero"),
+    ],
+    ids=["fifo", "folder", "empty", "dangling", "circle", "device"],
 )
 def test_what_is_no_file_neither_hangs_nor_fails_a_scrape(
     shared: CollectorRegistry, tmp_path: Path, made: Any, name: str, caplog: pytest.LogCaptureFixture
