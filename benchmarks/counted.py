@@ -23,7 +23,7 @@ from benchmarks.drive import CLIENTS, Crowd, Crowds, trouble
 from benchmarks.readme import RULE, bare_example, example, visit
 from limitgate import Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule
 from limitgate.flask import LimitGate as Extension
-from limitgate.observing.handover import handover
+from limitgate.observing.exporter import exporter
 from limitgate.prometheus import PrometheusObserver
 
 FEW, MANY = 32, 192
@@ -149,7 +149,7 @@ def _gated(store: Any, rule: Rule = RULE) -> LimitGate:
 def _observed(rule: Rule = RULE) -> LimitGate:
     """A gate that counts. Nothing is handed over meanwhile, as the thread that does it is taken to be awake already."""
     app = LimitGate(starlette(), rules=[rule], store=memory(), observers=[PrometheusObserver(CollectorRegistry())], **OPTIONS)
-    handover.is_idle = False
+    exporter.is_idle = False
     return app
 
 

@@ -10,7 +10,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
                      heartbeat.py, which join threads and event loops to it
     http/            request, client address, paths, response (header styles, 429, 503); pure
     rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators; review/: what is odd about rules
-    observing/       what is told of a service while it runs: figures, episodes of refusals, audit
+    observing/       what a service reports while it runs: metrics (counts, and their exporter), episodes of refusals, audit
     routes/          what is known of a framework's routes; overview and OpenAPI
     stores/          a plan becomes a reading, the only I/O; memory, and redis/: protocol/ (bytes), cluster/,
                      dial/ (from a URL to a connection), aio/ and threads/
@@ -19,7 +19,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     exchange/        what passes between application and server: ASGI, WSGI; usage
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
     outbound/        polite clients; for httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
-    fastapi.py, flask.py, django/    integrations, thin; prometheus.py, opentelemetry.py for figures
+    fastapi.py, flask.py, django/    integrations, thin; prometheus.py, opentelemetry.py for metrics
     command/         the command `limitgate`, a module for each verb in verbs/; also python -m limitgate, __main__.py
     replay/          access logs through rules
     testing.py       for tests of applications: nothing limited, a clock that stands still

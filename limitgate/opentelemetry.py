@@ -1,4 +1,4 @@
-"""Figures for OpenTelemetry: ``observers=["opentelemetry"]``. Needs its API only; the SDK is the application's."""
+"""Metrics for OpenTelemetry: ``observers=["opentelemetry"]``. Needs its API only; the SDK is the application's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from limitgate.messages.extras import extra
 with extra("opentelemetry", "opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
 
-from limitgate.observing.handover import handover
+from limitgate.observing.exporter import exporter
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
 from limitgate.process.forking import begin_anew_in_children
 
@@ -20,7 +20,7 @@ Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
 
 class OpenTelemetryObserver:
-    """Keeps all figures in instruments of a meter provider, by default the global one, which may be set later.
+    """Keeps all metrics in instruments of a meter provider, by default the global one, which may be set later.
 
     Counters and gauges are observable instruments, so an export has what was counted just before, and a provider that is set
     later has everything since the start. A histogram gets one ``record`` for each observation, as the API takes no more at
@@ -74,7 +74,7 @@ class OpenTelemetryObserver:
         values = self._values[instrument]
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            handover.hand_over(waits=False)  # the exporter may hold a lock that whoever hands over is waiting for
+            exporter.export(waits=False)  # the SDK may hold a lock that another export waits for
             return [Observation(value, dict(zip(instrument.labels, labels))) for labels, value in list(values.items())]
 
         return observe

@@ -49,7 +49,7 @@ from limitgate.limits.decision import (
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
-from limitgate.observing.handover import handover
+from limitgate.observing.exporter import exporter
 from limitgate.overload.adaptive_limit import Guard
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.places import WaitingTask, WaitingThread
@@ -560,7 +560,7 @@ class Gate:
             self.looker.stop()
         await self.refunds.asettled()
         if self.rules.counts is not None:
-            handover.hand_over()
+            exporter.export()
 
     def _identified(self, request: Request) -> Caller | None:
         """The caller that ``identify`` finds in this thread, if any. Raises `TypeError` where it is async."""

@@ -13,7 +13,7 @@ from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.wait_queue import Waiter, WaitQueues
 from limitgate.http.response import unavailable
-from limitgate.observing.counts import RuleRow, counted_waiting
+from limitgate.observing.counts import RuleSeries, counted_waiting
 from limitgate.process import waiting
 
 Stay = Callable[[Waiter], Awaitable[bool]]
@@ -127,7 +127,7 @@ class Turns:
             self._refusal_log.note_shed(in_flight)
 
 
-def _rows(booking: Booking) -> list[RuleRow]:
+def _rows(booking: Booking) -> list[RuleSeries]:
     """The figures of the rules that make a request wait for its turn."""
     rows = [charged.request_plan.row(charge) for charged in booking.charged for charge in charged.plan.charges]
     return [row for row in dict.fromkeys(rows) if row is not None]

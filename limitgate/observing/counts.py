@@ -1,6 +1,6 @@
-"""Figures in plain integers, counted on a request's way. They only grow; who has been told how much is for `handover` to know.
+"""Metrics in plain integers, counted on a request's way. They only grow; `exporter` knows which observer has got how much.
 
-Any thread may count. A figure is an element of a list, and to add to that is one step for all other threads: CPython with its
+Any thread may count. A count is an element of a list, and to add to that is one step for all other threads: CPython with its
 GIL goes to another thread at calls and at jumps back, and there is neither.
 """
 
@@ -18,11 +18,11 @@ from limitgate.limits.decision import Decision
 from limitgate.limits.plan import BucketReading, Charge, Source
 from limitgate.messages.diagnostics import Diagnosis, times_logged
 from limitgate.observing import instruments
-from limitgate.observing.handover import Counted, Figure, Row, handover, news
+from limitgate.observing.exporter import Gauge, Metrics, Series, exporter
 from limitgate.observing.instruments import Outcome
 from limitgate.observing.observer import Observer
 from limitgate.observing.series import takes_slots, windows_of, written
-from limitgate.observing.shed import ShedRow
+from limitgate.observing.shed import ShedSeries
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.places import Places
 from limitgate.process.gil import yield_gil
@@ -48,12 +48,13 @@ _USUAL: Final = frozenset(
         ("delayed", "nobody"),
     }
 )
-"""Pairs of labels that exist from the start with 0: all that happen."""
+_RARE: Final = frozenset(_REQUESTS) - _USUAL
+"""Pairs of labels that do not happen, so they do not exist from the start with 0."""
 
 BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
 _BUCKETS: Final = len(BOUNDS) + 1
 ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
-"""Places of a rule's figures: those of its outcomes, and the first of its histogram's counts."""
+"""Places of a rule's values: those of its outcomes, and the first of its histogram's counts."""
 SUMS = COUNTS + _BUCKETS
 """Place of the first of its histogram's sums."""
 TINY: Final = 1e-9
@@ -61,7 +62,7 @@ TINY: Final = 1e-9
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"
-"""Stands for a rule in the figures of a limiter, which has none: no rule can have this name."""
+"""Stands for a rule in the metrics of a limiter, which has none: no rule can have this name."""
 
 
 def outweighs(outcome: Outcome, other: Outcome) -> bool:
@@ -69,20 +70,21 @@ def outweighs(outcome: Outcome, other: Outcome) -> bool:
     return _WEIGHT[outcome] >= _WEIGHT[other]
 
 
-class RuleRow(Row):
-    """Figures of one rule."""
+class RuleSeries(Series):
+    """Metrics of one rule."""
 
     __slots__ = ("_has_slots", "_has_turns", "_windows", "labels", "shed", "waiting")
 
     def __init__(self, name: str, tier: str = DEFAULT_TIER) -> None:
-        super().__init__([0] * SUMS + [0.0] * _BUCKETS)
+        decisions = [(instruments.RULE_DECISIONS, (name, tier, outcome)) for outcome in _RULE_OUTCOMES]
+        super().__init__([0] * SUMS + [0.0] * _BUCKETS, decisions, [(instruments.RULE_UTILIZATION, (name, tier))])
         self.labels = name, tier
         self.waiting = [0]
         """Requests that wait for their turn."""
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
-        self.shed: ShedRow | None = None
-        """Figures of its adaptive limit, None where it has none."""
+        self.shed: ShedSeries | None = None
+        """Metrics of its adaptive limit, None where it has none."""
 
     def take(self, rule: Rule) -> None:
         """Take over what a rule says of itself."""
@@ -91,15 +93,15 @@ class RuleRow(Row):
         self._has_turns = bool(rule.max_delay)
 
     def retire(self, windows: Iterable[str]) -> None:
-        """Tell 0 of limits that are not in force any more: a series cannot be taken back."""
+        """Set limits that are not in force any more to 0: a series cannot be taken back."""
         self._windows = {**self._windows, **dict.fromkeys(windows, 0)}
 
     def adapt(self, places: Places | None) -> None:
-        """Tell of the places under the rule's adaptive limit, None where it has none any more."""
+        """Export the places under the rule's adaptive limit, None where it has none any more."""
         if places is None:
             self.shed = None
         elif self.shed is None or self.shed.places is not places:
-            self.shed = ShedRow(self.labels, places)
+            self.shed = ShedSeries(self.labels, places)
 
     def count(self, outcome: int, share: float) -> None:
         """Count a decision, by the place of its outcome, after which so large a share of the fullest window is used."""
@@ -108,17 +110,7 @@ class RuleRow(Row):
         values[COUNTS + bucket] += 1
         values[SUMS + bucket] += share
 
-    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Tell what has come since."""
-        for place, outcome in enumerate(_RULE_OUTCOMES):
-            new = now[place] - (before[place] if before else 0)
-            if new or not before:
-                observer.add(instruments.RULE_DECISIONS, (*self.labels, outcome), new)
-        counts, sums = news(before, now, COUNTS, SUMS), news(before, now, SUMS, len(now))
-        if any(counts) or not before:
-            observer.record(instruments.RULE_UTILIZATION, self.labels, counts, sums)
-
-    def gauges(self, held: int) -> Iterable[Figure]:
+    def gauges(self, held: int) -> Iterable[Gauge]:
         """Its limits, and what is in flight and waits, where that can be."""
         for window, count in self._windows.items():
             yield instruments.RULE_LIMIT, (*self.labels, window), count
@@ -133,22 +125,6 @@ class RuleRow(Row):
             yield instruments.RULE_WAITING, self.labels, self.waiting[0] + (0 if limit is None else limit.waiting)
 
 
-class RequestRow(Row):
-    """Figures of all requests of a gate or limiter."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__([0] * len(_REQUESTS))
-
-    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Tell what has come since."""
-        for place, labels in enumerate(_REQUESTS):
-            new = now[place] - (before[place] if before else 0)
-            if new or (not before and labels in _USUAL):
-                observer.add(instruments.REQUESTS, labels, new)
-
-
 class Held(Protocol):
     """Knows the slots that are held at the moment."""
 
@@ -158,91 +134,92 @@ class Held(Protocol):
 
 
 class Counts:
-    """Figures of one gate or limiter."""
+    """Metrics of one gate or limiter."""
 
     def __init__(self) -> None:
-        self._requests = RequestRow()
+        counters = [(instruments.REQUESTS, labels) for labels in _REQUESTS]
+        self._requests = Series([0] * len(_REQUESTS), counters, rare=_RARE)
         self._values = self._requests.values
-        self._rules: dict[tuple[str, str], RuleRow] = {}
+        self._rules: dict[tuple[str, str], RuleSeries] = {}
         self._keepers: list[ref[Held]] = []
-        self._config: ConfigRow | None = None
+        self._config: ConfigSeries | None = None
 
     def look_at(self, *keepers: Held) -> None:
         """Have slots in flight counted that are held there."""
         self._keepers = [ref(keeper) for keeper in keepers]
 
     def look_at_rules(self, loads: Loads, rules: Callable[[], RuleSet | None]) -> None:
-        """Have loads of rules counted, and the revision of those in force told."""
-        self._config = ConfigRow(loads, rules)
+        """Have loads of rules counted, and the revision of those in force exported."""
+        self._config = ConfigSeries(loads, rules)
 
     def count(self, outcome: Outcome, source: Source) -> None:
         """Count a request."""
         self._values[_PLACES[outcome][source]] += 1
-        if handover.is_idle:
-            handover.wake()
+        if exporter.is_idle:
+            exporter.wake()
 
-    def rule(self, rule: Rule) -> RuleRow:
-        """The figures of a rule, which begin with 0. One that is written anew goes on with those that it had."""
-        row = self.named(rule.name, rule.tier or DEFAULT_TIER)
-        row.take(rule)
-        return row
+    def rule(self, rule: Rule) -> RuleSeries:
+        """The metrics of a rule, which begin with 0. One that is written anew goes on with those that it had."""
+        series = self.named(rule.name, rule.tier or DEFAULT_TIER)
+        series.take(rule)
+        return series
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
-        """Tell of the limits in the set before that are not in the one after."""
+        """Set the limits in the set before that are not in the one after to 0."""
         present = written(after)
         for labels, rule in written(before).items():
             yield_gil()
             kept = windows_of(present[labels].every_limit) if labels in present else {}
             self.named(*labels).retire([window for window in windows_of(rule.every_limit) if window not in kept])
 
-    def named(self, name: str, tier: str = DEFAULT_TIER) -> RuleRow:
-        """The figures under a name and a tier."""
+    def named(self, name: str, tier: str = DEFAULT_TIER) -> RuleSeries:
+        """The metrics under a name and a tier."""
         labels = name, tier
-        row = self._rules.get(labels)
-        if row is None:
-            row = self._rules.setdefault(labels, RuleRow(name, tier))
-        return row
+        series = self._rules.get(labels)
+        if series is None:
+            series = self._rules.setdefault(labels, RuleSeries(name, tier))
+        return series
 
-    def rows(self) -> Iterable[Row]:
-        """All figures that only grow."""
+    def series(self) -> Iterable[Series]:
+        """All that only grows."""
         yield self._requests
-        for row in list(self._rules.values()):
-            yield row
-            if row.shed is not None:
-                row.shed.look()
-                yield row.shed
+        for series in list(self._rules.values()):
+            yield series
+            if series.shed is not None:
+                series.shed.look()
+                yield series.shed
         if self._config is not None:
             self._config.look()
             yield self._config
 
-    def gauges(self) -> Iterable[Figure]:
-        """All other figures, as they stand."""
+    def gauges(self) -> Iterable[Gauge]:
+        """All other values, as they are now."""
         held: dict[str | None, int] = {}
         for kept in self._keepers:
             keeper = kept()
             for charge in keeper.held if keeper is not None else ():
                 held[charge.rule] = held.get(charge.rule, 0) + 1
-        for row in list(self._rules.values()):
-            yield from row.gauges(held.get(row.labels[0], 0))
+        for series in list(self._rules.values()):
+            yield from series.gauges(held.get(series.labels[0], 0))
         if self._config is not None:
             yield from self._config.gauges()
 
 
 class LimiterCounts(Counts):
-    """Figures of a limiter. It knows no rules, and its keys and limits are the caller's, so all count as one."""
+    """Metrics of a limiter. It knows no rules, and its keys and limits are the caller's, so all count as one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._row = self.named(LIMITER)
+        self._rule = self.named(LIMITER)
 
     def decided(self, decision: Decision, source: Source) -> None:
         """Count a decision of the limiter."""
         if not decision.allowed:
             outcome: Outcome = "refused"
-            self._row.count(REFUSED, 1.0)
+            self._rule.count(REFUSED, 1.0)
         else:
             outcome = "delayed" if decision.delay else "admitted"
-            self._row.count(ADMITTED, (decision.limit - decision.remaining) / decision.limit)
+            self._rule.count(ADMITTED, (decision.limit - decision.remaining) / decision.limit)
         self.count(outcome, source)
 
     def failed(self) -> None:
@@ -250,9 +227,9 @@ class LimiterCounts(Counts):
         self.count("failed_closed", "nobody")
 
 
-def count_decision(decision: Decision, rows: Callable[[Charge], RuleRow | None]) -> None:
+def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | None]) -> None:
     """Count a decision for each of its rules: for those that were charged, and for those that had no room."""
-    found: dict[RuleRow, tuple[int, float]] = {}
+    found: dict[RuleSeries, tuple[int, float]] = {}
     for bucket in decision.evidence:
         row = rows(bucket.charge) if bucket.charge.bucket.algorithm.IS_LIMIT or bucket.after is None else None
         if row is None:
@@ -280,7 +257,7 @@ def _used(bucket: BucketReading, *, is_charged: bool) -> float:
 
 
 @contextmanager
-def counted_waiting(rows: Iterable[RuleRow]) -> Iterator[None]:
+def counted_waiting(rows: Iterable[RuleSeries]) -> Iterator[None]:
     """Count a request as waiting for its turn under rules."""
     for row in rows:
         row.waiting[0] += 1
@@ -300,13 +277,14 @@ class Loads(Protocol):
     at: float
 
 
-class ConfigRow(Row):
+class ConfigSeries(Series):
     """Loads of the rules of a gate, which counts them itself, and the rules in force, which ``rules`` gives."""
 
     __slots__ = ("_loads", "_rules")
 
     def __init__(self, loads: Loads, rules: Callable[[], RuleSet | None]) -> None:
-        super().__init__([loads.ok, loads.rejected])
+        results = instruments.CONFIG_LOADS.values["result"]
+        super().__init__([loads.ok, loads.rejected], [(instruments.CONFIG_LOADS, (result,)) for result in results])
         self._loads = loads
         self._rules = rules
 
@@ -314,14 +292,7 @@ class ConfigRow(Row):
         """Look how many there have been."""
         self.values[:] = self._loads.ok, self._loads.rejected
 
-    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Tell what has come since."""
-        for place, result in enumerate(instruments.CONFIG_LOADS.values["result"]):
-            new = now[place] - (before[place] if before else 0)
-            if new or not before:
-                observer.add(instruments.CONFIG_LOADS, (result,), new)
-
-    def gauges(self) -> Iterable[Figure]:
+    def gauges(self) -> Iterable[Gauge]:
         """The last load, and the rules in force."""
         yield instruments.CONFIG_SUCCESS, (), int(self._loads.was_ok)
         yield instruments.CONFIG_TIMESTAMP, (), self._loads.at
@@ -330,40 +301,25 @@ class ConfigRow(Row):
             yield instruments.CONFIG_REVISION, (), revision(rules)
 
 
-class DiagnosticsRow(Row):
-    """Diagnoses of this process."""
-
-    __slots__ = ()
+class ProcessMetrics:
+    """Metrics of this process as a whole."""
 
     def __init__(self) -> None:
-        super().__init__(times_logged)
+        self._diagnoses = Series(times_logged, [(instruments.DIAGNOSTICS, (diagnosis.code,)) for diagnosis in Diagnosis])
 
-    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Tell what has come since."""
-        for diagnosis, new in zip(Diagnosis, news(before, now, 0, len(now))):
-            if new or not before:
-                observer.add(instruments.DIAGNOSTICS, (diagnosis.code,), new)
-
-
-class ProcessCounts:
-    """Figures of this process as a whole."""
-
-    def __init__(self) -> None:
-        self._diagnostics = DiagnosticsRow()
-
-    def rows(self) -> Iterable[Row]:
+    def series(self) -> Iterable[Series]:
         """Diagnoses."""
-        return (self._diagnostics,)
+        return (self._diagnoses,)
 
-    def gauges(self) -> Iterable[Figure]:
+    def gauges(self) -> Iterable[Gauge]:
         """Lag of event loops and proxies, if there was any need to know it."""
         if heartbeats.are_known:
             yield instruments.ADAPTIVE_LAG, (), max(heartbeats.lags_s(), default=0.0)
 
 
-_process_counts = ProcessCounts()
+_process_metrics = ProcessMetrics()
 
 
-def observe(observers: Iterable[Observer], *counted: tuple[Counted, object]) -> None:
-    """Hand over what is counted, each for as long as its owner lives, and what is counted in this process as a whole."""
-    handover.attach(observers, *counted, (_process_counts, _process_counts))
+def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
+    """Export metrics, each for as long as its owner lives, and those of this process as a whole."""
+    exporter.attach(observers, *metrics, (_process_metrics, _process_metrics))

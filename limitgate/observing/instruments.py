@@ -1,4 +1,4 @@
-"""The one table of all figures: of it are made the instruments of observers and the table in the docs."""
+"""The one table of all metrics: the instruments of observers and the table in the docs are made of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Joined = Literal["sum", "min", "max", "each"]
 
 @dataclass(frozen=True, eq=False)
 class Instrument:
-    """One figure: a name, a kind, and the labels that tell its series apart."""
+    """One metric: a name, a kind, and the labels that tell its series apart."""
 
     name: str
     """Name in OpenTelemetry."""

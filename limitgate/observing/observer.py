@@ -18,10 +18,10 @@ NAMES = {
 
 @runtime_checkable
 class Observer(Protocol):
-    """Is handed all figures, once a second while there are new ones: ``LimitGate(app, observers=[MyObserver()])``.
+    """Gets all metrics, once a second while something is new: ``LimitGate(app, observers=[MyObserver()])``.
 
     Called by any thread, but never by two at once. ``labels`` are the values of `Instrument.labels`, in their order: none is
-    ever made up by a client. Every series is told once with 0 when it begins. Two observers that are equal are one.
+    ever made up by a client. Every series begins with 0. Two observers that are equal are one.
     """
 
     def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from limitgate.limits.template import PlanTemplate
 from limitgate.limits.written_out import compiled
-from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SHADOW_REFUSED, SUMS, TINY, RuleRow
+from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SHADOW_REFUSED, SUMS, TINY, RuleSeries
 
 _Count = Callable[[Sequence[int]], None]
 """Counts a decision, by the ticks that each window owed before."""
@@ -50,9 +50,9 @@ class PlainCounter:
 
     __slots__ = ("charged", "refused")
 
-    def __init__(self, template: PlanTemplate, rows: Sequence[RuleRow]) -> None:
-        rules: dict[RuleRow, list[_Window]] = {}
-        without_room: dict[RuleRow, int] = {}
+    def __init__(self, template: PlanTemplate, rows: Sequence[RuleSeries]) -> None:
+        rules: dict[RuleSeries, list[_Window]] = {}
+        without_room: dict[RuleSeries, int] = {}
         place = 0
         for row, (bucket, cost, enforced, _) in zip(rows, template.buckets):
             without_room[row] = REFUSED if enforced else SHADOW_REFUSED
@@ -65,7 +65,7 @@ class PlainCounter:
         """Counts a plan that was refused: for the rules that had no room."""
 
 
-def _charged(rules: Mapping[RuleRow, Sequence[_Window]]) -> _Count:
+def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
     """Make the function that counts a plan as charged to rules."""
     constants: list[Any] = []
     for row, windows in rules.items():
@@ -76,7 +76,7 @@ def _charged(rules: Mapping[RuleRow, Sequence[_Window]]) -> _Count:
     return _maker(shape, is_refused=False)(*constants)
 
 
-def _refused(rules: Mapping[RuleRow, Sequence[_Window]], outcomes: Mapping[RuleRow, int]) -> _Count:
+def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[RuleSeries, int]) -> _Count:
     """Make the function that counts a plan as refused by those rules that had no room, each with its outcome."""
     constants: list[Any] = []
     for row, windows in rules.items():

@@ -1,15 +1,14 @@
-"""Figures of the adaptive limit of a rule: the limit itself, what it follows from, and who was refused by it."""
+"""Metrics of the adaptive limit of a rule: the limit itself, what it follows from, and who was refused by it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import product
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from limitgate.limits.priority import RESERVES
 from limitgate.observing import instruments
-from limitgate.observing.handover import Figure, Row
-from limitgate.observing.observer import Observer
+from limitgate.observing.exporter import Gauge, Series
 from limitgate.overload.adaptive_limit import AdaptiveLimit
 from limitgate.overload.places import Places
 from limitgate.overload.shedding import Refusal
@@ -18,14 +17,14 @@ _KINDS: Final = tuple(product(RESERVES, get_args(Refusal)))
 """Priorities and reasons of refusals."""
 
 
-class ShedRow(Row):
+class ShedSeries(Series):
     """Requests that an adaptive limit has refused. It counts them itself, and anew in the child of a fork."""
 
-    __slots__ = ("_before", "_limit", "labels", "places")
+    __slots__ = ("_before", "_labels", "_limit", "places")
 
     def __init__(self, labels: tuple[str, str], places: Places) -> None:
-        super().__init__([0] * len(_KINDS))
-        self.labels = labels
+        super().__init__([0] * len(_KINDS), [(instruments.RULE_SHED, (*labels, *kind)) for kind in _KINDS])
+        self._labels = labels
         self.places = places
         self._limit = places.limit
         self._before = _refused(self._limit)
@@ -39,17 +38,10 @@ class ShedRow(Row):
         self.values[:] = [value + new - was for value, new, was in zip(self.values, now, self._before)]
         self._before = now
 
-    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Tell what has come since."""
-        for place, kind in enumerate(_KINDS):
-            new = now[place] - (before[place] if before else 0)
-            if new or not before:
-                observer.add(instruments.RULE_SHED, (*self.labels, *kind), new)
-
-    def gauges(self) -> Iterable[Figure]:
+    def gauges(self) -> Iterable[Gauge]:
         """The limit in force, and the time of its requests on an idle server."""
-        yield instruments.RULE_ADAPTIVE_LIMIT, self.labels, self.places.limit.limit
-        yield instruments.RULE_ADAPTIVE_BASE, self.labels, self.places.limit.base_s
+        yield instruments.RULE_ADAPTIVE_LIMIT, self._labels, self.places.limit.limit
+        yield instruments.RULE_ADAPTIVE_BASE, self._labels, self.places.limit.base_s
 
 
 def _refused(limit: AdaptiveLimit) -> list[int]:

@@ -1,17 +1,16 @@
-"""Figures of a store: its calls, by result and duration, and whether it answers."""
+"""Metrics of a store: its calls, by result and duration, and whether it answers."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, get_args
+from collections.abc import Iterable
+from typing import Final, get_args
 from weakref import ref
 
 from limitgate.errors import StoreFault
 from limitgate.observing import instruments
-from limitgate.observing.handover import Figure, Row, news
+from limitgate.observing.exporter import Gauge, Series
 from limitgate.observing.instruments import Result
-from limitgate.observing.observer import Observer
 
 _BOUNDS: Final = instruments.STORE_DURATION.bounds
 _BUCKETS: Final = len(_BOUNDS) + 1
@@ -20,14 +19,14 @@ _WIDTH: Final = 2 * _BUCKETS
 _STARTS: Final = {result: place * _WIDTH for place, result in enumerate(_RESULTS)}
 
 
-class CallsRow(Row):
+class CallSeries(Series):
     """Calls to a store, whose URL has the scheme ``store``."""
 
-    __slots__ = ("_store",)
+    __slots__ = ()
 
     def __init__(self, store: str) -> None:
-        super().__init__(([0] * _BUCKETS + [0.0] * _BUCKETS) * len(_RESULTS))
-        self._store = store
+        values = ([0] * _BUCKETS + [0.0] * _BUCKETS) * len(_RESULTS)
+        super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
 
     def note(self, result: Result | StoreFault, seconds: float) -> None:
         """Count a call that took so long. One that this process had no room for was not made."""
@@ -36,50 +35,30 @@ class CallsRow(Row):
             self.values[place] += 1
             self.values[place + _BUCKETS] += seconds
 
-    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Tell what has come since."""
-        for result, start in _STARTS.items():
-            counts = news(before, now, start, start + _BUCKETS)
-            if any(counts) or not before:
-                sums = news(before, now, start + _BUCKETS, start + _WIDTH)
-                observer.record(instruments.STORE_DURATION, (self._store, result), counts, sums)
-
-
-class _OutagesRow(Row):
-    """Outages that a store has counted."""
-
-    __slots__ = ("_store",)
-
-    def __init__(self, store: str) -> None:
-        super().__init__([0])
-        self._store = store
-
-    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Tell what has come since. A store begins anew in the child of a fork."""
-        was = before[0] if before else 0
-        new = now[0] - was if now[0] >= was else now[0]
-        if new or not before:
-            observer.add(instruments.STORE_OUTAGES, (self._store,), new)
-
 
 class StoreCounts:
-    """Figures of a store. What it counts itself is looked up, as are ``healthy`` and ``outages``, if it has them."""
+    """Metrics of a store. What it counts itself is looked up, as are ``healthy`` and ``outages``, if it has them."""
 
     def __init__(self, store: object) -> None:
         self.scheme: str = getattr(store, "scheme", "custom")
         self._store = ref(store)
-        self._outages = _OutagesRow(self.scheme)
-        self._rows: list[Row] = [self._outages]
+        self._outages = Series([0], [(instruments.STORE_OUTAGES, (self.scheme,))])
+        self._seen = 0
+        """Outages of the store that are counted."""
+        self._series = [self._outages]
         if hasattr(store, "calls"):
-            store.calls = calls = CallsRow(self.scheme)
-            self._rows.append(calls)
+            store.calls = calls = CallSeries(self.scheme)
+            self._series.append(calls)
 
-    def rows(self) -> Iterable[Row]:
+    def series(self) -> Iterable[Series]:
         """Its calls and outages."""
-        self._outages.values[0] = getattr(self._store(), "outages", self._outages.values[0])
-        return self._rows
+        outages = getattr(self._store(), "outages", self._seen)
+        # The store of a forked child counts from 0.
+        self._outages.values[0] += outages - self._seen if outages >= self._seen else outages
+        self._seen = outages
+        return self._series
 
-    def gauges(self) -> Iterable[Figure]:
+    def gauges(self) -> Iterable[Gauge]:
         """1 if it answers."""
         store = self._store()
         if store is not None:
@@ -87,7 +66,7 @@ class StoreCounts:
 
 
 def store_counts(store: object) -> StoreCounts:
-    """The figures of a store, which all that use it share."""
+    """The metrics of a store, which all that use it share."""
     counts: StoreCounts | None = getattr(store, "observed", None)
     if counts is None:
         counts = StoreCounts(store)

@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule
-from limitgate.observing.handover import handover
+from limitgate.observing.exporter import exporter
 from limitgate.observing.instruments import ADAPTIVE_LAG, INSTRUMENTS, RULE_IN_FLIGHT
 from limitgate.opentelemetry import OpenTelemetryObserver
 from tests.support.clock import Clock
@@ -27,7 +27,7 @@ def hello(_: Any, start_response: Any) -> list[bytes]:
 
 def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
     """The metrics of a reader by name."""
-    handover.hand_over()
+    exporter.export()
     data = reader.get_metrics_data()
     assert data is not None
     return {one.name: one for each in data.resource_metrics for scope in each.scope_metrics for one in scope.metrics}
@@ -91,10 +91,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 reader = InMemoryMetricReader()
 metrics.set_meter_provider(MeterProvider([reader]))
-from limitgate.observing.handover import handover
-handover.hand_over()
+from limitgate.observing.exporter import exporter
+exporter.export()
 limiter.hit("a", "9/minute")
-handover.hand_over()
+exporter.export()
 data = reader.get_metrics_data()
 metrics = [one for each in data.resource_metrics for scope in each.scope_metrics for one in scope.metrics]
 [requests] = [one for one in metrics if one.name == "limitgate.requests"]

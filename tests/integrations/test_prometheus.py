@@ -1,24 +1,25 @@
-"""Figures in a registry of prometheus-client: always up to date, in as many gates and observers as there may be."""
+"""Metrics in a registry of prometheus-client: always up to date, in as many gates and observers as there may be."""
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import os
 import subprocess
 import sys
 import threading
-import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import prometheus_client
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, make_wsgi_app
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from limitgate import Limiter, LimitGateWSGI, MemoryStore, Rule, RuleSet, prometheus
-from limitgate.observing.handover import handover
 from limitgate.observing.instruments import (
     INSTRUMENTS,
     RULE_DECISIONS,
@@ -30,7 +31,7 @@ from limitgate.observing.instruments import (
 from limitgate.observing.series import series
 from limitgate.prometheus import PrometheusObserver
 from tests.support.clock import Clock
-from tests.support.doors import asgi_reply, wsgi_reply
+from tests.support.doors import wsgi_reply
 from tests.support.threads import repeated
 
 RULES = [
@@ -140,144 +141,183 @@ def test_scrapes_beside_traffic_lose_nothing() -> None:
     assert value(registry, "limitgate_rule_utilization_count", rule="api", tier="default") == 600
 
 
-def test_samples_are_those_of_prometheus_client() -> None:
-    """By name, labels and value, in both of its formats, but for when each series was created: nobody asks for that."""
-    registry, plain = CollectorRegistry(), CollectorRegistry()
-    app = gate(registry)
-    for _ in range(5):
-        wsgi_reply(app, "/api/x")
-    handover.hand_over()
-    for metric in list(registry._collector_to_names):
-        plain.register(Plain(metric))
-    for written, read in (
-        (generate_latest, text_string_to_metric_families),
-        (openmetrics.generate_latest, openmetrics_families),
-    ):
-        ours, theirs = (
-            {(one.name, *sorted(one.labels.items())): one.value for family in read(text) for one in family.samples}
-            for text in (written(registry).decode(), written(plain).decode())  # type: ignore[operator]
-        )
-        assert ours == {place: value for place, value in theirs.items() if not place[0].endswith("_created")}
-
-
-def test_samples_are_kept_until_they_change() -> None:
-    """Those of a rule that decided about nothing meanwhile are the same objects, which take no time and no memory."""
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [(generate_latest, text_string_to_metric_families), (openmetrics.generate_latest, openmetrics_families)],
+)
+def test_both_formats_of_prometheus_client_have_the_samples(written: Any, read: Any) -> None:
+    """Whatever is in a label, beside metrics of others. None says when its series was created, a fourth of all."""
     registry = CollectorRegistry()
-    app = gate(registry)
-    wsgi_reply(app, "/api/x")
-    before, _, after = ({id(each): each for metric in registry.collect() for each in metric.samples} for _ in range(3))
-    assert before.keys() == after.keys()
-    wsgi_reply(app, "/api/x")
-    new = {id(each): each for metric in registry.collect() for each in metric.samples}
-    changed = [each for place, each in new.items() if place not in before]
-    assert {each.labels.get("rule") for each in changed if each.name.startswith("limitgate_rule")} == {"api"}
-    assert value(registry, "limitgate_rule_decisions_total", rule="api", tier="default", outcome="admitted") == 2
+    Gauge("before", "Of somebody else.", registry=registry).set(1)
+    wsgi_reply(gate(registry), "/api/x")
+    odd = 'a"b\\c\n%s'
+    PrometheusObserver(registry).add(RULE_DECISIONS, ("odd", odd, "admitted"), 7)
+    samples = {
+        (one.name, *sorted(one.labels.items())): one.value
+        for family in read(written(registry).decode())
+        for one in family.samples
+    }
+    assert samples["before",] == 1
+    assert samples["limitgate_rule_decisions_total", ("outcome", "admitted"), ("rule", "odd"), ("tier", odd)] == 7
+    buckets = [
+        samples["limitgate_rule_utilization_bucket", ("le", le), ("rule", "api"), ("tier", "default")]
+        for le in ("0.1", "0.25", "0.5", "0.8", "0.9", "1.0", "1.5", "2.0", "+Inf")
+    ]
+    assert buckets == [0, 0, *[1] * 7]
+    assert not [name for name, *_ in samples if name.endswith("_created")]
 
 
-class Plain:
-    """A metric of ours, as prometheus-client itself collects it."""
-
-    def __init__(self, metric: Any) -> None:
-        self._metric = metric
-
-    def collect(self) -> Any:
-        return MetricWrapperBase.collect(self._metric)
-
-
-def test_the_text_is_that_of_prometheus_client() -> None:
-    """Byte for byte, with metrics of others between, after each change, and with labels that have to be escaped."""
-    registry = CollectorRegistry()
-    Gauge("before", "Of somebody else.", ["path"], registry=registry).labels('a"b\\c\n').set(1)
-    app = gate(registry)
-    Counter("after", "Of somebody else,\nby \\.", registry=registry).inc()
-    PrometheusObserver(registry).add(RULE_DECISIONS, ("odd", 'a"b\\c\n%s', "admitted"), 1)
-    for path in ("/api/x", "/api/x", "/api/x", "/api/x", "/slow", "/healthz"):
-        wsgi_reply(app, path)
-        text = prometheus.generate_latest(registry)
-        assert text == generate_latest(registry)
-    assert rb'{outcome="admitted",rule="odd",tier="a\"b\\c\n%s"} 1.0' in text
-
-
-def test_the_text_has_series_that_come_and_go() -> None:
-    """Those of decorators begin with the first request, and an application may clear a metric."""
+def test_scrapes_are_whole_while_series_come() -> None:
+    """Under WSGI, in threads: the last one has all series."""
     registry = CollectorRegistry()
     observer = PrometheusObserver(registry)
-    for rule in ("a", "b", "b", "c"):
-        observer.add(RULE_DECISIONS, (rule, "default", "admitted"), 1)
-        assert prometheus.generate_latest(registry) == generate_latest(registry)
-    (decisions,) = [each for each in registry._collector_to_names if each._name == "limitgate_rule_decisions"]  # type: ignore[attr-defined]
-    decisions.remove("a", "default", "admitted")  # type: ignore[attr-defined]
-    assert prometheus.generate_latest(registry) == generate_latest(registry)
-    decisions.clear()  # type: ignore[attr-defined]
-    assert prometheus.generate_latest(registry) == generate_latest(registry)
-
-
-def test_texts_are_made_in_threads_while_series_come() -> None:
-    """Under WSGI: each has whole lines, and the last one all series."""
-    registry = CollectorRegistry()
-    observer = PrometheusObserver(registry)
-    with repeated(lambda: list(text_string_to_metric_families(prometheus.generate_latest(registry).decode()))):
+    with repeated(lambda: list(text_string_to_metric_families(generate_latest(registry).decode()))):
         for number in range(300):
             observer.add(RULE_DECISIONS, (str(number), "default", "admitted"), 1)
-    assert prometheus.generate_latest(registry) == generate_latest(registry)
-    assert prometheus.generate_latest(registry).count(b'tier="default"} 1.0\n') == 300
+    assert generate_latest(registry).count(b'tier="default"} 1.0\n') == 300
 
 
-def test_the_text_is_served() -> None:
-    """By ASGI and by WSGI, up to date, with the type that Prometheus asks for."""
-    registry = CollectorRegistry()
-    app = gate(registry)
-    wsgi, asgi = prometheus.make_wsgi_app(registry), prometheus.make_asgi_app(registry)
-    for _ in range(2):
-        wsgi_reply(app, "/api/x")
-        for reply in (wsgi_reply(wsgi), asyncio.run(asgi_reply(asgi))):
-            assert (reply.status, reply.body) == (200, generate_latest(registry))
-            assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+@pytest.mark.parametrize("name", ["generate_latest", "make_asgi_app", "make_wsgi_app"])
+def test_functions_of_prometheus_client_stand_here_too(name: str) -> None:
+    """Once they were of LimitGate's own."""
+    assert getattr(prometheus, name) is getattr(prometheus_client, name)
 
 
-def test_a_folder_of_workers_that_is_missing_is_told() -> None:
-    """In multiprocess mode, which is chosen when prometheus-client is imported."""
-    code = "import limitgate; limitgate.Limiter('memory://', observers=['prometheus'])"
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": "/nowhere"}
+def script(code: str, folder: object) -> list[str]:
+    """The lines that Python code prints in multiprocess mode, which is chosen when prometheus-client is imported."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    last = done.stderr.splitlines()[-1]
+    return (done.stdout or done.stderr).splitlines()
+
+
+def test_a_folder_of_workers_that_is_missing_is_told() -> None:
+    """At once, and not at the first request."""
+    last = script("import limitgate; limitgate.Limiter('memory://', observers=['prometheus'])", "/nowhere")[-1]
     assert last.startswith(
         "limitgate.errors.ConfigError: PROMETHEUS_MULTIPROC_DIR: /nowhere: No such file or directory, expected"
     )
 
 
-def test_the_rest_is_served_as_by_prometheus_client() -> None:
-    """Some metrics by their names, and other methods than GET."""
-    registry = CollectorRegistry()
-    wsgi_reply(gate(registry), "/api/x")
-    served = prometheus.make_wsgi_app(registry)
-    some = registry.restricted_registry(["limitgate_requests_total"])
-    assert wsgi_reply(served, "/?name[]=limitgate_requests_total").body == generate_latest(some)  # type: ignore[arg-type]
-    answers: list[list[Any]] = []
-    for each in (served, make_wsgi_app(registry)):
-        begun: list[Any] = []
-        body = list(each({"REQUEST_METHOD": "OPTIONS", "PATH_INFO": "/"}, lambda *head: begun.extend(head)))  # noqa: B023
-        answers.append([*begun, *body])
-    assert answers[0] == answers[1]
-    with pytest.raises(AssertionError):  # theirs, which serves no WebSockets
-        asyncio.run(prometheus.make_asgi_app(registry)({"type": "websocket"}, None, None))
+WORKERS = """
+import os, signal
+from prometheus_client import CollectorRegistry, generate_latest
+from limitgate import Limiter
+from limitgate.observing.exporter import exporter
+from limitgate.prometheus import MultiProcessCollector, PrometheusObserver
+
+registry = CollectorRegistry()
+limiters = [Limiter("memory://", observers=[PrometheusObserver(each)]) for each in (None, registry)]
+for _ in range(2):
+    if not os.fork():
+        for limiter in limiters:
+            assert [limiter.hit(str(os.getpid()), "3/hour").allowed for _ in range(4)] == [True] * 3 + [False]
+        exporter.export()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.wait()
+limiters[0].hit("parent", "3/hour")
+exporter.export()
+shared = CollectorRegistry()
+MultiProcessCollector(shared)
+print(generate_latest(registry).decode() + generate_latest(shared).decode())
+"""
 
 
-def test_a_thousand_rules_are_scraped_in_no_time() -> None:
-    """Less than half of prometheus-client's CPU, the figures of all rules being new, and a fifth where none is."""
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_what_killed_workers_have_counted_stays(tmp_path: Path) -> None:
+    """In multiprocess mode, each request once, whatever registries observers were given: in those is nothing."""
+    (tmp_path / "histogram_x.db").mkdir()
+    (tmp_path / f"gauge_livesum_{10**30}.db").touch()  # of no process: there is none with this number
+    lines = script(WORKERS, tmp_path)
+    rule = 'rule="(limiter)",tier="default"'
+    assert f'limitgate_rule_decisions_total{{outcome="admitted",{rule}}} 13.0' in lines
+    assert f'limitgate_rule_decisions_total{{outcome="refused",{rule}}} 4.0' in lines
+    assert f"limitgate_rule_utilization_count{{{rule}}} 17.0" in lines
+    assert f'limitgate_rule_utilization_bucket{{le="0.5",{rule}}} 5.0' in lines
+    assert len(lines) == len(set(lines))
+
+
+def worker_file(path: Path, rule: str, count: float) -> None:
+    """Write what a worker has counted."""
+    file = MmapedDict(str(path))
+    file.write_value(mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [rule], "X."), count, 0)
+    file.close()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> CollectorRegistry:
+    """The metrics of the workers that share a folder, of which one has counted."""
     registry = CollectorRegistry()
-    app = gate(registry, *[Rule(f"rule{number}", "9/minute", path=f"/{number}") for number in range(1000)])
-    theirs, ours, again = [], [], []
-    for _ in range(3):
-        for number in range(1000):
-            wsgi_reply(app, f"/{number}")
-        handover.hand_over()
-        for took, made in ((ours, prometheus.generate_latest), (again, prometheus.generate_latest), (theirs, generate_latest)):
-            began = time.process_time()
-            text = made(registry)
-            took.append(time.process_time() - began)
-            assert text.count(b"\n") > 15_000
-    assert min(ours) < min(theirs) / 2, (ours, theirs)
-    assert min(again) < min(theirs) / 5, (again, theirs)
+    worker_file(tmp_path / "counter_1.db", "api", 7)
+    prometheus.MultiProcessCollector(registry, str(tmp_path))
+    return registry
+
+
+def foreign(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\0" * 99)
+
+
+def cut_off(path: Path) -> None:
+    worker_file(path, "api", 1)
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def no_json(path: Path) -> None:
+    worker_file(path, "api", 1)
+    path.write_bytes(path.read_bytes().replace(b'["lim', b'{"lim'))
+
+
+def no_key(path: Path) -> None:
+    worker_file(path, "api", 1)
+    path.write_bytes(path.read_bytes().replace(b'{"rule": "api"}', b'"rule is an api"'[:15]))
+
+
+@pytest.mark.parametrize("name", ["counter_2.db", "gauge_livesum_2.db", "gauge_2.db", "histogram_2.db", "shop.db", "some_2.db"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        os.mkfifo,
+        Path.mkdir,
+        Path.touch,
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to("/dev/zero"),
+    ],
+    ids=["fifo", "folder", "empty", "dangling", "circle", "device"],
+)
+def test_what_is_no_file_neither_hangs_nor_fails_a_scrape(
+    shared: CollectorRegistry, tmp_path: Path, made: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor one that another worker is just making. There is nothing to tell of that."""
+    made(tmp_path / name)
+    assert value(shared, "limitgate_x_total", rule="api") == 7
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("made", [foreign, cut_off, no_json, no_key], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("name", ["counter_2.db", "gauge_livesum_2.db", "histogram_2.db"])
+def test_what_no_worker_has_written_is_left_out(
+    shared: CollectorRegistry, tmp_path: Path, made: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one line in the log, as what it should have is missing; it counts again once it can be read."""
+    made(tmp_path / name)
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        for _ in range(2):
+            assert value(shared, "limitgate_x_total", rule="api") == 7
+    assert [record.message.split(" is left out")[0] for record in caplog.records] == [str(tmp_path / name)]
+    (tmp_path / name).unlink()
+    worker_file(tmp_path / "counter_2.db", "api", 1)
+    assert value(shared, "limitgate_x_total", rule="api") == 8
+
+
+def test_gauges_of_the_dead_are_removed(shared: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When gunicorn says so."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    for pid in (2, 3):
+        file = MmapedDict(str(tmp_path / f"gauge_livesum_{pid}.db"))
+        file.write_value(mmap_key("limitgate_y", "limitgate_y", [], [], "Y."), pid, 0)
+        file.close()
+    assert value(shared, "limitgate_y") == 5
+    prometheus.child_exit(None, SimpleNamespace(pid=2))
+    assert value(shared, "limitgate_y") == 3

@@ -30,7 +30,7 @@ def visit(app: LimitGateWSGI, requests: int) -> None:
 
 @pytest.mark.parametrize("observers", [0, 1, 2])
 def test_no_memory_is_kept_for_a_request(observers: int) -> None:
-    """However many are counted, and for however many observers: a row of integers is all there is."""
+    """However many are counted, and for however many observers: a list of integers is all there is."""
     rules = [Rule("api", "1000000/second", "9000000/minute", path="/api"), Rule("full", "1/day", path="/full")]
     app = LimitGateWSGI(hello, rules=rules, store=MemoryStore(Clock()), observers=[Recorder() for _ in range(observers)])
     visit(app, REQUESTS)  # until no counter is one of the small integers that CPython keeps anyway
@@ -44,8 +44,8 @@ def test_no_memory_is_kept_for_a_request(observers: int) -> None:
 def test_every_outcome_has_its_place() -> None:
     """By outcome and by where that was decided: no two pairs share one."""
     counts = Counts()
-    (row,) = counts.rows()
+    (series,) = counts.series()
     pairs = [(outcome, source) for outcome in ("unlimited", "admitted", "refused") for source in ("nobody", "store", "cache")]
     for outcome, source in pairs:
         counts.count(outcome, source)  # type: ignore[arg-type]
-    assert sorted(row.values)[-10:] == [0, *[1] * len(pairs)]
+    assert sorted(series.values)[-10:] == [0, *[1] * len(pairs)]

@@ -1,4 +1,4 @@
-"""Figures of adaptive limits, as observers are told them."""
+"""Metrics of adaptive limits, as observers get them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
 from limitgate.observing.series import series
-from limitgate.observing.shed import ShedRow
+from limitgate.observing.shed import ShedSeries
 from limitgate.overload.adaptive_limit import Ticket
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.options import Terms
@@ -118,19 +118,19 @@ def test_lag_of_the_event_loop_is_told() -> None:
 def test_the_child_of_a_fork_counts_anew() -> None:
     """Whichever of the two begins anew before the other: what the parent has refused is for the parent to tell."""
     places = Places(Terms(Adaptive(min=1, max=1)))
-    row = ShedRow(ALL, places)
+    shed = ShedSeries(ALL, places)
     for _ in range(3):
         places.limit.begin(0.0, "other")
-    row.look()
-    assert sum(row.values) == 2
+    shed.look()
+    assert sum(shed.values) == 2
     if not (child := os.fork()):
         try:
-            row.look()
-            assert sum(row.values) == 2
+            shed.look()
+            assert sum(shed.values) == 2
             for _ in range(2):
                 places.limit.begin(0.0, "other")
-            row.look()
-            assert sum(row.values) == 3
+            shed.look()
+            assert sum(shed.values) == 3
         except BaseException:  # noqa: BLE001 - nobody else hears of it
             os._exit(1)
         os._exit(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from limitgate.observing.handover import handover
+from limitgate.observing.exporter import exporter
 from limitgate.observing.instruments import Instrument
 
 
@@ -31,7 +31,7 @@ class Recorder:
 
     def of(self, name: str) -> dict[tuple[str, ...], Any]:
         """All series of a figure."""
-        handover.hand_over()
+        exporter.export()
         return {labels: value for (each, labels), value in self.told.items() if each == f"limitgate.{name}"}
 
     def new(self, name: str) -> dict[tuple[str, ...], Any]:
@@ -40,5 +40,5 @@ class Recorder:
 
     def without(self, *names: str) -> dict[tuple[str, tuple[str, ...]], Any]:
         """Everything but some figures."""
-        handover.hand_over()
+        exporter.export()
         return {place: value for place, value in self.told.items() if place[0].removeprefix("limitgate.") not in names}

@@ -16,7 +16,7 @@ from limitgate.keys import PreparedKey
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.priority import NORMAL
 from limitgate.limits.template import PlanTemplate
-from limitgate.observing.counts import RuleRow
+from limitgate.observing.counts import RuleSeries
 from limitgate.observing.plain_counter import PlainCounter
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark
@@ -42,7 +42,7 @@ class RequestPlan(NamedTuple):
     denying: CompiledRule | None = None
     """A rule that denies the request, or if that is a shadow, would."""
 
-    def row(self, charge: Charge) -> RuleRow | None:
+    def row(self, charge: Charge) -> RuleSeries | None:
         """The figures of the rule behind a charge; None without observers."""
         charges = self.plan.charges if self.plan else ()
         rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)

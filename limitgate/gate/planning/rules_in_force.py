@@ -10,7 +10,7 @@ from limitgate.http.rate_fields import Fields, rate_fields
 from limitgate.limits.decision import Decision
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.counts import Counts
-from limitgate.observing.handover import handover
+from limitgate.observing.exporter import exporter
 from limitgate.stores.memory import system_clock
 
 _LOOKS = 1000
@@ -34,7 +34,7 @@ class Loads:
         self.ok += is_ok
         self.rejected += not is_ok
         self.was_ok, self.at = is_ok, time.time()
-        handover.wake()
+        exporter.wake()
 
 
 class RulesInForce:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.http.paths import covers, meet, segments
@@ -11,8 +10,7 @@ from limitgate.limits.limit import Limit
 from limitgate.limits.priority import Priority
 from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER
-from limitgate.rules.review.coverage import Coverage
-from limitgate.rules.rule import EVERY, Rule, RuleSet
+from limitgate.rules.rule import Rule, RuleSet
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
@@ -67,66 +65,28 @@ def _meets(pattern: Sequence[str], routes: Sequence[Sequence[str]]) -> bool:
 
 Find = Callable[[Rule, str], Sequence[Rule]]
 """Finds the rules that may leave nothing for another one at one of its paths, in the order of their tier."""
+MOST_COMPARED = 100
+"""Exempt rules of a tier that each rule is compared with when a service starts."""
 
 
-def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+def shadowed(
+    rules: RuleSet, known: Collection[str], index: Callable[[Sequence[Rule]], Find] | None = None
+) -> Iterator[tuple[Rule, Rule]]:
     """The rules that an exempt rule leaves nothing for in any tier that they are of, with the first such exempt rule.
 
-    Tiers that are not ``known`` are left out: there nothing applies anyway.
+    Tiers that are not ``known`` are left out: there nothing applies anyway. ``index`` makes what finds exempt rules; without it
+    the first `MOST_COMPARED` of each tier are looked at.
     """
 
     def finder(of_tier: Sequence[Rule]) -> Find:
-        exempt = Coverage([rule for rule in of_tier if rule.exempt])
-        return lambda rule, path: [] if rule.exempt else exempt.around(rule, path)
+        exempt = [rule for rule in of_tier if rule.exempt]
+        find = index(exempt) if index else lambda *_: exempt[:MOST_COMPARED]
+        return lambda rule, path: [] if rule.exempt else find(rule, path)
 
-    return _switched_off(rules, known, finder)
-
-
-def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """`shadowed`, by rules that deny."""
-
-    def finder(of_tier: Sequence[Rule]) -> Find:
-        denying = Coverage([rule for rule in of_tier if rule.deny and not rule.shadow])
-        return lambda rule, path: denying.around(rule, path) if rule.has_limits else []
-
-    return _switched_off(rules, known, finder)
+    return switched_off(rules, known, finder)
 
 
-def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """`shadowed`, by rules that replace them and that no other one replaces."""
-    replacing = _Replacing([rule for of_tier in rules.tiers.values() for rule in of_tier if rule.replaces])
-
-    def finder(of_tier: Sequence[Rule]) -> Find:
-        certain = [rule for rule in of_tier if rule.replaces and not replacing.replace(rule)]
-        by_name = _Replacing(certain).by_name
-        every = Coverage([rule for rule in certain if EVERY in rule.replaces])
-        places = {id(rule): place for place, rule in enumerate(certain)}
-
-        def find(rule: Rule, path: str) -> list[Rule]:
-            found = [*by_name.get(rule.name, ()), *(every.around(rule, path) if rule.has_limits else ())]
-            return sorted([other for other in found if other is not rule], key=lambda other: places[id(other)])
-
-        return find
-
-    return _switched_off(rules, known, finder)
-
-
-class _Replacing:
-    """Rules that replace others, by the names of these."""
-
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.by_name: dict[str, list[Rule]] = {}
-        for rule in rules:
-            for name in rule.replaces:
-                self.by_name.setdefault(name, []).append(rule)
-
-    def replace(self, rule: Rule) -> bool:
-        """True if some other rule replaces one."""
-        every = self.by_name.get(EVERY, ()) if rule.has_limits else ()
-        return any(other is not rule for other in chain(self.by_name.get(rule.name, ()), every))
-
-
-def _switched_off(
+def switched_off(
     rules: RuleSet, known: Collection[str], finder: Callable[[Sequence[Rule]], Find]
 ) -> Iterator[tuple[Rule, Rule]]:
     """The rules that others leave nothing for in any tier that they are of, with the first of these.

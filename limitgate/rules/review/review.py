@@ -1,11 +1,12 @@
-"""Review of a rule set: what is odd about it, though no mistake, each with the rule, caller or tier that it is about. Pure.
+"""Review of a rule set by ``limitgate check``: what is odd about it, each with the rule, caller or tier that it is about. Pure.
 
-`lint` and `idle` beside it find the facts; here is said what they mean and what was probably wanted.
+`lint` and `idle` beside it find the facts; here is said what they mean and what was probably wanted. A service at its start
+uses `lint` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from ipaddress import IPv4Network, ip_network
 from itertools import chain
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from limitgate.rules.key_parts import check_part
 from limitgate.rules.review import lint
 from limitgate.rules.review.coverage import Coverage
 from limitgate.rules.review.idle import idle_limits, idle_rules, is_for_all_of
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import EVERY, Rule, RuleSet
 
 _RESERVED = IPv4Network("240.0.0.0/4")
 
@@ -61,12 +62,12 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
 
 def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
     """Rules that never apply, and those that never refuse."""
-    for rule, other in lint.shadowed(rules, known):
+    for rule, other in lint.shadowed(rules, known, lambda exempt: Coverage(exempt).around):
         message = f"never applies: every request that it is for is exempt by {other.name}{_code('SHADOWED')}"
         yield Oddity(rule, (), message)
-    for rule, other in lint.denied(rules, known):
+    for rule, other in denied(rules, known):
         yield Oddity(rule, (), f"never applies: every request that it is for is denied by {other.name}")
-    for rule, other in lint.replaced(rules, known):
+    for rule, other in replaced(rules, known):
         yield Oddity(rule, (), f"never applies: {other.name} replaces it for every request that it is for")
     told = set()
     for tier, of_tier in rules.tiers.items():
@@ -75,6 +76,50 @@ def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
                 told.add(id(rule))
                 message = f"never refuses, as {other.name} counts its requests by the same key, and always does so before"
                 yield Oddity(rule, (), message if len(rules.tiers) == 1 else f"in tier {tier}, {message}")
+
+
+def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """`lint.shadowed`, by rules that deny."""
+
+    def finder(of_tier: Sequence[Rule]) -> lint.Find:
+        denying = Coverage([rule for rule in of_tier if rule.deny and not rule.shadow])
+        return lambda rule, path: denying.around(rule, path) if rule.has_limits else []
+
+    return lint.switched_off(rules, known, finder)
+
+
+def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """`lint.shadowed`, by rules that replace them and that no other one replaces."""
+    replacing = _Replacing([rule for of_tier in rules.tiers.values() for rule in of_tier if rule.replaces])
+
+    def finder(of_tier: Sequence[Rule]) -> lint.Find:
+        certain = [rule for rule in of_tier if rule.replaces and not replacing.replace(rule)]
+        by_name = _Replacing(certain).by_name
+        every = Coverage([rule for rule in certain if EVERY in rule.replaces])
+        places = {id(rule): place for place, rule in enumerate(certain)}
+
+        def find(rule: Rule, path: str) -> list[Rule]:
+            found = [*by_name.get(rule.name, ()), *(every.around(rule, path) if rule.has_limits else ())]
+            return sorted([other for other in found if other is not rule], key=lambda other: places[id(other)])
+
+        return find
+
+    return lint.switched_off(rules, known, finder)
+
+
+class _Replacing:
+    """Rules that replace others, by the names of these."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.by_name: dict[str, list[Rule]] = {}
+        for rule in rules:
+            for name in rule.replaces:
+                self.by_name.setdefault(name, []).append(rule)
+
+    def replace(self, rule: Rule) -> bool:
+        """True if some other rule replaces one."""
+        every = self.by_name.get(EVERY, ()) if rule.has_limits else ()
+        return any(other is not rule for other in chain(self.by_name.get(rule.name, ()), every))
 
 
 def _limits(rule: Rule) -> Iterator[Oddity]:

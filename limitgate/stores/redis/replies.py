@@ -14,7 +14,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainShape, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import Result
-from limitgate.observing.store_calls import CallsRow, StoreCounts
+from limitgate.observing.store_calls import CallSeries, StoreCounts
 from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache
@@ -46,7 +46,7 @@ class RedisReplies:
     """Scheme of the URL."""
     observed: StoreCounts | None = None
     """Figures for observers; None if there are none."""
-    calls: CallsRow | None = None
+    calls: CallSeries | None = None
     """Calls among them."""
     not_given_back = 0
     """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""

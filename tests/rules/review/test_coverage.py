@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -84,9 +86,12 @@ def rule_set(drawn_rules: list[Any]) -> RuleSet | None:
 def told(rules: RuleSet) -> dict[str, Any]:
     """What is found out about rules that others leave nothing for; of idle ones only which, as several others may be why."""
     return {
-        "shadowed": [(one.name, other.name) for one, other in lint.shadowed(rules, {"default"})],
-        "denied": [(one.name, other.name) for one, other in lint.denied(rules, {"default"})],
-        "replaced": [(one.name, other.name) for one, other in lint.replaced(rules, {"default"})],
+        "shadowed": [
+            (one.name, other.name)
+            for one, other in lint.shadowed(rules, {"default"}, lambda exempt: review.Coverage(exempt).around)
+        ],
+        "denied": [(one.name, other.name) for one, other in review.denied(rules, {"default"})],
+        "replaced": [(one.name, other.name) for one, other in review.replaced(rules, {"default"})],
         "idle": [rule.name for rule, _ in idle.idle_rules(rules.tiers["default"])],
         "invented": [(each.about.name, each.field) for each in review._inventable(rules, identifies=False)],
     }
@@ -100,7 +105,7 @@ def test_nothing_is_overlooked_property(drawn_rules: list[Any]) -> None:
         return
     found = told(rules)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (idle, lint, review):
+        for module in (idle, review):
             patch.setattr(module, "Coverage", Each)
         patch.setattr(idle, "_Ranked", AnyOrder)
         assert found == told(rules)
@@ -169,3 +174,17 @@ def counting(function: Any, calls: list[Any]) -> Any:
         return function(*arguments)
 
     return counted
+
+
+def test_a_service_starts_without_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compares each rule with some exempt ones, so that it starts fast; `limitgate check` finds all."""
+    compared: list[Any] = []
+    monkeypatch.setattr(lint, "covers", counting(lint.covers, compared))
+    exempt = [Rule(f"e{number}", exempt=True, path=f"/{number}") for number in range(2 * lint.MOST_COMPARED)]
+    rules = RuleSet([*exempt, Rule("first", "5/s", path="/0"), Rule("last", "5/s", path=exempt[-1].paths[0])])
+    assert [(rule.name, other.name) for rule, other in lint.shadowed(rules, {"default"})] == [("first", "e0")]
+    assert len(compared) <= 2 * lint.MOST_COMPARED
+    assert [each.about.name for each in review.review(rules) if each.about.name == "last"] == ["last"]  # type: ignore[union-attr]
+    code = "import sys, limitgate, limitgate.middleware, limitgate.gate.lifecycle.build; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not {f"limitgate.rules.review.{each}" for each in ("coverage", "idle", "review")} & set(done.stdout.split())

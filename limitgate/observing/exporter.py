@@ -1,0 +1,245 @@
+"""Exports metrics to observers: at once after a quiet second, then once a second, before a scrape, and when the process ends.
+
+A thread of its own does it, so that neither a stalled event loop nor one that ends holds anything back. It sleeps while nothing
+is counted. Observers get differences since the last time, so that metrics of several gates and processes add up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, Protocol
+from weakref import ref
+
+from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.observing.instruments import STORE_UP, Instrument
+from limitgate.observing.observer import Observer
+from limitgate.process.forking import begin_anew_in_children, get_ready_for_forks
+
+PERIOD = 1.0
+"""Seconds between two exports."""
+
+Name = tuple[Instrument, tuple[str, ...]]
+"""An instrument, and the labels of one of its series."""
+Gauge = tuple[Instrument, tuple[str, ...], float]
+"""A gauge, the labels of its series, and its value."""
+
+
+class Series:
+    """Counters and histograms of one thing. They only grow.
+
+    ``values`` has one number for each counter, and then for each histogram the counts of its buckets followed by their sums.
+    Series with labels that are ``rare`` begin with the first count; all others are there from the start.
+    """
+
+    __slots__ = ("counters", "histograms", "rare", "values")
+
+    def __init__(
+        self,
+        values: list[Any],
+        counters: Sequence[Name] = (),
+        histograms: Sequence[Name] = (),
+        rare: Collection[tuple[str, ...]] = (),
+    ) -> None:
+        self.values = values
+        self.counters = counters
+        self.histograms = histograms
+        self.rare = rare
+
+    def export(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
+        """Add to an observer what has come since the values were as ``before``: None for never, then all series, with 0."""
+        is_first = before is None
+        new = now if before is None else [value - was for value, was in zip(now, before)]
+        place = len(self.counters)
+        for (instrument, labels), amount in zip(self.counters, new):
+            if amount or (is_first and labels not in self.rare):
+                observer.add(instrument, labels, amount)
+        for instrument, labels in self.histograms:
+            width = len(instrument.bounds) + 1
+            counts, sums = new[place : place + width], new[place + width : place + 2 * width]
+            place += 2 * width
+            if is_first or any(counts):
+                observer.record(instrument, labels, counts, sums)
+
+
+class Metrics(Protocol):
+    """Metrics of one thing, such as a gate or a store."""
+
+    def series(self) -> Iterable[Series]:
+        """What only grows. The same objects each time, and further ones."""
+
+    def gauges(self) -> Iterable[Gauge]:
+        """Values as they are now."""
+
+
+class _Exported:
+    """Values already exported to one observer."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._owners: dict[Metrics, ref[object]] = {}
+        """Owners of metrics: once one is gone, its metrics are exported for the last time."""
+        self._values: dict[Series, Sequence[Any]] = {}
+        self._gauges: dict[Name, float] = {}
+        self._inherited: list[Series] = []
+        """Series of a forked child that have yet to be exported with 0, because what they have was counted by the parent."""
+        self._failed = Once(Diagnosis.OBSERVER_FAILED)
+
+    def attach(self, metrics: Metrics, owner: object) -> None:
+        """Export some metrics from now on."""
+        self._owners.setdefault(metrics, ref(owner))
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: what was counted before is for the parent to export, and all series begin anew."""
+        self._gauges.clear()
+        self._inherited = [series for metrics in self._owners for series in metrics.series()]
+        self._values = {series: series.values.copy() for series in self._inherited}
+
+    def export(self) -> bool:
+        """Export what is new. True if anything was, or will be without a request: a store may answer again."""
+        while self._inherited:
+            series = self._inherited.pop()
+            self._guarded(series.export, self._observer, None, [0] * len(series.values))
+        gone = [metrics for metrics, owner in self._owners.items() if owner() is None]
+        has_news = any([self._export(series) for metrics in self._owners for series in metrics.series()])  # noqa: C419 - all
+        has_news |= self._export_gauges([gauge for each in self._owners if each not in gone for gauge in each.gauges()])
+        for metrics in gone:
+            del self._owners[metrics]
+            for series in metrics.series():
+                self._values.pop(series, None)
+        return has_news
+
+    def _export(self, series: Series) -> bool:
+        before, now = self._values.get(series), series.values.copy()
+        if before == now:
+            return False
+        self._values[series] = now  # first: what an observer fails at is lost, and never exported twice
+        self._guarded(series.export, self._observer, before, now)
+        return True
+
+    def _export_gauges(self, gauges: Iterable[Gauge]) -> bool:
+        """Export gauges that have changed. True if any has, or a store is down."""
+        has_news = False
+        present = {name: 0.0 for name in self._gauges if name[0].kind == "up_down"}  # of an owner that is gone: nothing
+        known = set[Name]()
+        for instrument, labels, value in gauges:
+            name = instrument, labels
+            present[name] = _joined(instrument, present[name], value) if name in known else value
+            known.add(name)
+        for name, value in present.items():
+            if self._gauges.get(name) != value:
+                has_news = True
+                self._gauges[name] = value
+                self._guarded(self._observer.set, *name, value)
+            has_news |= name[0] is STORE_UP and not value
+        return has_news
+
+    def _guarded(self, export: Callable[..., None], *args: Any) -> None:
+        """Call an observer, whose failure must not keep others from their metrics."""
+        try:
+            export(*args)
+        except Exception as error:  # noqa: BLE001 - it is somebody else's
+            self._failed.log(type(self._observer).__name__, type(error).__name__)
+
+
+def _joined(instrument: Instrument, one: float, other: float) -> float:
+    """One value of a gauge that has two in this process."""
+    if instrument.joined == "sum":
+        return one + other
+    if instrument.joined == "each":
+        return other
+    return min(one, other) if instrument.joined == "min" else max(one, other)
+
+
+class MetricsExporter:
+    """Exports all metrics of this process to its observers."""
+
+    def __init__(self) -> None:
+        self._exported: dict[Observer, _Exported] = {}
+        self.is_idle = True
+        """True if what counts something has to `wake` it."""
+        self._reset()
+        begin_anew_in_children(self)
+        get_ready_for_forks(self)
+        atexit.register(self.export)
+
+    def _reset(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._wakeup = threading.Event()
+        self._lock = threading.RLock()
+        self._is_exporting = False
+
+    def before_fork(self) -> None:
+        """Wait until nothing is being exported: locks of observers would stay locked in the child."""
+        with self._lock:
+            pass
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: count from 0, and start a thread when there is something to export."""
+        self._reset()
+        self.is_idle = True
+        for exported in self._exported.values():
+            exported.begin_anew()
+
+    def attach(self, observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
+        """Export metrics, each for as long as its owner lives. All series are there from now on."""
+        with self._lock:
+            for observer in observers:
+                exported = self._exported.setdefault(observer, _Exported(observer))
+                for each, owner in metrics:
+                    exported.attach(each, owner)
+        self.export()
+
+    def wake(self) -> None:
+        """Export soon, and every second from then on until nothing is new. Nothing without observers."""
+        if not self._exported:
+            return
+        self.is_idle = False
+        self._wakeup.set()
+        if self._thread is None:
+            self._start()
+
+    def export(self, *, waits: bool = True) -> bool:
+        """Export what is new to every observer. True if anything was. Unless it ``waits``, False if another thread is at it."""
+        if not self._lock.acquire(blocking=waits):
+            return False
+        try:
+            if self._is_exporting:  # an observer collects what it is being given
+                return False
+            self._is_exporting = True
+            try:
+                have_news = [exported.export() for exported in list(self._exported.values())]
+                return any(have_news)
+            finally:
+                self._is_exporting = False
+        finally:
+            self._lock.release()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=Context().run, args=[self._run, self._wakeup], name="limitgate-observers", daemon=True
+                )
+                with suppress(RuntimeError):  # no thread can be started now: the next count tries again
+                    thread.start()
+                    self._thread = thread
+                    return
+                self.is_idle = True
+
+    def _run(self, wakeup: threading.Event) -> None:
+        while True:
+            wakeup.wait()
+            wakeup.clear()
+            while self.export():
+                time.sleep(PERIOD)
+            self.is_idle = True  # from here on what counts wakes it
+            if self.export():  # something did before
+                self.wake()
+
+
+exporter = MetricsExporter()
