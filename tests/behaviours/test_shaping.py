@@ -267,7 +267,9 @@ def test_waiting_costs_nothing(world: World, monkeypatch: pytest.MonkeyPatch) ->
     async def main() -> None:
         loop, timers = asyncio.get_running_loop(), []
         call_later = loop.call_later
-        monkeypatch.setattr(loop, "call_later", lambda *given: timers.append(given[0]) or call_later(*given))
+        monkeypatch.setattr(
+            loop, "call_later", lambda *given, **options: timers.append(given[0]) or call_later(*given, **options)
+        )
         await asyncio.gather(*[crowd.come(str(number)) for number in range(61)])
         assert len(timers) == 60
         assert world.waits == 60

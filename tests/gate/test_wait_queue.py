@@ -392,7 +392,7 @@ def test_a_timer_that_rings_early_is_set_again(world: World, monkeypatch: pytest
     async def main() -> float:
         loop = asyncio.get_running_loop()
         on_time = loop.call_later
-        monkeypatch.setattr(loop, "call_later", lambda delay, *call: on_time(delay * 0.9, *call))
+        monkeypatch.setattr(loop, "call_later", lambda delay, *call, **options: on_time(delay * 0.9, *call, **options))
         mine = turn(world, 1)
         waiter = WaitQueues().join(mine)
         await waiter
