@@ -547,7 +547,7 @@ class ASGIRequest(Request):
         self.root = scope.get("root_path", "")
         self.peer = (client[0] or None) if client else None
         try:
-            self.comes_straight = scope["type"] == "http" and len(scope["headers"]) <= MOST_LINES and "limitgate" not in scope
+            self.comes_straight = len(scope["headers"]) <= MOST_LINES and scope["type"] == "http" and "limitgate" not in scope
         except (KeyError, TypeError):  # there is no type, or no list: any iterable will do (ASGI, HTTP connection scope)
             scope["headers"] = [*scope.get("headers", ())]
             self.comes_straight = not self.has_too_many_lines and "limitgate" not in scope and scope.get("type") == "http"
