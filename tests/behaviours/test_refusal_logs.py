@@ -186,6 +186,7 @@ def test_django(way: Any, caplog: pytest.LogCaptureFixture) -> None:
 def test_ten_thousand_clients_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """An attack from everywhere costs a bounded number of lines and of objects."""
     with SITES[1](Rule("api", "1/minute"), store=MemoryStore(Clock()), refusal_logs=5) as site:
+        site.app.gate._refusal_log._episodes._clock = lambda: 0.0  # on a busy machine it takes more than a minute
         for number in range(5_000):
             peer = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
             assert site.statuses(2, peer=peer) == [200, 429]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -59,8 +60,12 @@ def counted(store: Any) -> tuple[Counter[str], Counter[str]]:
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_a_call_sends_and_receives_and_nothing_else(store: Any, *, plain: bool) -> None:
+def test_a_call_sends_and_receives_and_nothing_else(store: Any, monkeypatch: pytest.MonkeyPatch, *, plain: bool) -> None:
     """No timeout is set for a call that has time enough, and nobody looks whether the connection has ended."""
+    for module in (connections, patience):
+        monkeypatch.setattr(module, "SLICE", PATIENT / 2)  # on a busy machine a short one ends before the answer is there
+    monkeypatch.setattr(pools, "LOOK_EVERY", math.inf)
+    store.spend(a_plan(), PATIENT)
     of_socket, of_connection = counted(store)
     for _ in range(50):
         if plain:
