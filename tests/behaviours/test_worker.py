@@ -135,6 +135,16 @@ def site(redis_server: RedisServer, tmp_path: Path) -> Iterator[Site]:
         yield site
 
 
+def workers(crew: subprocess.Popen[bytes]) -> set[int]:
+    """The worker processes that a crew has at the moment."""
+    found = set()
+    for pid in Path(f"/proc/{crew.pid}/task/{crew.pid}/children").read_text().split():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(int(pid))
+    return found
+
+
 def doubled(done: list[Note]) -> list[list[Note]]:
     """Who did the jobs that were done more than once."""
     counts = Counter(note.job for note in done)
@@ -177,12 +187,12 @@ def test_workers_that_die_or_freeze_lose_nothing(site: Site) -> None:
         return len({note.job for note in site.done}) == 200
 
     site.until(is_done)
+    site.until(lambda: len(workers(crew) - {killed}) == 3)  # on a busy machine the fourth begins when all is done
     os.kill(frozen, signal.SIGCONT)
     done = site.finish(crew, 200)
     assert all({note.pid for note in each} & {killed, frozen} for each in doubled(done))
     assert len(doubled(done)) <= 2
     assert f"worker {killed} was killed by SIGKILL, " in site.output
-    assert len({note.pid for note in done}) == 4
 
 
 def test_ctrl_c_ends_cleanly(site: Site) -> None:
