@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -294,11 +295,12 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
 
 @contextmanager
 def serving(server: str) -> Iterator[int]:
-    """A server in a process of its own, stopped by its pid. Gives its port."""
+    """A server in a process group of its own, all of which is stopped: hypercorn has workers. Gives its port."""
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, *[each.format(port=port) for each in SERVERS[server]]]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         deadline = time.monotonic() + _PATIENCE_S
         while process.poll() is None and time.monotonic() < deadline:
@@ -308,7 +310,7 @@ def serving(server: str) -> Iterator[int]:
             time.sleep(0.05)
         yield port
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(_PATIENCE_S)
 
 
