@@ -31,6 +31,7 @@ from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.calls import MAX_BATCH, Room
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT
+from limitgate.stores.redis.dial.redis_py import close
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.protocol import wire
@@ -421,7 +422,7 @@ class Batcher:
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
         silent = self._connection if self._is_connected else None
-        if silent is not None and self._doubted != (silent, silent.silent_since):  # it was heard meanwhile
+        if silent is not None and (self._doubted != (silent, silent.silent_since) or silent.has_news()):  # it is not dropped
             connection.give_up()
             return
         self._silence.break_()
@@ -619,7 +620,7 @@ async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], cl
     if waiting is not None:
         waiting.opened(opened, loop.time() - began)
     elif not isinstance(opened, Exception):
-        opened._close()  # noqa: SLF001 - as in `AsyncConnection`
+        close(opened)
 
 
 def _driven(connection: Any, owner: Batcher, clock: ListeningClock) -> AsyncConnection | StoreError:
@@ -627,7 +628,7 @@ def _driven(connection: Any, owner: Batcher, clock: ListeningClock) -> AsyncConn
     try:
         return AsyncConnection(connection, owner, clock)
     except Exception as error:  # noqa: BLE001 - told to those who wait
-        connection._close()  # noqa: SLF001 - as in `AsyncConnection`
+        close(connection)
         return own_error(error)
 
 

@@ -15,7 +15,7 @@ from weakref import ref
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.redis_py import take_writer
-from limitgate.stores.redis.dial.sockets import reset_on_close
+from limitgate.stores.redis.dial.sockets import has_data, reset_on_close
 from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustClose, Session
 
 
@@ -72,6 +72,10 @@ class AsyncConnection(asyncio.Protocol):
         """Close the connection at once. Nothing on it is sent again."""
         self.session.give_up()
         self._abort()
+
+    def has_news(self) -> bool:
+        """True if the event loop has yet to read what the kernel has: a server that was only slow has answered by then."""
+        return has_data(self._transport.get_extra_info("socket"))
 
     def replace(self) -> None:
         """Close the connection at once: another one takes over its calls. What the kernel has not sent yet is not sent."""

@@ -58,3 +58,9 @@ def take_writer(connection: Any) -> asyncio.StreamWriter:
     writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001
     connection._reader = connection._writer = None  # noqa: SLF001
     return writer
+
+
+def close(connection: Any) -> None:
+    """Close an asyncio connection without waiting. It need not be open any more."""
+    if connection._writer is not None:  # noqa: SLF001
+        take_writer(connection).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import struct
 from collections.abc import Mapping
@@ -22,3 +23,11 @@ def reset_on_close(connected: Any) -> None:
     """Close a TCP socket by a reset when it is closed: the kernel sends nothing again that was not acknowledged."""
     with suppress(OSError, AttributeError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+
+
+def has_data(connected: Any) -> bool:
+    """True if a socket has something to read, its end included."""
+    with selectors.DefaultSelector() as selector, suppress(OSError, ValueError):
+        selector.register(connected, selectors.EVENT_READ)
+        return bool(selector.select(0))
+    return False

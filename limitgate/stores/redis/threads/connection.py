@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from limitgate.own_errors import raise_interruption
 from limitgate.stores.redis.dial.redis_py import socket_of
-from limitgate.stores.redis.dial.sockets import reset_on_close
+from limitgate.stores.redis.dial.sockets import has_data, reset_on_close
 from limitgate.stores.redis.protocol.session import NEED_DATA, Doubts, Event, Session
 from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads.patience import SHORTEST, SLICE, Patience
@@ -114,7 +114,8 @@ class SyncConnection:
     def _doubt(self, others: OtherConnections, silence: float) -> None:
         """Make another connection beside this one, which may have been dropped while it lay idle, see `session`."""
         if self._doubted_at is not None:
-            if others.have_another(self._doubted_at):
+            # A server that was only slow has answered on this connection by the time it has accepted another.
+            if others.have_another(self._doubted_at) and not has_data(self._socket):
                 others.doubts.confirmed()
                 reset_on_close(self._socket)
                 self.session.replaced()
