@@ -6,10 +6,11 @@ Wherever others wait for a callback, a thread or a task, an exception in it must
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from inspect import CO_VARARGS
 from itertools import pairwise
@@ -17,6 +18,11 @@ from types import FrameType, TracebackType
 
 from limitgate.errors import StoreError
 from limitgate.messages.diagnostics import Diagnosis
+
+try:  # `signal` makes an enum of each handler, which takes twenty times as long
+    from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
+except ImportError:
+    from signal import getsignal as _handler_of
 
 _reported: set[str] = set()
 """Places that have been logged."""
@@ -65,9 +71,11 @@ def raise_interruption(error: BaseException) -> None:
     """
     if threading.current_thread() is threading.main_thread() and not _runs_event_loop():
         each: BaseException | None = error
-        while each is not None:
-            if _is_of_handler(each.__traceback__):
+        handlers, seen = _handlers(), set[int]()
+        while each is not None and id(each) not in seen:
+            if _is_of_handler(each.__traceback__, handlers):
                 raise each
+            seen.add(id(each))
             each = each.__cause__ or each.__context__
             if each is not None and _is_handled_outside(each.__traceback__):
                 return
@@ -81,9 +89,8 @@ def _runs_event_loop() -> bool:
     return True
 
 
-def _is_of_handler(trace: TracebackType | None) -> bool:
+def _is_of_handler(trace: TracebackType | None, handlers: Container[object]) -> bool:
     """True if a function of a traceback is a signal handler, or has the arguments of one: a number and the frame before it."""
-    handlers = _handlers() if trace is not None and trace.tb_next is not None else ()
     while trace is not None and trace.tb_next is not None:
         interrupted, trace = trace.tb_frame, trace.tb_next
         received = _arguments(trace.tb_frame)
@@ -94,11 +101,17 @@ def _is_of_handler(trace: TracebackType | None) -> bool:
     return False
 
 
+_SIGNALS = tuple(map(int, signal.valid_signals()))
+
+
 def _handlers() -> set[object]:
-    """The code of the signal handlers that are set: some drop their arguments, and others are no longer set."""
-    handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
-    functions = [getattr(handler, "func", handler) for handler in handlers]
-    codes = [getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in functions]
+    """The code of the signal handlers that are set: some drop their arguments, and others are no longer set.
+
+    That of a decorator is not among them, since it may be around anything else, too.
+    """
+    handlers = [handler for handler in map(_handler_of, _SIGNALS) if callable(handler)]
+    functions = [inspect.unwrap(getattr(handler, "func", handler)) for handler in handlers]
+    codes = [getattr(each, "__code__", None) for each in functions]
     return {code for code in codes if code is not None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from types import CoroutineType, coroutine
@@ -19,7 +20,7 @@ from limitgate.gate.wait_queue import Waiter
 from limitgate.http.rate_fields import Fields, raw
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
-from limitgate.limits.decision import Decision
+from limitgate.limits.decision import Decision, RateLimited
 from limitgate.routes.handlers import STATUS
 
 T = TypeVar("T")
@@ -97,6 +98,17 @@ def show_outside(inside: Scope, outside: Scope) -> None:
     outside.pop(EXCHANGE, None)
     if around is not None:
         outside.update(around)
+
+
+def _handles_refusal() -> bool:
+    """True inside of an ``except`` that has caught a `RateLimited`, or an error that it has led to."""
+    error, seen = sys.exception(), set[int]()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, RateLimited):
+            return True
+        seen.add(id(error))
+        error = error.__context__
+    return False
 
 
 class ASGIExchange(Exchange):
@@ -353,9 +365,12 @@ class ASGIExchange(Exchange):
     def _is_answered_by(self, start: Message, refusal: Refusal) -> bool:
         """True if a handler of the application has answered what a dependency has raised, by this message.
 
-        It may choose any status but 500, which is that of a handler that failed.
+        It may choose any status but 500, which is that of a handler that failed. An answer of another status than the refusal's
+        comes from a handler only while the refusal is being handled: else the application has caught it and goes on.
         """
-        is_denial = start["type"] == "http.response.start" and start.get("status") != 500
+        status = start.get("status")
+        is_denial = start["type"] == "http.response.start" and status != 500
+        is_denial = is_denial and (status == refusal.status or _handles_refusal())
         return is_denial and self._denials.are_handlers and self._answer(refusal) is not None
 
     def _answer(self, refusal: Refusal) -> ASGIApp | None:

@@ -106,7 +106,7 @@ def explain(gate: Gate, request: Request) -> Explanation:
         reasons = _reasons(planner, request, subject.tier)
     except HeadersTooLargeError as error:
         who = None, None, None, DEFAULT_TIER
-        may_apply = [each.rule for each in planner.may_apply(request)]
+        may_apply = [each.rule for each in planner.may_apply(request)[0]]
         reasons = [RuleReason(rule.name, rule.tier or DEFAULT_TIER, True, str(error)) for rule in may_apply]
     return Explanation(hops, *who, request.path, reasons, decision, status, fields)
 

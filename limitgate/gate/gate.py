@@ -340,7 +340,7 @@ class Gate:
                 await admission.request.find_user()
                 request_plan = await _aplan_of(admission.rules, applying)
         except HeadersTooLargeError as error:
-            _refuse_unread(admission, admission.rules.planner.may_apply(admission.request), error)
+            _refuse_unread(admission, admission.rules.planner.may_apply(admission.request)[0], error)
             return
         if request_plan.messages is not None:
             admission.messages = request_plan.messages
@@ -364,10 +364,8 @@ class Gate:
             planner = self.rules.planner
             if planner.trusts_proxies and planner.believes(request, REQUEST_START):
                 guard = self._proxy_guard.of(request, guard)
-        in_flight = InFlight()
-        may_go_on = in_flight.begin(request, adaptive, caller, guard, WaitingTask)
-        request.in_flight = in_flight
-        return may_go_on
+        request.in_flight = in_flight = InFlight()  # first, so that its places are given back if anything raises
+        return in_flight.begin(request, adaptive, caller, guard, WaitingTask)
 
     def _shed(self, request: Request, rules: RulesInForce) -> Shed:
         """Refuse a request for which there is no place in flight."""
@@ -397,9 +395,8 @@ class Gate:
         is_first, planner = outer is None or outer.in_flight is None, self.rules.planner
         if is_first and planner.trusts_proxies and planner.believes(request, REQUEST_START):
             guard = self._proxy_guard.of(request, None)
-        in_flight = InFlight()
+        request.in_flight = in_flight = InFlight()
         in_flight.begin(request, adaptive, caller, guard, WaitingThread)
-        request.in_flight = in_flight
         if in_flight.waits is not None:
             in_flight.wait()
         environ = request.environ
@@ -487,7 +484,7 @@ class Gate:
                 request_plan = _made_at_once(request_plan)
         except HeadersTooLargeError as error:
             request_plan = None
-            _refuse_unread(admission, admission.rules.planner.compiled(extra_rules), error)
+            _refuse_unread(admission, admission.rules.planner.compiled(admission.request, extra_rules), error)
         if request_plan is not None:
             booking = run(self.store, self._decide_further(admission, request_plan), admission.budget)
         if booking is not None:
@@ -503,7 +500,7 @@ class Gate:
                 request_plan = await request_plan.complete()
         except HeadersTooLargeError as error:
             request_plan = None
-            _refuse_unread(admission, admission.rules.planner.compiled(extra_rules), error)
+            _refuse_unread(admission, admission.rules.planner.compiled(admission.request, extra_rules), error)
         budget = Budget(admission.budget.left, measured=self._is_measured)
         booking = None
         if request_plan is not None:
@@ -846,8 +843,9 @@ def _without_headers(request: Request, rules: RulesInForce, outer: Admission | N
     """Decide about a request whose headers are too large: it passes only if no enforced rule may apply to it."""
     end_undecided(request)
     request.in_flight = None
-    admission = _admission(request, None, rules, UNLIMITED, outer)
-    _refuse_unread(admission, rules.planner.may_apply(request), error)
+    compiled_rules, marks = rules.planner.may_apply(request)
+    admission = _admission(request, None, rules, RequestPlan(None, (), marks), outer)
+    _refuse_unread(admission, compiled_rules, error)
     return admission
 
 

@@ -209,13 +209,14 @@ class InFlight:
         places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
         priority, limit = compiled_rule.priority or priority, places.limit
         ticket = places.begin(adaptive.request_class, priority, guard, waiter)
-        if ticket is not None:  # else nobody is to be known
+        if ticket is not None:  # a request that is refused needs no client
+            self.held = [(places, limit, ticket)]
             ticket.client = self._client = _client_of(request) if caller is None else caller.id
         if ticket is None or ticket.began is None:
+            self.held = []
             may_go_on = self._took(compiled_rule, limit, places, ticket)
         else:  # as in `_took`: almost all requests
             room = limit.levels[priority].room - limit.in_flight
-            self.held = [(places, limit, ticket)]
             self.in_force = ((compiled_rule.name, limit.limit, room if room > 0 else 0),)  # noqa: FURB136 - max() takes four times as long
             may_go_on = True
         return may_go_on and (len(compiled_rules) == 1 or self._take(compiled_rules[1:], waiter))

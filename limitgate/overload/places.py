@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from threading import Event, Lock
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -71,7 +72,8 @@ class WaitingTask:
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
         """Look on the event loop of the task."""
         with suppress(RuntimeError):  # it is closed
-            self.loop.call_soon_threadsafe(self.loop.call_later, seconds, look)
+            later = partial(self.loop.call_later, seconds, look, context=Context())
+            self.loop.call_soon_threadsafe(later, context=Context())
 
     def _set(self) -> None:
         if not self.woken.done():

@@ -223,6 +223,28 @@ def test_lines_may_be_any_iterable(count: int) -> None:
     assert (reply.status, found) == ((200, lines) if count <= MOST_LINES else (431, []))
 
 
+@pytest.mark.parametrize("headers", [MANY, [("X-Forwarded-For", "a" * 3000)]], ids=["lines", "client"])
+@pytest.mark.parametrize(
+    "beside", [Rule("other", "1/day", path="/other"), Rule("all", "1/day", shadow=True)], ids=["none", "shadow"]
+)
+def test_a_limit_of_the_application_s_own_is_not_switched_off(beside: Rule, headers: Any) -> None:
+    """A request that no enforced rule is for may still be for a dependency: it is no exempt one."""
+    app = FastAPI(dependencies=[Depends(RateLimit("1/minute"))])
+    app.get("/")(lambda: "hello")
+    gated = LimitGate(app, rules=[beside], store=MemoryStore(Clock()), trusted_proxies=[PROXY])
+    assert [asyncio.run(asgi_reply(gated, "/", peer=PROXY)).status for _ in range(2)] == [200, 429]
+    assert [asyncio.run(asgi_reply(gated, "/", peer=PROXY, headers=headers)).status for _ in range(2)] == [431, 431]
+
+
+@pytest.mark.parametrize("forwarded", [", ".join(["10.0.0.1"] * 40), "a" * 3000])
+def test_a_client_that_cannot_be_read_keeps_no_place(opened: Any, forwarded: str) -> None:
+    """Its place under an adaptive limit is given back, though the request is refused as soon as it has it."""
+    it = opened(Rule("all", adaptive=Adaptive(min=2, max=4)), trusted_proxies=["10.0.0.0/8"])
+    headers = {"X-Forwarded-For": forwarded}
+    assert [it.ask(headers=headers, peer=PROXY).status for _ in range(6)] == [431] * 6
+    assert [it.ask().status for _ in range(6)] == [200] * 6
+
+
 # --- too long values --------------------------------------------------------------------------------------------------
 
 LONG = "x" * (LONGEST_VALUE + 1)

@@ -157,6 +157,34 @@ def test_other_errors_are_survived() -> None:
         raise OSError
 
 
+def test_errors_that_lead_to_each_other_are_looked_at_once() -> None:
+    """A cause may have been raised again by what it has caused."""
+    first, second = ValueError(), RuntimeError()
+    first.__cause__, second.__cause__ = second, first
+    raise_interruption(first)
+
+
+def test_a_decorator_of_a_handler_is_no_handler() -> None:
+    """What else it decorates may fail as it likes."""
+
+    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*received: Any) -> Any:
+            return function(*received)
+
+        return wrapper
+
+    @logged
+    def resolve(host: str) -> None:
+        raise OSError(host)
+
+    with _handled(logged(lambda *_: None)):
+        try:
+            resolve("nowhere")
+        except OSError as error:
+            raise_interruption(error)
+
+
 def test_event_loops_go_on() -> None:
     """In a callback of an event loop others wait for what comes of it, so whatever strikes there is survived."""
 

@@ -376,3 +376,22 @@ def test_a_handler_runs_once_for_a_refusal_by_a_dependency(kind: Any, status: in
     assert len(ran) == 1
     assert refused.status == (429 if status in {None, 500} else status)
     assert ("x-own" in refused.headers) == (status not in {None, 500})
+
+
+@pytest.mark.parametrize("has_handler", [True, False])
+def test_a_refusal_that_the_application_swallows_stands(*, has_handler: bool) -> None:
+    """An endpoint that catches everything, as GraphQL servers do, answers no refusal, whatever handlers there are."""
+    app, rate_limit = FastAPI(), RateLimit("1/minute")
+
+    @app.get("/")
+    async def view(request: Request) -> dict[str, str]:
+        try:
+            await rate_limit(request)
+        except Exception as error:  # noqa: BLE001 - as people write it
+            return {"error": str(error)}
+        return {}
+
+    if has_handler:
+        app.add_exception_handler(RateLimited, lambda *_: JSONResponse({}, 200))
+    passed, refused = replies(LimitGate(app, **options(rules=[Rule("all", "9/minute")])))
+    assert (passed.status, refused.status) == (200, 429)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -286,21 +286,26 @@ class Planner:
             return prepared, keys_of_client(prepared.keys, client, identities.ipv6_prefix)
         return prepared, prepared.keys_of(Subject(request, caller, tier, identities))
 
-    def may_apply(self, request: Request) -> Sequence[CompiledRule]:
-        """The rules that may apply to a request whose headers are unknown: those of every tier, whatever their conditions."""
+    def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
+        """The rules that may apply to a request whose headers are unknown: those of every tier, whatever their conditions.
+
+        With the decorators among them, which are taken into account; everything is if the request is exempt.
+        """
         found: dict[CompiledRule, None] = {}
+        taken: Container[Mark] = EVERYTHING
         for tier in self._tiers:
             match = self._match(tier, request.method, request.sent, request.root)
             marks: tuple[Mark, ...] = ()
             if match is not EXEMPT and (match.asks_route or self._routes.decorated()):
                 _, marks = self._template(tier, request)
-            if "exempt" not in marks:
+            if match is not EXEMPT and "exempt" not in marks:
                 found |= dict.fromkeys(match.compiled_rules + self._compiled_marks(marks, request))
-        return tuple(found)
+                taken = marks
+        return tuple(found), taken
 
-    def compiled(self, extra_rules: Sequence[ExtraRule]) -> Sequence[CompiledRule]:
-        """Rules that an application asks for, compiled."""
-        return [self._compiled(rule) for rule, _ in extra_rules]
+    def compiled(self, request: Request, extra_rules: Sequence[ExtraRule]) -> Sequence[CompiledRule]:
+        """Rules that an application asks for, compiled, but for those of other methods."""
+        return [self._compiled(rule) for rule, _ in extra_rules if rule.applies_to(request.method)]
 
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
