@@ -76,12 +76,12 @@ class GivenLimits:
         self._unknown = Once(Diagnosis.LIMITS_OF_NO_RULE)
 
     def applied(
-        self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None
+        self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
     ) -> tuple[tuple[CompiledRule, ...], Sequence[int]]:
         """Rules with the limits of a request, without those that do not limit it, and the ids of rules that have to be awaited.
 
-        ``own`` are the limits of its caller. Each callable is called once for a request. Raises `ConfigError` where limits
-        cannot be read and none are written.
+        ``own`` are the limits of its caller. ``remembers`` is false for who remembers the rules by itself. Each callable is
+        called once for a request. Raises `ConfigError` where limits cannot be read and none are written.
         """
         given = request.given_limits
         if own and self.looks:
@@ -90,7 +90,7 @@ class GivenLimits:
         for compiled_rule in compiled_rules:
             limited: CompiledRule | None = compiled_rule
             if own and compiled_rule.rule.name in own:
-                limited = self._limited(compiled_rule, own[compiled_rule.rule.name])
+                limited = self._limited(compiled_rule, own[compiled_rule.rule.name], remembers=remembers)
             elif compiled_rule.limits_by is not None:
                 key = id(compiled_rule.written)
                 if given is None:
@@ -99,7 +99,7 @@ class GivenLimits:
                     given[key] = compiled_rule.limits_by(request)
                 limits = given[key]
                 if isinstance(limits, _AT_HAND) or not isawaitable(limits):
-                    limited = self._limited(compiled_rule, limits)
+                    limited = self._limited(compiled_rule, limits, remembers=remembers)
                 else:
                     pending.append(key)
             if limited is not None:
@@ -114,14 +114,16 @@ class GivenLimits:
             self.looks = 0
             self._unknown.log(", ".join([f"{name!r:.80}" for name in unknown[:_MOST_NAMES]]))
 
-    def _limited(self, compiled_rule: CompiledRule, limits: Any) -> CompiledRule | None:
+    def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
         """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""
         if limits is None:
             return None
         try:
             if isinstance(limits, list):
                 limits = tuple(limits)
-            return self._remembered.values.get((compiled_rule, limits)) or self._read(compiled_rule, limits)
+            return self._remembered.values.get((compiled_rule, limits)) or self._read(
+                compiled_rule, limits, remembers=remembers
+            )
         except (ConfigError, TypeError) as error:
             name = compiled_rule.rule.name
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
@@ -132,10 +134,10 @@ class GivenLimits:
                 Diagnosis.UNREADABLE_LIMITS.log(name, reason[:_TOLD])
             return compiled_rule
 
-    def _read(self, compiled_rule: CompiledRule, limits: Any) -> CompiledRule:
+    def _read(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule:
         """A rule with limits that are not known yet. Raises `ConfigError` if they cannot be read."""
         limited = compiled_rule.having_limits(read_limits(limits))
-        if not (isinstance(limits, str) and len(limits) > _LONG):
+        if remembers and not (isinstance(limits, str) and len(limits) > _LONG):
             self._remembered.add((compiled_rule, limits), limited)
         return limited
 
@@ -147,7 +149,18 @@ class GivenPlans:
     ``compiled_rules`` are those that limit the requests, with their ``keys``; ``marks`` and ``adaptive`` go for each plan.
     """
 
-    __slots__ = ("_callables", "_compiled_rules", "_given", "_keys", "_marks", "_plans", "_remember", "_sources", "adaptive")
+    __slots__ = (
+        "_callables",
+        "_compiled_rules",
+        "_every_key",
+        "_given",
+        "_keys",
+        "_marks",
+        "_plans",
+        "_remember",
+        "_sources",
+        "adaptive",
+    )
 
     def __init__(
         self,
@@ -161,7 +174,8 @@ class GivenPlans:
         """Adaptive limits to ask before; None for none."""
         self._given = given
         self._compiled_rules = compiled_rules
-        self._keys = {id(each.written): key for each, key in zip(compiled_rules, keys)}
+        self._every_key = tuple(keys)
+        self._keys = {id(each.written): key for each, key in zip(compiled_rules, self._every_key)}
         self._marks = marks
         self._sources = [(each.name, id(each.written), each.limits_by) for each in compiled_rules]
         self._callables = [(key, limits_by) for _, key, limits_by in self._sources if limits_by is not None]
@@ -212,7 +226,7 @@ class GivenPlans:
         """The plan of a request that was given these limits, made if it is not known."""
         with suppress(KeyError, TypeError):
             return self._plans[limits]
-        limited, pending = self._given.applied(self._compiled_rules, request, own)
+        limited, pending = self._given.applied(self._compiled_rules, request, own, remembers=False)
         if pending:
             return None
         prepared = self._prepared(limited)
@@ -224,7 +238,9 @@ class GivenPlans:
     def _prepared(self, limited: CompiledRules) -> PreparedPlan:
         """The plan of requests that these rules limit."""
         counted = tuple([each for each in limited if each.rule.has_counts])
-        keys = tuple([self._keys[id(each.written)] for each in counted])
+        keys = self._every_key
+        if len(counted) < len(keys):
+            keys = tuple([self._keys[id(each.written)] for each in counted])
         return PreparedPlan(counted, keys, tuple([each.cost for each in counted]), self._marks, self.adaptive)
 
 

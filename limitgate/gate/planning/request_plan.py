@@ -121,7 +121,7 @@ class PreparedPlan:
         rows = [each.row for each in compiled_rules if each.row is not None]
         self.counter = PlainCounter(self.template, rows) if self.template and rows else None
         """Counts the decisions of plain plans; None without observers."""
-        self.guarded = [(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded]
+        self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
         """Rules whose keys clients may make up, with their places."""
         self.is_by_address = all(key.is_by_address for key in keys)
         """True if nothing of a request but its client's address is in the keys."""
@@ -132,7 +132,7 @@ class PreparedPlan:
         self.given: PlansByLimits | None = None
         """Finds the plans of callers with limits of their own; None where nothing of these is limited."""
         self._field_writer: Writer | None = None
-        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = {}
+        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = {} if self.asks_costs else _NO_COSTS
         """Plans by what the rules charge; None for costs that were met once."""
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
@@ -188,6 +188,8 @@ class PreparedPlan:
         return RequestPlan(plan, tuple(behind), self.marks, self.is_by_outcome, has_slots=self.has_slots)
 
 
+_NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
+"""That of all plans that never ask, so that none of them has one for itself."""
 _MOST_COSTS = 256
 """Costs of a plan that are remembered."""
 
