@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
@@ -23,6 +24,7 @@ from limitgate.limits.decision import SECOND, Decision, decide
 from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
+from limitgate.limits.remembered import Remembered
 from limitgate.limits.template import AnyReading, PlanTemplate, whole_reading
 from limitgate.messages.suggestions import lacking
 from limitgate.observing.counts import LimiterCounts, observe
@@ -173,7 +175,7 @@ class Operations:
         if limits and isinstance(limits[0], Configured):
             return None
         try:
-            template = _template(cost, *limits)
+            template = _template(cost, limits)
         except (TypeError, ConfigError):
             return None
         if template is None:
@@ -358,7 +360,7 @@ class Operations:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self._name(key), check_cost(cost)
         try:
-            buckets = _buckets(*limits)
+            buckets = _buckets(limits)
         except TypeError:  # unhashable, so no limit either
             buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
         except ConfigError as error:
@@ -413,20 +415,29 @@ def _check_are_no_slots(buckets: Iterable[Bucket]) -> None:
         raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
 
 
-@lru_cache(maxsize=4096)
-def _buckets(*limits: Limit | str) -> tuple[Bucket, ...]:
-    """Return the buckets of limits or their text; cached, since callers repeat the same few."""
-    return buckets_of(tuple(as_limit(limit) for limit in limits))
+_known_buckets = Remembered[Limits, tuple[Bucket, ...]]()
+_known_templates = Remembered[tuple[int, Limits], PlanTemplate | None]()
 
 
-@lru_cache(maxsize=4096)
-def _template(cost: int, *limits: Limit | str | Configured) -> PlanTemplate | None:
+def _buckets(limits: Limits) -> tuple[Bucket, ...]:
+    """Return the buckets of limits or their text; remembered, since callers repeat the same few."""
+    buckets = _known_buckets.values.get(limits)
+    if buckets is None:
+        buckets = buckets_of(tuple([as_limit(limit) for limit in limits]))
+        _known_buckets.add(limits, buckets)
+    return buckets
+
+
+def _template(cost: int, limits: Limits) -> PlanTemplate | None:
     """Return the template of hits of a cost; None if they are not plain. Raises `ConfigError` for what is no limit."""
-    charges = [Charge("", bucket, cost, enforced=True, rule=None) for bucket in _buckets(*limits)]
-    try:
-        return PlanTemplate([*charges, _ban_of("", cost)])
-    except ValueError:
-        return None
+    key = cost, limits
+    template = _known_templates.values.get(key)
+    if template is None and key not in _known_templates.values:
+        charges = [Charge("", bucket, cost, enforced=True, rule=None) for bucket in _buckets(limits)]
+        with suppress(ValueError):
+            template = PlanTemplate([*charges, _ban_of("", cost)])
+        _known_templates.add(key, template)
+    return template
 
 
 @lru_cache(maxsize=4096)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any
+from weakref import WeakValueDictionary
 
 from limitgate.algorithms import ALGORITHMS, STORED_AS, ban, gcra
 from limitgate.algorithms.base import Algorithm, Load
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
-from limitgate.limits.remembered import Remembered
 
 MAX_WINDOWS = 64
 """Limits in one bucket: every request looks at all of them, in Redis too."""
@@ -36,6 +35,7 @@ class Bucket:
     """
 
     __slots__ = (
+        "__weakref__",
         "algorithm",
         "borrow",
         "capacities",
@@ -69,7 +69,7 @@ class Bucket:
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts = self.algorithm.REPLY_FIELDS * len(limits)
         """Numbers that the script reports of the bucket."""
-        self.load = reduce(Load.plus, map(self.algorithm.load, limits), BUCKET)
+        self.load = _shared(reduce(Load.plus, map(self.algorithm.load, limits), BUCKET))
         """Cost for Redis, at most."""
         turns = self.algorithm.MAX_TURNS
         waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
@@ -104,6 +104,12 @@ class Bucket:
         return share if all(cost <= limit.most for limit in share.limits) else _share(self, processes, cost)
 
 
+@lru_cache(maxsize=64)
+def _shared(load: Load) -> Load:
+    """One object for all loads that are equal: most are."""
+    return load
+
+
 @lru_cache(maxsize=4096)
 def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
     strictest = None if bucket.strictest is bucket else bucket.strictest.share(processes, cost)
@@ -124,28 +130,25 @@ def bucket_of(*limits: Limit | str) -> Bucket:
     return Bucket(tuple(as_limit(limit) for limit in limits))
 
 
-_buckets = Remembered[tuple[Limit, ...], tuple[Bucket, ...]]()
+_in_use: WeakValueDictionary[tuple[tuple[Limit, ...], tuple[int, ...]], Bucket] = WeakValueDictionary()
+"""Buckets by limits and numbers, as long as somebody has them."""
 
 
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
-    """Divide limits that apply together into buckets, in the order in which their first limits were given; cached.
+    """Divide limits that apply together into buckets, in the order in which their first limits were given.
 
-    A rule that is read again so has the same buckets, and refusals and leases that a process holds of them stay.
-    Raises `ConfigError` for too many limits, and for those that hold Redis up for longer than `MAX_LOAD`.
+    Buckets that are in use already are the same objects. A rule that is read again so has the same ones, refusals and leases
+    that a process holds of them stay, and the memory store finds what it keeps. Raises `ConfigError` for too many limits, and
+    for those that hold Redis up for longer than `MAX_LOAD`.
     """
-    buckets = _buckets.values.get(limits)
-    if buckets is None:
-        buckets = _divided(limits)
-        _buckets.add(limits, buckets)
-    return buckets
-
-
-def _divided(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
     together: dict[int, list[int]] = {}
     ids = _numbered(limits)
     for place, limit in enumerate(limits):
         together.setdefault(0 if ALGORITHMS[limit.algorithm] is gcra else ids[place], []).append(place)
-    buckets = [Bucket(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()]
+    if len(together) == 1:
+        buckets = [_bucket(limits, ids)]
+    else:
+        buckets = [_bucket(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()]
     load = sum([sum(bucket.load) for bucket in buckets])
     if load > MAX_LOAD:
         raise ConfigError(
@@ -155,16 +158,23 @@ def _divided(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
     return tuple(buckets)
 
 
+def _bucket(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
+    """The bucket of some limits with these numbers."""
+    bucket = _in_use.get((limits, ids))
+    return _in_use.setdefault((limits, ids), Bucket(limits, ids)) if bucket is None else bucket
+
+
 def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
-    places: Counter[tuple[int, str]] = Counter()
+    places: dict[tuple[int, str], int] = {}
     ids = []
     for limit in limits:
         kind = limit.period, limit.algorithm
-        ids.append(limit.period << 16 | STORED_AS[limit.algorithm] << 8 | places[kind])
-        places[kind] += 1
+        ids.append(limit.period << 16 | STORED_AS[limit.algorithm] << 8 | places.get(kind, 0))
+        places[kind] = places.get(kind, 0) + 1
     if len(limits) > MAX_WINDOWS:
         raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")
-    if any(limit.lease for limit in limits) and not all(limit.lease for limit in limits):
+    leased = [bool(limit.lease) for limit in limits]
+    if any(leased) and not all(leased):
         names = " and ".join([f"{limit} {'has' if limit.lease else 'has no'} lease" for limit in limits])
         raise ConfigError(f"{names}, expected one for all limits that are checked together or for none")
     return tuple(ids)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from random import randrange
+from contextlib import suppress
+from random import random
 from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-MOST = 4096
-"""Values that are remembered."""
+MOST = 1024
+"""Values that are remembered. During a full garbage collection, which looks at all their objects, the process stands still."""
 _ADMITTED = 8
 """Of so many new values one is remembered once there is no room."""
 
@@ -35,9 +36,12 @@ class Remembered(Generic[K, V]):
         if len(self._keys) < MOST:
             self._keys.append(key)
         else:
-            place = randrange(MOST * _ADMITTED)  # noqa: S311 - it guards nothing
+            place = int(random() * MOST * _ADMITTED)  # noqa: S311 - it guards nothing
             if place >= MOST:
                 return
             self.values.pop(self._keys[place], None)
             self._keys[place] = key
         self.values[key] = value
+        if len(self.values) > MOST:  # threads have taken the same place
+            with suppress(RuntimeError):
+                self.values.pop(next(iter(self.values)), None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from limitgate.algorithms import ban, gcra
@@ -35,7 +36,7 @@ def is_plain(charge: Charge) -> bool:
     return (
         bucket.algorithm is gcra
         and not (bucket.lease or bucket.borrow or charge.adjustment or charge.max_wait_us)
-        and 0 < charge.cost <= min(limit.most for limit in bucket.limits)
+        and 0 < charge.cost <= min([limit.most for limit in bucket.limits])
         and max(bucket.capacities) <= _MAX_DEBT
     )
 
@@ -76,34 +77,40 @@ class PlanTemplate:
     )
 
     def __init__(self, charges: Sequence[Charge]) -> None:
-        self.bans = sum(charge.bucket.algorithm is ban for charge in charges)
+        self.bans = len([charge for charge in charges if charge.bucket.algorithm is ban])
         """Number of bans that are looked for, by the last keys."""
         counted = charges[: len(charges) - self.bans]
-        count = sum(len(charge.bucket.limits) for charge in counted)
+        count = sum([len(charge.bucket.limits) for charge in counted])
         if not (all(map(is_plain, counted)) and 0 < count <= MAX_WINDOWS):
             raise ValueError(f"{charges!r} are not plain, expected GCRA without lease, delay, borrowing and adjustment")
         self.charges = tuple(charges)
-        self.buckets = tuple((charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted)
+        self.buckets = tuple([(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted])
         """Per charge but those of bans its bucket, its cost, true if it may refuse, and its rows."""
         self.only = self.buckets[0] if len(counted) == 1 else None
         """The first of ``buckets`` if there are no others."""
-        windows = [(charge, limit, *row) for charge in counted for limit, row in zip(charge.bucket.limits, _rows(charge))]
-        self.counts = tuple(count for _, _, count, _, _ in windows)
+        windows = [
+            (charge, limit, *row)
+            for charge, (bucket, _, _, rows) in zip(counted, self.buckets)
+            for limit, row in zip(bucket.limits, rows)
+        ]
+        self.counts = tuple([count for _, _, count, _, _ in windows])
         """Per window the ticks that a microsecond pays back."""
-        least_burst = min(limit.burst for _, limit, _, _, _ in windows)
-        self._windows: tuple[tuple[int, int, _Window], ...] = tuple(
-            (
-                place,
-                capacity - increment - least_burst * limit.period_us,
-                (capacity - increment, limit.period_us, (count, increment, limit.burst, charge.cost, charge)),
-            )
-            for place, (charge, limit, count, increment, capacity) in enumerate(windows)
+        least_burst = min([limit.burst for _, limit, _, _, _ in windows])
+        self._windows: tuple[_Window, ...] = tuple(
+            [
+                (
+                    capacity - increment - least_burst * limit.period_us,
+                    capacity - increment,
+                    limit.period_us,
+                    count,
+                    increment,
+                    limit.burst,
+                    charge,
+                )
+                for charge, limit, count, increment, capacity in windows
+            ]
         )
-        """Per window its place, the ticks up to which it may owe and have more requests left than some other window holds, and
-        what tells the tightest of the others."""
-        place, _, least = min(self._windows, key=lambda each: each[2][2][2])  # the window of the least burst
-        slacks = tuple([each if other != place else least[0] for other, each, _ in self._windows])
-        self.tightest = _straight_tightest(count)(slacks, place, least, self._tightest_of_admitted)
+        self.tightest = _straight_tightest(self._windows)
         """Function that gives the tightest window once the charges are made, by the debts before.
 
         It raises `ValueError` if a charge does not fit.
@@ -146,7 +153,7 @@ class PlanTemplate:
             return None
         if not reading.admitted:
             return self._refused(reading, settlement)
-        tightest = self.tightest(reading.debts) if self.is_enforced else self._tightest_of_all(reading.debts)
+        tightest = self.tightest(reading.debts) if self.is_enforced else _tightest_of_all(self._windows, reading.debts)
         if tightest is None:
             return None
         burst, left, refill, charge = tightest
@@ -158,40 +165,14 @@ class PlanTemplate:
         """Per window the whole requests that fit once the charges are made, and the seconds until it is full, rounded up."""
         return [
             ((room - debt) // ticks, -(-(debt + increment) // (count * SECOND)))
-            for debt, (_, _, (room, ticks, (count, increment, _, _, _))) in zip(debts, self._windows)
+            for debt, (_, room, ticks, count, increment, _, _) in zip(debts, self._windows)
         ]
-
-    def _tightest_of_admitted(self, debts: Sequence[int]) -> Tightest:
-        """`tightest`, of any debts that leave room."""
-        tightest = self._tightest_of_all(debts)
-        if tightest is None:
-            raise ValueError(f"of the debts {debts!r} some leave no room, expected a plan that was admitted")
-        return tightest
-
-    def _tightest_of_all(self, debts: Sequence[int]) -> Tightest | None:
-        """`tightest` among all windows; None where a charge does not fit: of a rule that may not refuse."""
-        tightest, least, owing = None, 0, 0
-        for place, slack, window in self._windows:
-            debt = debts[place]
-            if debt <= slack:
-                continue
-            room, ticks, numbers = window
-            if debt > room:
-                return None
-            left = (room - debt) // ticks
-            if tightest is None or left < least or (left == least and _refill_us(numbers, debt) > _refill_us(tightest, owing)):
-                tightest, least, owing = numbers, left, debt
-        if tightest is None:
-            return None
-        _, _, burst, _, charge = tightest
-        return burst, least, _refill_us(tightest, owing), charge
 
     def _refused(self, reading: PlainSpend, settlement: Settlement | None) -> Decision | None:
         """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
         least, latest, limit = -1, -1, 0
         longest, refusing = 0, None
-        for place, _, (room, ticks, (count, increment, burst, _, charge)) in self._windows:
-            debt = reading.debts[place]
+        for debt, (_, room, ticks, count, increment, burst, charge) in zip(reading.debts, self._windows):
             over = debt - room
             left = max(0, increment - over) // ticks
             if left <= least or least < 0:
@@ -220,45 +201,66 @@ class PlanTemplate:
 
 Tightest = tuple[int, int, int, Charge]
 """Of the tightest window the burst, the whole requests that still fit, the µs until it is full again, and the charge."""
-_Numbers = tuple[int, int, int, int, Charge]
-"""Of a window the ticks that a microsecond pays back, those that the charge takes, the burst, the cost, and the charge."""
-_Window = tuple[int, int, _Numbers]
-"""Of a window the ticks that it may owe for the charge to fit, those of one request, and its other numbers."""
+_Window = tuple[int, int, int, int, int, int, Charge]
+"""Of a window the ticks up to which it may owe and have more requests left than some other window holds, those up to which the
+charge fits, those of one request, those that a microsecond pays back, those that are charged, the burst, and the charge."""
 
 
-def _refill_us(numbers: _Numbers, debt: int) -> int:
-    """Microseconds until a window is full again that owed so many ticks before the charge."""
-    count, increment, _, _, _ = numbers
-    return -(-(debt + increment) // count)
+def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
+    """`PlanTemplate.tightest` among all windows; None where a charge does not fit: of a rule that may not refuse."""
+    tightest, least, refill = None, 0, 0
+    for debt, window in zip(debts, windows):
+        slack, room, ticks, count, increment, _, _ = window
+        if debt <= slack:
+            continue
+        if debt > room:
+            return None
+        left = (room - debt) // ticks
+        if tightest is None or left <= least:
+            refill_us = -(-(debt + increment) // count)
+            if tightest is None or left < least or refill_us > refill:
+                tightest, least, refill = window, left, refill_us
+    return None if tightest is None else (tightest[5], least, refill, tightest[6])
+
+
+def _tightest_of_admitted(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest:
+    """`PlanTemplate.tightest`, of any debts that leave room."""
+    tightest = _tightest_of_all(windows, debts)
+    if tightest is None:
+        raise ValueError(f"of the debts {debts!r} some leave no room, expected a plan that was admitted")
+    return tightest
 
 
 _TightestOf = Callable[[Sequence[int]], Tightest]
 _STRAIGHT = """
-def tightest_of(slacks, place, window, of_any):
-    {slacks} = slacks
-    room, ticks, (count, increment, burst, _, charge) = window
-
-    def tightest(debts):
-        {debts} = debts
-        if {within}:
-            debt = debts[place]
-            return burst, (room - debt) // ticks, -(-(debt + increment) // count), charge
-        return of_any(debts)
-
-    return tightest
+def tightest(debts, {slacks} room, ticks, count, increment, burst, charge, windows):
+    {debts} = debts
+    if {within}:
+        return burst, (room - debt{place}) // ticks, -(-(debt{place} + increment) // count), charge
+    return of_any(windows, debts)
 """
 
 
-@cache
-def _straight_tightest(windows: int) -> Callable[[Sequence[int], int, _Window, _TightestOf], _TightestOf]:
-    """What makes `PlanTemplate.tightest` of so many windows: written out for what almost every request asks, without a loop.
+def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
+    """Make `PlanTemplate.tightest`: written out for what almost every request asks, without a loop.
 
-    It is made of the ticks up to which each window may owe for that of the least burst to be the tightest, of the place and
-    the numbers of that one, and of the function for all other debts.
+    What it knows of the windows are defaults of its parameters. A closure would have an object for each of them, which makes
+    full garbage collections longer where there are many templates.
     """
+    place = min(range(len(windows)), key=lambda each: windows[each][5])  # the window of the least burst
+    slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
+    return FunctionType(*_straight(len(windows), place), (*slacks, *windows[place][1:], windows))
+
+
+@cache
+def _straight(windows: int, place: int) -> tuple[CodeType, dict[str, Any], str]:
+    """Code, globals and name of `PlanTemplate.tightest` where that window of so many has the least burst."""
     each = partial(each_window, windows)
-    source = _STRAIGHT.format(slacks=each("slack{n},"), debts=each("debt{n},"), within=each("debt{n} <= slack{n}", " and "))
-    return compiled(source, "tightest_of")  # type: ignore[no-any-return]
+    source = _STRAIGHT.format(
+        slacks=each("slack{n},"), debts=each("debt{n},"), within=each("debt{n} <= slack{n}", " and "), place=place
+    )
+    function = compiled(source, "tightest", of_any=_tightest_of_admitted)
+    return function.__code__, function.__globals__, "tightest"
 
 
 if TYPE_CHECKING:
@@ -398,4 +400,4 @@ def whole(plan: AnyPlan) -> Plan:
 
 
 def _rows(charge: Charge) -> tuple[Row, ...]:
-    return tuple((limit.count, charge.cost * limit.period_us, limit.capacity) for limit in charge.bucket.limits)
+    return tuple([(limit.count, charge.cost * limit.period_us, limit.capacity) for limit in charge.bucket.limits])

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from limitgate.algorithms import gcra
@@ -32,6 +33,16 @@ MAX_COST: Final = 2**63 - 1
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
 _COST_AT: Final = _NUMBER.size + _TIME.size
+
+
+@cache
+def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., bytes], Callable[[bytes], tuple[int, ...]]]:
+    """Form of values of so many numbers, the numbers of one that owes nothing, and what packs and unpacks them.
+
+    Layouts share it: callers with limits of their own have one each.
+    """
+    form = struct.Struct(f"{HEAD.format}{numbers}q")
+    return form, (0,) * numbers, form.pack, form.unpack
 
 
 class Layout:
@@ -69,7 +80,7 @@ class Layout:
         """True for a single state of a few numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
-        form = struct.Struct(f"{HEAD.format}{numbers}q")
+        form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size = form.size
         """Bytes of a value that is not a head alone, unless it is a log's."""
         self.plain_size = form.size if self.is_debts else 0
@@ -79,10 +90,7 @@ class Layout:
         if self.drains and numbers <= MAX_WINDOWS:
             self.charge = straight_charge(form.format, numbers)
             """Charge of a plain plan, which asks for no other buckets."""
-        self._nothing = (0,) * numbers
         self.advance = bucket.algorithm.advance
-        self.pack = form.pack
-        self.unpack = form.unpack
 
     def opened(self, now: int, cost: int) -> bytes:
         """Value of a bucket that owes nothing, where debts drain."""

@@ -23,6 +23,7 @@ from werkzeug.routing import Rule as URLRule
 from limitgate import Caller, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
 from limitgate.gate.admission import Admission
 from limitgate.gate.plain_admission import PlainAdmission
+from limitgate.gate.planning.given_limits import GivenPlans
 from limitgate.http.request import ASGIRequest
 from limitgate.limits.template import DECLINED
 from limitgate.rules.callers import KnownCaller
@@ -38,6 +39,20 @@ CALLERS = {
     "bob": Caller("bob", tier="vip"),
     "eve": Caller("eve", tier="of nobody", priority="high"),
     "own": Caller("own", limits={"all": "3/minute"}),
+    "twin": Caller("twin", limits={"all": "3/minute", "of no rule": "1/minute"}),
+    "odd": Caller("odd", limits={"all": "often", "api": {"a": "limit"}, "login": None, "costly": "2/minute"}),
+    "mix": Caller(
+        "mix",
+        limits={
+            "given": ["3/minute", "4/hour"],
+            "also": None,
+            "login": "2/minute",
+            "shadow": "3/minute",
+            "measured": "3 at once",
+            "costly": Limit("9/minute", algorithm="fixed_window"),
+        },
+    ),
+    "best": Caller("best", tier="vip", limits={"api": ("7/minute", Limit("9/hour"))}),
 }
 PLANS: dict[str, Any] = {
     "few": "2/minute",
@@ -298,14 +313,41 @@ def test_what_people_run_has_prepared_plans(door: Any, path: str, headers: Any, 
 
 
 @pytest.mark.parametrize(("door", "finds"), [(asgi, identify), (asgi, aidentify), (wsgi, identify)])
-@pytest.mark.parametrize(("name", "plain"), [("ann", 3), ("bob", 3), ("eve", 3), ("nobody", 3), ("own", 0)])
+@pytest.mark.parametrize(("name", "plain"), [("ann", 3), ("bob", 3), ("eve", 3), ("nobody", 3), ("own", 3)])
 def test_who_is_identified_has_prepared_plans(door: Any, finds: Any, name: str, plain: int) -> None:
-    """By the rules of the caller's tier; not one with limits of its own."""
+    """By the rules of the caller's tier, and by the caller's own limits."""
     store = Counted(Clock())
     ask = door(store, identify=finds)
     for _ in range(4):
         ask("/api/a", headers={"x-user": name})
     assert (store.general, store.plain) == (4 - plain, plain)
+
+
+@pytest.mark.parametrize("door", [asgi, wsgi])
+def test_callers_with_the_same_limits_share_a_plan(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is what is given to the rules that apply, not who it is given to."""
+    made: list[object] = []
+    prepared = GivenPlans._prepared
+    monkeypatch.setattr(GivenPlans, "_prepared", lambda self, limited: made.append(limited) or prepared(self, limited))
+    ask = door(Counted(Clock()), identify=identify)
+    ask("/nowhere", headers={"x-user": "own"})
+    made.clear()
+    assert ask("/nowhere", headers={"x-user": "twin"}).headers["x-ratelimit-remaining"] == "1"
+    assert not made
+
+
+@pytest.mark.parametrize("door", [asgi, wsgi])
+@pytest.mark.parametrize("limits", [{"all": "2/minute"}, {"all": None}, {"all": "2/minute", "when": "1/minute"}])
+def test_own_limits_stand_beside_adaptive_ones_and_conditions(door: Any, limits: Any) -> None:
+    """A rule without counts is counted by the limits of a caller, by any way."""
+    rules = [Rule("all", adaptive=True), Rule("when", "5/minute", when=lambda request: "x-paid" in request.headers)]
+    replies = {}
+    for kind in (Counted, General):
+        ask = door(kind(Clock()), rules=rules, identify=lambda _: Caller("me", limits=limits))
+        asked = [ask("/costly", headers=headers) for headers in [{}, {"x-paid": "1"}] * 2]
+        replies[kind] = [(each.status, each.headers.get("x-ratelimit-limit")) for each in asked]
+    assert replies[Counted] == replies[General]
+    assert (429 in [status for status, _ in replies[Counted]]) is (limits["all"] is not None)
 
 
 @DOORS

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from limitgate import Caller, MemoryStore, Rule
+from limitgate import Caller, Limiter, MemoryStore, Rule
 from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.limiter import operations
 from limitgate.limits import remembered
 from limitgate.limits.remembered import MOST, Remembered
 from tests.support.doors import SITES, Site
@@ -27,7 +29,7 @@ def rounds(cache: Remembered[int, int], keys: int, times: int) -> float:
     return hits / keys
 
 
-@pytest.mark.parametrize(("keys", "least"), [(MOST, 1.0), (MOST + 1, 0.98), (5000, 0.75), (20_000, 0.15)])
+@pytest.mark.parametrize(("keys", "least"), [(MOST, 1.0), (MOST + 1, 0.98), (MOST * 5 // 4, 0.7), (5 * MOST, 0.15)])
 def test_hits_become_fewer_gradually(keys: int, least: float) -> None:
     """Keys that come in turn hit about as often as there is room for them."""
     cache = Remembered[int, int]()
@@ -76,3 +78,36 @@ def test_one_caller_more_than_fits_is_no_cliff(
             for caller in range(80):
                 assert it.ask(headers={"X-Id": str(caller)}).headers["x-ratelimit-limit"] == str(1000 + caller)
         assert 0 < len(made) < 40
+
+
+@pytest.mark.parametrize("options", [own_limits, given_limits])
+def test_what_is_remembered_of_a_caller_is_few_objects(
+    monkeypatch: pytest.MonkeyPatch, options: Callable[[], dict[str, Any]]
+) -> None:
+    """Each full garbage collection looks at all of them, and the process stands still meanwhile."""
+    monkeypatch.setattr(remembered, "MOST", 256)
+    with SITES[0](store=MemoryStore(), **options()) as it:
+        it.ask(headers={"X-Id": "0"})
+        gc.collect()
+        before = len(gc.get_objects())
+        for caller in range(1, 257):
+            it.ask(headers={"X-Id": str(caller)})
+        gc.collect()
+        assert len(gc.get_objects()) - before < 32 * 256
+
+
+@pytest.mark.parametrize("cost", [1, 40])
+def test_a_limiter_has_no_cliff_either(monkeypatch: pytest.MonkeyPatch, cost: int) -> None:
+    """Of limits that are hit in turn most are known, with a prepared plan or without, when there is one more than fits."""
+    monkeypatch.setattr(remembered, "MOST", 64)
+    monkeypatch.setattr(operations, "_known_buckets", Remembered())
+    monkeypatch.setattr(operations, "_known_templates", Remembered())
+    read: list[object] = []
+    as_limit = operations.as_limit
+    monkeypatch.setattr(operations, "as_limit", lambda limit: read.append(limit) or as_limit(limit))
+    with Limiter(MemoryStore()) as limiter:
+        for _ in range(3):
+            read.clear()
+            for number in range(80):
+                assert limiter.hit(f"user:{number}", f"{1000 + number}/minute", cost=cost).allowed
+        assert 0 < len(read) < 40

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given, strategies as st
@@ -175,3 +177,15 @@ def test_a_layout_that_goes_with_its_last_bucket_is_made_anew() -> None:
             found = store.spend(of.plan(["a", f"b {number}"]))
         assert found.admitted
         assert not store.spend(of.plan(["a", "another"])).admitted
+
+
+def test_a_template_is_gone_with_its_last_use() -> None:
+    """Without the garbage collector, which would otherwise find those that are not remembered."""
+    gc.disable()
+    try:
+        template = PlanTemplate([Charge("", bucket_of("5/second", "100/minute"), 1, enforced=True, rule="api")])
+        tightest = ref(template.tightest)
+        del template
+        assert tightest() is None
+    finally:
+        gc.enable()

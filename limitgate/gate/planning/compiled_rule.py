@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Literal
 
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
@@ -99,7 +98,9 @@ class CompiledRule:
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
         """The same with limits that were given at run time. Raises `ConfigError` where the rule cannot have them."""
-        limited = copy(self)
+        limited = CompiledRule.__new__(CompiledRule)
+        for name in CompiledRule.__slots__:  # `copy` takes four times as long
+            setattr(limited, name, getattr(self, name))
         limited.rule = self.rule.having_limits(limits)
         limited.has_slots = any(bucket.has_slots for bucket in limited.rule.buckets)
         return limited

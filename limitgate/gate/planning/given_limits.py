@@ -10,11 +10,13 @@ from typing import Any, final
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.request_plan import AdaptiveMatch, PreparedPlan, RequestPlan, keep
-from limitgate.gate.planning.rule_match import RuleMatch, is_met
+from limitgate.gate.planning.rule_match import CompiledRules, RuleMatch, is_met
 from limitgate.http.request import Request
+from limitgate.keys import PreparedKey
 from limitgate.limits.limit import Limit
 from limitgate.limits.remembered import Remembered
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.rules.decorators import Mark
 from limitgate.rules.options import read_limits
 from limitgate.rules.rule import is_placed
 
@@ -23,6 +25,8 @@ _LONG = 200
 _MOST_MET = 256
 """Combinations of conditions whose plans are remembered for one route."""
 _AT_HAND = (str, Limit, list, tuple, type(None))
+_AS_WRITTEN = object()
+"""Stands for the limits of a rule to which none are given."""
 _TOLD = 200
 """Characters of a mistake that are logged."""
 _LOOKS = 1000
@@ -67,25 +71,26 @@ class GivenLimits:
         self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
         self._told: set[str] = set()
         self._names = names
-        self._looks = _LOOKS
+        self.looks = _LOOKS
+        """Callers with limits of their own whose names are still to be looked at."""
         self._unknown = Once(Diagnosis.LIMITS_OF_NO_RULE)
 
     def applied(
-        self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None
+        self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
     ) -> tuple[tuple[CompiledRule, ...], Sequence[int]]:
         """Rules with the limits of a request, without those that do not limit it, and the ids of rules that have to be awaited.
 
-        ``own`` are the limits of its caller. Each callable is called once for a request. Raises `ConfigError` where limits
-        cannot be read and none are written.
+        ``own`` are the limits of its caller. ``remembers`` is false for who remembers the rules by itself. Each callable is
+        called once for a request. Raises `ConfigError` where limits cannot be read and none are written.
         """
         given = request.given_limits
-        if own and self._looks:
-            self._look_at(own)
+        if own and self.looks:
+            self.look_at(own)
         found, pending = [], []
         for compiled_rule in compiled_rules:
             limited: CompiledRule | None = compiled_rule
             if own and compiled_rule.rule.name in own:
-                limited = self._limited(compiled_rule, own[compiled_rule.rule.name])
+                limited = self._limited(compiled_rule, own[compiled_rule.rule.name], remembers=remembers)
             elif compiled_rule.limits_by is not None:
                 key = id(compiled_rule.written)
                 if given is None:
@@ -94,29 +99,31 @@ class GivenLimits:
                     given[key] = compiled_rule.limits_by(request)
                 limits = given[key]
                 if isinstance(limits, _AT_HAND) or not isawaitable(limits):
-                    limited = self._limited(compiled_rule, limits)
+                    limited = self._limited(compiled_rule, limits, remembers=remembers)
                 else:
                     pending.append(key)
             if limited is not None:
                 found.append(limited)
         return tuple(found), pending
 
-    def _look_at(self, own: Mapping[str, Any]) -> None:
+    def look_at(self, own: Mapping[str, Any]) -> None:
         """Log limits of a caller for what is the name of no rule, decorator, dependency or throttle (LG033)."""
-        self._looks = max(0, self._looks - 1)
+        self.looks = max(0, self.looks - 1)
         unknown = [name for name in own if name not in self._names and not is_placed(name)]
         if unknown:
-            self._looks = 0
+            self.looks = 0
             self._unknown.log(", ".join([f"{name!r:.80}" for name in unknown[:_MOST_NAMES]]))
 
-    def _limited(self, compiled_rule: CompiledRule, limits: Any) -> CompiledRule | None:
+    def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
         """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""
         if limits is None:
             return None
         try:
             if isinstance(limits, list):
                 limits = tuple(limits)
-            return self._remembered.values.get((compiled_rule, limits)) or self._read(compiled_rule, limits)
+            return self._remembered.values.get((compiled_rule, limits)) or self._read(
+                compiled_rule, limits, remembers=remembers
+            )
         except (ConfigError, TypeError) as error:
             name = compiled_rule.rule.name
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
@@ -127,10 +134,10 @@ class GivenLimits:
                 Diagnosis.UNREADABLE_LIMITS.log(name, reason[:_TOLD])
             return compiled_rule
 
-    def _read(self, compiled_rule: CompiledRule, limits: Any) -> CompiledRule:
+    def _read(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule:
         """A rule with limits that are not known yet. Raises `ConfigError` if they cannot be read."""
         limited = compiled_rule.having_limits(read_limits(limits))
-        if not (isinstance(limits, str) and len(limits) > _LONG):
+        if remembers and not (isinstance(limits, str) and len(limits) > _LONG):
             self._remembered.add((compiled_rule, limits), limited)
         return limited
 
@@ -139,53 +146,106 @@ class GivenLimits:
 class GivenPlans:
     """Stands for the prepared plan of requests whose limits are given at run time: there is one for all that have the same.
 
-    ``prepare`` makes it of rules with limits, for a request and all that are like it; None where their charges are not plain.
+    ``compiled_rules`` are those that limit the requests, with their ``keys``; ``marks`` and ``adaptive`` go for each plan.
     """
 
-    __slots__ = ("_callables", "_compiled_rules", "_given", "_plans", "_prepare", "_remember", "adaptive")
+    __slots__ = (
+        "_callables",
+        "_compiled_rules",
+        "_every_key",
+        "_given",
+        "_keys",
+        "_marks",
+        "_plans",
+        "_remember",
+        "_sources",
+        "adaptive",
+    )
 
     def __init__(
         self,
         given: GivenLimits,
-        compiled_rules: Iterable[CompiledRule],
-        prepare: Callable[[Request, tuple[CompiledRule, ...]], PreparedPlan | None],
+        compiled_rules: CompiledRules,
+        keys: Iterable[PreparedKey],
+        marks: Container[Mark],
         adaptive: AdaptiveMatch | None,
     ) -> None:
         self.adaptive = adaptive
         """Adaptive limits to ask before; None for none."""
         self._given = given
         self._compiled_rules = compiled_rules
-        self._callables = [(id(each.written), each.limits_by) for each in compiled_rules if each.limits_by is not None]
-        self._prepare = prepare
-        remembered = Remembered[tuple[Any, ...], PreparedPlan | None]()
+        self._every_key = tuple(keys)
+        self._keys = {id(each.written): key for each, key in zip(compiled_rules, self._every_key)}
+        self._marks = marks
+        self._sources = [(each.name, id(each.written), each.limits_by) for each in compiled_rules]
+        self._callables = [(key, limits_by) for _, key, limits_by in self._sources if limits_by is not None]
+        remembered = Remembered[tuple[Any, ...], PreparedPlan]()
         self._remember = remembered.add
         self._plans = remembered.values
-        """By what each callable gives."""
+        """By what each callable gives; and where callers have limits of their own, by what is given to each rule."""
 
-    def plan_of(self, request: Request) -> PreparedPlan | None:
-        """The plan of a request; None where its limits have yet to be awaited, or their charges are not plain."""
-        given: dict[int, Any] = {}
-        request.given_limits = given
-        for key, limits_by in self._callables:
-            given[key] = limits_by(request)
-        limits = tuple(given.values())
+    @property
+    def as_written(self) -> PreparedPlan | GivenPlans:
+        """The plan of callers without limits of their own; itself where that depends on what callables give."""
+        if self._callables:
+            return self
+        prepared = self._prepared(self._compiled_rules)
+        prepared.given = self
+        return prepared
+
+    def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
+        """The plan of a request whose caller has these limits of its own; None where limits have yet to be awaited."""
+        given = request.given_limits
+        if given is None:
+            given = request.given_limits = {}
+        if own:
+            limits = self._limits(request, own, given)
+        else:
+            for key, limits_by in self._callables:
+                if key not in given:
+                    given[key] = limits_by(request)
+            limits = tuple([given[key] for key, _ in self._callables])
         try:
             return self._plans[limits]
         except (KeyError, TypeError):  # it is not known, or there are lists in it
-            return self._plan_with(request, tuple([tuple(each) if isinstance(each, list) else each for each in limits]))
+            return self._plan_with(request, own, tuple([tuple(each) if isinstance(each, list) else each for each in limits]))
 
-    def _plan_with(self, request: Request, limits: tuple[Any, ...]) -> PreparedPlan | None:
+    def _limits(self, request: Request, own: Mapping[str, Any], given: dict[int, Any]) -> tuple[Any, ...]:
+        """What is given to each rule, by the caller or else by its callable."""
+        if self._given.looks:
+            self._given.look_at(own)
+        limits: list[Any] = []
+        for name, key, limits_by in self._sources:
+            if name in own:
+                limits.append(own[name])
+            elif limits_by is None:
+                limits.append(_AS_WRITTEN)
+            else:
+                if key not in given:
+                    given[key] = limits_by(request)
+                limits.append(given[key])
+        return tuple(limits)
+
+    def _plan_with(self, request: Request, own: Mapping[str, Any] | None, limits: tuple[Any, ...]) -> PreparedPlan | None:
         """The plan of a request that was given these limits, made if it is not known."""
         with suppress(KeyError, TypeError):
             return self._plans[limits]
-        limited, pending = self._given.applied(self._compiled_rules, request, None)
+        limited, pending = self._given.applied(self._compiled_rules, request, own, remembers=False)
         if pending:
             return None
-        prepared = self._prepare(request, limited)
+        prepared = self._prepared(limited)
         if is_short(limits):
             with suppress(TypeError):
                 self._remember(limits, prepared)
         return prepared
+
+    def _prepared(self, limited: CompiledRules) -> PreparedPlan:
+        """The plan of requests that these rules limit."""
+        counted = tuple([each for each in limited if each.rule.has_counts])
+        keys = self._every_key
+        if len(counted) < len(keys):
+            keys = tuple([self._keys[id(each.written)] for each in counted])
+        return PreparedPlan(counted, keys, tuple([each.cost for each in counted]), self._marks, self.adaptive)
 
 
 @final
@@ -225,6 +285,6 @@ class ConditionalPlans:
             return prepared
 
 
-def is_short(limits: tuple[Any, ...]) -> bool:
-    """True if what callables gave may be remembered."""
-    return len(repr(limits)) <= _LONG
+def is_short(limits: Iterable[Any]) -> bool:
+    """True if limits that were given may be remembered."""
+    return len(repr([each for each in limits if each is not _AS_WRITTEN])) <= _LONG

@@ -255,15 +255,14 @@ class Planner:
         ``identified`` is the caller that ``identify`` found, if any. If there are adaptive limits, ``begin`` is called with
         them before any key is made. None if that refuses or makes wait, and where the charges are not plain: then `plan` knows.
         """
-        identities, caller, tier = self._identities, identified, DEFAULT_TIER
+        identities, caller, tier, own = self._identities, identified, DEFAULT_TIER, None
         if caller is not None:
             caller = identities.caller(request, caller)
         elif self._has_callers:
             caller = identities.listed(request)
         if caller is not None:
-            if caller.limits:
-                return None
             request.caller = caller
+            own = caller.limits
             tier = identities.tier_of(caller)
         version = self._routes.version(request)
         known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
@@ -275,8 +274,8 @@ class Planner:
             return None
         if prepared.adaptive is not None and (begin is None or not begin(request, prepared.adaptive, caller)):
             return None  # without ``begin`` it is the first decorator with an adaptive limit that was met
-        if type(prepared) is GivenPlans:
-            prepared = prepared.plan_of(request)
+        if own or type(prepared) is GivenPlans:
+            prepared = prepared.with_limits(request, own)
             if prepared is None:
                 return None
         if prepared.asks_costs:
@@ -482,31 +481,15 @@ class Planner:
     ) -> PreparedPlan | GivenPlans | None:
         """What the requests of a tier, method and route have in common to which these rules apply."""
         match = self._match_of(applying)
-        compiled_rules = match.request_rules
         if match.denying:
             return None
         adaptive = None
         if match.adaptive_rules:
             adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template))
-        prepare = partial(self._prepared_plan, tier, template, marks, adaptive)
-        if any(each.limits_by is not None for each in compiled_rules):
-            return GivenPlans(self._given, compiled_rules, prepare, adaptive)
-        return prepare(request, compiled_rules)
-
-    def _prepared_plan(  # noqa: PLR0917 - all that tells one plan from another
-        self,
-        tier: str,
-        template: str | None,
-        marks: tuple[Mark, ...],
-        adaptive: AdaptiveMatch | None,
-        request: Request,
-        compiled_rules: CompiledRules,
-    ) -> PreparedPlan:
-        """The plan of all requests that have the tier, method and route of this one."""
         subject = Subject(request, None, tier, self._identities)
         subject.route = template
-        keys = [each.prepared_key(subject) for each in compiled_rules]
-        return PreparedPlan(compiled_rules, keys, tuple([each.cost for each in compiled_rules]), marks, adaptive)
+        limited = tuple([each for each in match.limited_rules if each.rule.per == "request"])
+        return GivenPlans(self._given, limited, [each.prepared_key(subject) for each in limited], marks, adaptive).as_written
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
         return _charge(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Subject
@@ -66,6 +66,13 @@ UNLIMITED = RequestPlan(None, (), EVERYTHING)
 """No rule applies, and none of the decorators either."""
 
 
+class PlansByLimits(Protocol):
+    """Finds the prepared plan of requests whose limits are given at run time."""
+
+    def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
+        """The plan of a request whose caller has these limits of its own; None where limits have yet to be awaited."""
+
+
 class PreparedPlan:
     """Plan of requests of one tier, method, path and root path; what who asks contributes to the keys is all that is missing.
 
@@ -80,6 +87,7 @@ class PreparedPlan:
         "compiled_rules",
         "costs",
         "counter",
+        "given",
         "guarded",
         "has_slots",
         "is_by_address",
@@ -113,7 +121,7 @@ class PreparedPlan:
         rows = [each.row for each in compiled_rules if each.row is not None]
         self.counter = PlainCounter(self.template, rows) if self.template and rows else None
         """Counts the decisions of plain plans; None without observers."""
-        self.guarded = [(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded]
+        self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
         """Rules whose keys clients may make up, with their places."""
         self.is_by_address = all(key.is_by_address for key in keys)
         """True if nothing of a request but its client's address is in the keys."""
@@ -121,9 +129,15 @@ class PreparedPlan:
         """True if a rule is charged by the outcome."""
         self.has_slots = any(each.has_slots for each in compiled_rules)
         """True if it takes slots for requests in flight, which have to be given back."""
+        self.given: PlansByLimits | None = None
+        """Finds the plans of callers with limits of their own; None where nothing of these is limited."""
         self._field_writer: Writer | None = None
-        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = {}
+        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = {} if self.asks_costs else _NO_COSTS
         """Plans by what the rules charge; None for costs that were met once."""
+
+    def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
+        """The plan of a request whose caller has these limits of its own; None where limits have yet to be awaited."""
+        return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
         """The plan at the costs of a request. Each callable is called once for it; raises whatever one does.
@@ -174,6 +188,8 @@ class PreparedPlan:
         return RequestPlan(plan, tuple(behind), self.marks, self.is_by_outcome, has_slots=self.has_slots)
 
 
+_NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
+"""That of all plans that never ask, so that none of them has one for itself."""
 _MOST_COSTS = 256
 """Costs of a plan that are remembered."""
 
