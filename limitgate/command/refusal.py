@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -13,14 +14,15 @@ from limitgate.command.decisions import decision_fields, print_decision, seconds
 from limitgate.command.journal import Ban, Journal
 from limitgate.command.output import say
 from limitgate.errors import ConfigError
+from limitgate.gate.refusals import kept_keys, place_of_keys
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.refusal_id import RefusalId, read_refusal_id, tag_of
+from limitgate.limits.refusal_id import RefusalId, RefusalKey, tag_of, time_of
 from limitgate.messages.listed import listed
 from limitgate.messages.masking import printable
 from limitgate.rules.rule import Rule, RuleSet
-from limitgate.stores import open_sync_store
-from limitgate.stores.base import SyncConfigStore
+from limitgate.stores import SyncStore, open_sync_store
+from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 
 class Refused(NamedTuple):
@@ -44,32 +46,57 @@ class Resolved(NamedTuple):
 
 
 def resolve(
-    text: str, rules: RuleSet, in_code: Sequence[Rule], *, store: str | None, key_prefix: str, timeout: float
+    text: str, rules: RuleSet, in_code: Sequence[Rule], *, store: str | None, key_prefix: str, secret: bytes, timeout: float
 ) -> Resolved:
-    """Resolve an id by the rules of the service and its limits ``in_code``.
+    """Resolve an id by the rules of the service and its limits ``in_code``; its key comes from the secret, or from the store.
 
-    Raises `click.UsageError` for what is none, `StoreError` as the store does.
+    Raises `click.UsageError` for what is none and without a key, `ConfigError` if the store has no key, and `StoreError` as the
+    store does.
     """
     try:
-        refusal = read_refusal_id(text)
+        time_of(text)
         opened = None if store is None else open_sync_store(store)
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from error
-    candidates = list(_candidates(refusal, rules, in_code, key_prefix))
     if opened is None:
+        if not secret:
+            raise click.UsageError("ids are encrypted, expected --store, which keeps their key, or LIMITGATE_SECRET")
+        refusal, candidates = _read(text, [RefusalKey.derived(secret)], rules, in_code, key_prefix)
         return Resolved(refusal, [Refused(*each, None, None) for each in candidates])
-    try:
+    with closing(opened):
+        keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, key_prefix, timeout)
+        refusal, candidates = _read(text, keys, rules, in_code, key_prefix)
         bans = Journal(opened, key_prefix, timeout).bans() if isinstance(opened, SyncConfigStore) else []
         found = []
         for rule, tiers, key in candidates:
             charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in rule.buckets]
             plan = Plan.look(charges)
             decision = decide(plan, opened.spend(plan, timeout)) if charges else None
-            keys = {charge.key for charge in charges}
-            found.append(Refused(rule, tiers, key, decision, next((ban for ban in bans if keys & set(ban.keys)), None)))
+            charged = {charge.key for charge in charges}
+            found.append(Refused(rule, tiers, key, decision, next((ban for ban in bans if charged & set(ban.keys)), None)))
         return Resolved(refusal, found)
-    finally:
-        opened.close()
+
+
+def _kept_keys(store: SyncStore, key_prefix: str, timeout: float) -> list[RefusalKey]:
+    place = place_of_keys(key_prefix)
+    kept = store.config(ConfigRequest(place), timeout).text if isinstance(store, SyncConfigStore) else None
+    if not (keys := kept_keys(kept)):
+        raise ConfigError(
+            f"the store keeps no key of ids under {place}, expected the store and LIMITGATE_KEY_PREFIX of the service, or its "
+            "LIMITGATE_SECRET if it has one"
+        )
+    return [*map(RefusalKey, keys)]
+
+
+def _read(
+    text: str, keys: Sequence[RefusalKey], rules: RuleSet, in_code: Sequence[Rule], key_prefix: str
+) -> tuple[RefusalId, list[tuple[Rule, Sequence[str], str]]]:
+    """Read an id by the first key under which there are rules that may have made it, else by the first one."""
+    read = [key.read(text) for key in keys]
+    for refusal in read:
+        if candidates := list(_candidates(refusal, rules, in_code, key_prefix)):
+            return refusal, candidates
+    return read[0], []
 
 
 def _candidates(
@@ -124,7 +151,8 @@ def show(resolved: Resolved) -> None:
             say(f"banned by {ban.by} for {seconds(ban.retry_after(time.time()))} more{why}")
     if not resolved.found:
         ending = resolved.id.digest
-        say("", f"no rule of these refused: a decorator or dependency did, or other rules; its key ends in {ending}")
+        say("", f"no rule of these refused: a decorator or dependency did (--app), or other rules; its key ends in {ending}")
+        say("unless the id is of another key: older than a flush of the store, or of a process without this store or secret")
 
 
 def _ago(elapsed: float) -> str:

@@ -17,7 +17,7 @@ from limitgate.gate.planning.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.http.rate_fields import Fields, RawFields, full_at, raw, raw_x_ratelimit
 from limitgate.http.request import Request
-from limitgate.http.response import Refusal, refusal, unavailable
+from limitgate.http.response import Refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, under_places
 from limitgate.limits.plan import Plan, Reading, Source
 from limitgate.limits.template import PlainSpend
@@ -79,13 +79,6 @@ class Verdict(NamedTuple):
     """Charges made, by the store or by this process; to be refunded if the decision is a refusal."""
     source: Source = "nobody"
     """Where the decision comes from."""
-
-    @property
-    def refusal(self) -> Refusal | None:
-        """The response to send instead of the application's; None if the request may pass."""
-        if self.decision.allowed:
-            return None
-        return unavailable() if self.now is None else refusal(self.decision, self.now)
 
     @property
     def outcome(self) -> Outcome:

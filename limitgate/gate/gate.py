@@ -27,13 +27,14 @@ from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, Prepa
 from limitgate.gate.planning.rules_in_force import Loads, RulesInForce
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusal_log import RefusalLog
+from limitgate.gate.refusals import Refusals
 from limitgate.gate.store_health import StoreHealth
 from limitgate.gate.turns import Stay, Turns
 from limitgate.gate.upload_in_flight import watched
 from limitgate.gate.wait_queue import book
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
-from limitgate.http.response import Refusal, forbidden, headers_too_large, quota_exceeded, refusal as refused, unavailable
+from limitgate.http.response import Refusal, forbidden, headers_too_large, unavailable
 from limitgate.limits.decision import (
     Decision,
     Settlement,
@@ -66,8 +67,8 @@ class Gate:
     """Decides about requests, by the plans of the rules in force and the readings of a store.
 
     ``client_of`` finds a request's client behind proxies, ``on_error`` is for rules that have none of their own, and
-    ``processes`` is how many serve together. ``at_first_answer`` is told the ``now`` of the first reading, ``refusal_log`` who
-    is refused.
+    ``processes`` is how many serve together. ``refusals`` makes the answers to requests that buckets refuse,
+    ``at_first_answer`` is told the ``now`` of the first reading, ``refusal_log`` who is refused.
     """
 
     def __init__(
@@ -78,10 +79,10 @@ class Gate:
         *,
         on_error: OnError,
         processes: int,
+        refusals: Refusals,
         identify: Identify | None = None,
         at_first_answer: Callable[[int], None] | None = None,
         refusal_log: RefusalLog | None = None,
-        refusal: Callable[[tuple[str | None, ...], float, int, str | None, str], Refusal] = quota_exceeded,
     ) -> None:
         self.store = store
         self.rules = rules
@@ -99,11 +100,12 @@ class Gate:
         self._answers_at_once = answers_at_once(store)
         self.identify = identify
         self._refusal_log = refusal_log
-        self._refusal = refusal
-        """Makes the refusal by a prepared plan."""
+        self.refusals = refusals
         self._fallback = Fallback(store, on_error, processes)
         self.store_health = StoreHealth(
-            store, None if at_first_answer is None else partial(self._note_first_answer, at_first_answer)
+            store,
+            None if at_first_answer is None else partial(self._note_first_answer, at_first_answer),
+            refusals.agree_soon,
         )
         self.refunds = Refunds(store, self._fallback, self.store_health, rules.timeout)
         self.turns = Turns(self.refunds, refusal_log)
@@ -543,6 +545,8 @@ class Gate:
     def _note_first_answer(self, at_first_answer: Callable[[int], None], now: int) -> None:
         """Tell of the first reading, and look for other rules: who is asked serves. uWSGI forks, or does not, unsaid."""
         at_first_answer(now)
+        if not self.refusals.is_agreed:
+            self.refusals.agree_soon()
         if self.looker is not None:
             self.looker.start()
 
@@ -550,6 +554,7 @@ class Gate:
         """Have the store connect in the background, if it is one that does."""
         if is_async_redis(self.store):
             await self.store.connect()
+            self.refusals.agree_soon()
 
     async def aend(self) -> None:
         """Serve no more: look for no other rules, wait for what is under way, and hand over what was counted."""
@@ -633,7 +638,9 @@ class Gate:
         template = reading.template
         admission = _admission_prepared(request, rules, prepared, reading.waited, decision.settlement)
         key = template.refusing_key(decision, reading)
-        refusal = self._refusal(template.refusing(decision), decision.retry_after, reading.now, decision.rule, key)
+        refusal = self.refusals.quota_exceeded(
+            template.refusing(decision), decision.retry_after, reading.now, decision.rule, key
+        )
         admission.refuse(reading.now, decision, refusal)
         if self._refusal_log is not None:
             self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)
@@ -657,7 +664,7 @@ class Gate:
             if decision.delay:
                 admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
         else:
-            admission.refusal = refused(nesting.joined_with_outer(admission, decision), reading.now)
+            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now)
             self._note_refusal(admission, decision, reading.now, admission.refusal, request_plan)
 
     def _plan_usage(self, admission: Admission, names: Sequence[str], path: str | None) -> RequestPlan | PendingPlan:
@@ -693,10 +700,12 @@ class Gate:
         if messages.plan is None:
             return None
         verdict = yield from self._decide(messages, messages.plan)
-        if verdict.refusal is not None:
-            self._note_refusal(admission, verdict.decision, verdict.now, verdict.refusal, messages)
-            yield from self.refunds.apply([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
-        return verdict.refusal
+        if verdict.decision.allowed:
+            return None
+        refusal = self._refusal(verdict.decision, verdict.now)
+        self._note_refusal(admission, verdict.decision, verdict.now, refusal, messages)
+        yield from self.refunds.apply([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
+        return refusal
 
     def _decide(self, request_plan: RequestPlan, plan: Plan) -> Flow[Verdict]:
         """Ask the store, and if it fails decide without it."""
@@ -744,7 +753,7 @@ class Gate:
             return None
         admission.decide(verdict.outcome, verdict.source)
         if not decision.allowed:
-            admission.refusal = verdict._replace(decision=nesting.joined_with_outer(admission, decision)).refusal
+            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), verdict.now)
             self._note_refusal(admission, decision, verdict.now, admission.refusal, request_plan)
         elif admission.decision is not None:
             decision = joined(admission.decision, decision)
@@ -754,6 +763,13 @@ class Gate:
         elif not decision.allowed:
             admission.fields = []
         return booking
+
+    def _refusal(self, decision: Decision, now: int | None) -> Refusal:
+        """The answer to a refused request; ``now`` is the store's clock in Unix µs, None if no bucket was looked at."""
+        if now is None:
+            return unavailable()
+        key = decision.refusing_key
+        return self.refusals.quota_exceeded(decision.refusing, decision.retry_after, now, decision.rule, key)
 
     def _note_refusal(
         self, admission: Admission, decision: Decision, now: int | None, refusal: Refusal | None, request_plan: RequestPlan

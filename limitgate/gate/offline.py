@@ -8,6 +8,7 @@ from limitgate.gate.plain_admission import AnyAdmission, whole_admission
 from limitgate.gate.planning.identity import Identities
 from limitgate.gate.planning.planner import Planner
 from limitgate.gate.planning.rules_in_force import RulesInForce
+from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, forbidden
@@ -34,12 +35,15 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
     )
     planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False, paths=_PATHS)
     in_force = RulesInForce(planner, (), timeout=1.0, is_measured=True)
-    return Gate(in_force, store, proxies.client, on_error="open", processes=1, refusal=_unsent)
+    return Gate(in_force, store, proxies.client, on_error="open", processes=1, refusals=_Unsent(store, "limitgate"))
 
 
-def _unsent(*_: object) -> Refusal:
-    """A refusal, whatever stands in it, as it is sent to nobody."""
-    return forbidden()
+class _Unsent(Refusals):
+    """Refusals that are sent to nobody, whatever stands in them."""
+
+    def quota_exceeded(self, *_: object) -> Refusal:
+        """Any refusal."""
+        return forbidden()
 
 
 def decide_at_once(gate: Gate, request: Request) -> Admission:

@@ -21,7 +21,12 @@ AGAIN = 60.0
 class StoreHealth:
     """Failures of a store. ``at_first_answer`` is called with the ``now`` of its first reading."""
 
-    def __init__(self, store: Any, at_first_answer: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        store: Any,
+        at_first_answer: Callable[[int], None] | None = None,
+        at_recovery: Callable[[], object] = lambda: None,
+    ) -> None:
         self.failures = 0
         """Number of times the store did not answer."""
         self.overloaded = 0
@@ -30,6 +35,7 @@ class StoreHealth:
         """True while an answer is no news: it is neither the first one nor the first after a failure."""
         self._store = store
         self._at_first_answer = at_first_answer
+        self._at_recovery = at_recovery
         self._is_failing, self._failed_at = False, 0.0
         self._said_overloaded = -AGAIN
 
@@ -47,6 +53,7 @@ class StoreHealth:
             if getattr(self._store, "healthy", True) and time.monotonic() - self._failed_at > CALM:
                 self._is_failing = False
                 log.warning("the store answers again")
+                self._at_recovery()
             else:
                 self.is_known = False
         tell = self._at_first_answer

@@ -9,8 +9,7 @@ from math import ceil, isinf
 from typing import NamedTuple
 
 from limitgate.http.rate_fields import Fields, RawFields, raw
-from limitgate.limits.decision import Decision
-from limitgate.limits.refusal_id import LENGTH, URN, refusal_id
+from limitgate.limits.refusal_id import LENGTH, URN
 
 _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
@@ -50,19 +49,13 @@ class Refusal(NamedTuple):
         return _POLICY_VIOLATION if self.status in {403, 431} else _TRY_AGAIN_LATER
 
 
-def refusal(decision: Decision, now: int) -> Refusal:
+def quota_exceeded(rules: tuple[str | None, ...], wait: float, name: bytes) -> Refusal:
     """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it.
 
-    ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help. ``now``
-    is the store's clock in Unix µs.
+    ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help. ``wait``
+    is in seconds, and ``name`` is the id of the refusal.
     """
-    return quota_exceeded(decision.refusing, decision.retry_after, now, decision.rule, decision.refusing_key)
-
-
-def quota_exceeded(rules: tuple[str | None, ...], wait: float, now: int, rule: str | None, key: str) -> Refusal:
-    """The `refusal` by these rules, with the wait in seconds; ``key`` is that of the bucket of ``rule``, less its suffix."""
     common, before, after = _refusal(rules, None if isinf(wait) else max(1, ceil(wait)))
-    name = refusal_id(now, rule, key)
     status, fields, raw_fields, _, detail, _ = common
     made: Refusal = tuple.__new__(Refusal, (status, fields, raw_fields, before + name + after, detail, name.decode()))
     return made

@@ -1,13 +1,14 @@
 """Ids of refusals: when it was, by which rule and in which bucket, in 32 characters.
 
-Nothing is stored for an id, so a refusal costs the same with it, and it can be read for as long as the rules are known. It
-tells no more of a client than a key in the store does. It is no secret and no proof: anybody can write one.
+Nothing is stored for an id, so a refusal costs almost the same with it, and it can be read for as long as the rules and the key
+are known. Rule and bucket are encrypted: an id without its key tells only the time. It is no proof: anybody can make one up.
 """
 
 from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64, unhexlify
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -22,6 +23,8 @@ _DIGITS = 32
 _TICK = 10_000
 """Microseconds in which times are told: five bytes of them last until the year 2318."""
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), str.maketrans("-_", "+/")
+_LEFT, _RIGHT = 9, 10
+"""Bytes of the halves of what is encrypted: three of the rule's tag and 16 of the bucket's digest."""
 
 
 class RefusalId(NamedTuple):
@@ -35,19 +38,71 @@ class RefusalId(NamedTuple):
     """The 32 hex digits in the key of the bucket that refused."""
 
 
-def refusal_id(now: int, rule: str | None, key: str) -> bytes:
-    """The id of a refusal at ``now``, Unix µs, by a rule's bucket of this key, less its `Bucket.suffix`."""
-    named = (now // _TICK).to_bytes(5, "big") + tag_of(rule) + unhexlify(key[-_DIGITS:])
-    return b2a_base64(named, newline=False).translate(_TO_URL)
+class RefusalKey:
+    """A key of 32 bytes, by which ids are written and read.
+
+    Rule and bucket go through a Feistel network of four rounds (Luby and Rackoff 1988) with keyed BLAKE2b as its round function
+    and the time as its tweak. So every byte of the result depends on all others and on the key, and two ids of the same time
+    have nothing in common that their XOR would show, as those of a stream cipher would have.
+    """
+
+    __slots__ = ("_rounds", "key")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._rounds = tuple(
+            blake2b(key=key, digest_size=size, person=b"refusal id %d" % number)
+            for number, size in enumerate((_LEFT, _RIGHT, _LEFT, _RIGHT))
+        )
+
+    @staticmethod
+    def derived(secret: bytes) -> RefusalKey:
+        """The key of services with this ``secret``, 16 to 64 bytes."""
+        return RefusalKey(blake2b(key=secret, digest_size=32, person=b"refusal key").digest())
+
+    def write(self, now: int, rule: str | None, key: str) -> bytes:
+        """The id of a refusal at ``now``, Unix µs, by a rule's bucket of this key, less its `Bucket.suffix`."""
+        time = (now // _TICK).to_bytes(5, "big")
+        named = time + self._turned(time, tag_of(rule) + unhexlify(key[-_DIGITS:]), (0, 1, 2, 3))
+        return b2a_base64(named, newline=False).translate(_TO_URL)
+
+    def read(self, text: str) -> RefusalId:
+        """Read an id, alone or with `URN` before it; of one by another key, only the time is right.
+
+        Raises `ValueError` for anything else.
+        """
+        named = _bytes_of(text)
+        told = self._turned(named[:5], named[5:], (3, 2, 1, 0))
+        return RefusalId(time_of(text), told[:3], told[3:].hex())
+
+    def _turned(self, time: bytes, block: bytes, order: Sequence[int]) -> bytes:
+        """Encrypt 19 bytes by the rounds in their order, or decrypt them by those in reverse."""
+        left, right = block[:_LEFT], block[_LEFT:]
+        for number in order:
+            digest = self._rounds[number].copy()
+            if number % 2:
+                digest.update(time + left)
+                right = _xor(right, digest.digest())
+            else:
+                digest.update(time + right)
+                left = _xor(left, digest.digest())
+        return left + right
 
 
-def read_refusal_id(text: str) -> RefusalId:
-    """Read an id, alone or with `URN` before it. Raises `ValueError` for anything else."""
+def time_of(text: str) -> float:
+    """Unix time of the refusal that an id names, in seconds, which needs no key. Raises `ValueError` as `RefusalKey.read`."""
+    return int.from_bytes(_bytes_of(text)[:5], "big") * _TICK / 1e6
+
+
+def _bytes_of(text: str) -> bytes:
     found = re.fullmatch(rf"\s*(?:{URN})?([A-Za-z0-9_-]{{{LENGTH}}})\s*", text, re.ASCII)
     if found is None:
         raise ValueError(f"{text!r:.80} is no id of a refusal, expected {LENGTH} letters, digits, '-' and '_', or {URN}...")
-    named = a2b_base64(found[1].translate(_FROM_URL))
-    return RefusalId(int.from_bytes(named[:5], "big") * _TICK / 1e6, named[5:8], named[8:].hex())
+    return a2b_base64(found[1].translate(_FROM_URL))
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).to_bytes(len(one), "big")
 
 
 @lru_cache(maxsize=4096)

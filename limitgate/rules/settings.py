@@ -167,6 +167,11 @@ class Settings(BaseSettings):
         check_secret(None if secret is None else secret.get_secret_value())
         return secret
 
+    @property
+    def secret_bytes(self) -> bytes:
+        """The secret as bytes; empty without one."""
+        return self.secret.get_secret_value().encode() if self.secret else b""
+
 
 class GateSettings(Settings):
     """Options that a gate is built with. A ``.env`` that happens to lie in the working folder is not read unasked."""

@@ -832,7 +832,7 @@ def test_through_uvicorn(redis_server: RedisServer, tmp_path: Path) -> None:
 
         def until_free() -> None:
             deadline = time.monotonic() + PATIENCE
-            while redis.keys(f"{tmp_path.name}:*"):  # a request that looks would take the place itself for a moment
+            while redis.keys(f"{tmp_path.name}:*:*"):  # a request that looks would take the place itself for a moment
                 assert time.monotonic() < deadline
                 time.sleep(MOMENT)
 

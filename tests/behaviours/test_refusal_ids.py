@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import urlsafe_b64decode
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import flask
@@ -18,19 +20,26 @@ from starlette.responses import JSONResponse
 import limitgate.flask
 from limitgate import Limit, LimitGate, LimitGateWSGI, MemoryStore, RateLimited, Rule
 from limitgate.fastapi import RateLimit
-from limitgate.limits.refusal_id import URN, RefusalId, read_refusal_id, tag_of
+from limitgate.limits.refusal_id import URN, RefusalId, RefusalKey, tag_of
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, hello
 from tests.support.doors import SITES, Reply, Site, asgi_reply, handshake, http_scope, wsgi_environ, wsgi_reply
 
 START = Clock().now / 1e6
+SECRET = "a secret of tests"
+KEY = RefusalKey.derived(SECRET.encode())
+
+
+def keyed() -> Any:
+    """Options under which the test can read ids."""
+    return {"store": MemoryStore(Clock()), "secret": SECRET}
 
 
 def id_in(reply: Reply) -> RefusalId:
     assert reply.status == 429
     instance = reply.json()["instance"]
     assert instance.startswith(URN)
-    return read_refusal_id(instance)
+    return KEY.read(instance)
 
 
 @pytest.mark.parametrize("door", SITES)
@@ -43,7 +52,7 @@ def test_the_id_names_time_rule_and_bucket(door: type[Site], limits: list[Any]) 
     """It is read from the body alone: when, by which rule, and the digest in the keys of the bucket that refused."""
     clock = Clock()
     store = MemoryStore(clock)
-    with door(Rule("wide", "99/minute", key=["global"]), Rule("api", *limits), store=store) as site:
+    with door(Rule("wide", "99/minute", key=["global"]), Rule("api", *limits), store=store, secret=SECRET) as site:
         assert site.ask().status == 200
         clock.advance(7.5)
         refused = site.ask()
@@ -61,7 +70,7 @@ def test_the_id_names_time_rule_and_bucket(door: type[Site], limits: list[Any]) 
 @pytest.mark.parametrize("door", SITES)
 def test_of_several_rules_it_is_the_one_that_refuses_longest(door: type[Site]) -> None:
     """The one whose wait is told."""
-    with door(Rule("a", "1/minute"), Rule("b", "1/hour"), store=MemoryStore(Clock())) as site:
+    with door(Rule("a", "1/minute"), Rule("b", "1/hour"), **keyed()) as site:
         site.ask()
         assert id_in(site.ask()).tag == tag_of("b")
 
@@ -79,7 +88,7 @@ def test_a_refusal_without_a_bucket_has_none(door: type[Site]) -> None:
 @pytest.mark.parametrize("door", SITES)
 def test_a_refusal_by_this_process_alone_has_one(door: type[Site]) -> None:
     """Under ``on_error: local``, too."""
-    with door(Rule("api", "1/minute"), store="redis://127.0.0.1:1", on_error="local") as site:
+    with door(Rule("api", "1/minute"), store="redis://127.0.0.1:1", on_error="local", secret=SECRET) as site:
         assert site.ask().status == 200
         assert id_in(site.ask()).tag == tag_of("api")
 
@@ -90,7 +99,7 @@ def test_a_websocket_that_is_denied_has_one() -> None:
     async def app(*_: Any) -> None:
         raise AssertionError
 
-    gate = LimitGate(app, rules=[Rule("api", "1/minute", cost=lambda _: 2)], store=MemoryStore(Clock()))
+    gate = LimitGate(app, rules=[Rule("api", "1/minute", cost=lambda _: 2)], **keyed())
     assert id_in(asyncio.run(handshake(gate))).tag == tag_of("api")
 
 
@@ -103,7 +112,7 @@ def test_access_logs_and_on_denied_find_it_in_the_scope() -> None:
         await send({"type": "http.response.start", "status": 200 + 218 * len(told[1:]), "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    gate = LimitGate(app, rules=[Rule("api", "1/minute")], store=MemoryStore(Clock()), on_denied=app)
+    gate = LimitGate(app, rules=[Rule("api", "1/minute")], **keyed(), on_denied=app)
 
     async def outside() -> list[Any]:
         scopes = [http_scope(), http_scope()]
@@ -119,7 +128,7 @@ def test_access_logs_and_on_denied_find_it_in_the_scope() -> None:
     seen = asyncio.run(outside())
     assert seen == told
     assert seen[0] is None
-    assert read_refusal_id(seen[1]).tag == tag_of("api")
+    assert KEY.read(seen[1]).tag == tag_of("api")
 
 
 def test_on_denied_finds_it_in_the_environ() -> None:
@@ -129,11 +138,11 @@ def test_on_denied_finds_it_in_the_environ() -> None:
         start_response("200 OK", [("Content-Type", "application/json")])
         return [json.dumps(environ.get("limitgate.refusal_id")).encode()]
 
-    gate = LimitGateWSGI(app, rules=[Rule("api", "1/minute")], store=MemoryStore(Clock()), on_denied=app)
+    gate = LimitGateWSGI(app, rules=[Rule("api", "1/minute")], **keyed(), on_denied=app)
     assert wsgi_reply(gate).json() is None
     environ = wsgi_environ()
     (body,) = gate(environ, lambda *_: bytes)  # type: ignore[arg-type, return-value]
-    assert read_refusal_id(json.loads(body)).tag == tag_of("api")
+    assert KEY.read(json.loads(body)).tag == tag_of("api")
     assert environ["limitgate.refusal_id"] == json.loads(body)
 
 
@@ -142,7 +151,7 @@ def starlette() -> Any:
         return JSONResponse(error.refusal_id, 429)
 
     app = Starlette(exception_handlers={RateLimited: answer})
-    return LimitGate(app, rules=[Rule("api", "1/minute")], store=MemoryStore(Clock()))
+    return LimitGate(app, rules=[Rule("api", "1/minute")], **keyed())
 
 
 def fastapi_dependency() -> Any:
@@ -154,7 +163,7 @@ def fastapi_dependency() -> Any:
         assert request.scope["limitgate.refusal_id"] == error.refusal_id
         return JSONResponse(error.refusal_id, 429)
 
-    return LimitGate(app, rules=[Rule("wide", "99/minute")], store=MemoryStore(Clock()))
+    return LimitGate(app, rules=[Rule("wide", "99/minute")], **keyed())
 
 
 def flask_handler() -> Any:
@@ -164,7 +173,7 @@ def flask_handler() -> Any:
     def answer(error: RateLimited) -> Any:
         return flask.jsonify(error.refusal_id), 429
 
-    limitgate.flask.LimitGate(app, rules=[Rule("api", "1/minute")], store=MemoryStore(Clock()))
+    limitgate.flask.LimitGate(app, rules=[Rule("api", "1/minute")], **keyed())
     return app
 
 
@@ -182,12 +191,36 @@ def test_handlers_of_the_application_are_given_it(build: Callable[[], Any]) -> N
     else:
         wsgi_reply(app)
         reply = wsgi_reply(app)
-    assert read_refusal_id(reply.json()).tag == tag_of("api")
+    assert KEY.read(reply.json()).tag == tag_of("api")
 
 
 @pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
 def test_django_has_it_too(way: Any) -> None:
     """In the body, and where a view that answers refusals finds it."""
-    with way.project(path("hello", hello), rules=[Rule("api", "1/minute")], store=MemoryStore(Clock())) as project:
+    with way.project(path("hello", hello), rules=[Rule("api", "1/minute")], **keyed()) as project:
         assert project.ask("/hello").status_code == 200
-        assert read_refusal_id(project.ask("/hello").json()["instance"]).tag == tag_of("api")
+        assert KEY.read(project.ask("/hello").json()["instance"]).tag == tag_of("api")
+
+
+@pytest.mark.usefixtures("_unwatched")
+@pytest.mark.parametrize("door", SITES)
+def test_no_address_is_found_by_an_id(door: type[Site]) -> None:
+    """A log line masks the client beside it, and there are few addresses to try: without the key, none of them fits."""
+    with door(Rule("api", "1/minute"), store=MemoryStore(Clock())) as site:
+        site.ask(peer="10.0.77.7")
+        written = site.ask(peer="10.0.77.7").json()["instance"].removeprefix(URN)
+        own = site.app.gate.refusals._key
+    guessed = {bucket_of(f"10.0.{third}.{fourth}") for third in range(256) for fourth in range(256)}
+    assert len(guessed) == 65_536
+    assert own.read(written).digest in guessed
+    raw = urlsafe_b64decode(written)
+    public = [b"", bytes(32), b"limitgate", b"limitgate:refusal-ids", b"api", raw[:5]]
+    keys = [*map(RefusalKey, public), *map(RefusalKey.derived, public[:5])]
+    read = [raw[-16:].hex(), raw[:16].hex(), raw[3:19].hex(), raw[5:21].hex(), *[key.read(written).digest for key in keys]]
+    assert not guessed & {*read, *[each[::-1] for each in read]}
+    assert tag_of("api") not in raw
+
+
+def bucket_of(address: str) -> str:
+    """The digest in the bucket's key of a client of rule ``api``, as anybody can work it out."""
+    return blake2b(f"owner:8:rule api,ip:{len(address)}:{address},".encode(), digest_size=16).hexdigest()

@@ -322,7 +322,7 @@ def test_make_run_serves_the_example(own_redis: RedisServer, tmp_path: Path) -> 
     with own_redis.client() as redis:
         keys = redis.keys("*")
     names = [re.sub(r":[0-9a-f]{32}$", "", key.decode()) for key in keys]
-    assert sorted(names) == ["limitgate:api", "limitgate:login", "limitgate:login-hourly"]
+    assert sorted(names) == ["limitgate:api", "limitgate:login", "limitgate:login-hourly", "limitgate:refusal-ids"]
 
 
 def test_make_run_believes_no_forged_address(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.redis_server import RedisServer
 
 PAGE = "docs/operating.md"
 EXPECTED = [
-    ("explain --id", 1, "by rule login of tier default and vip"),
+    ("explain --id", 1, "no rule of these refused"),
     ("explain POST", 1, "would be refused"),
     ("peek --rules", 1, "would be refused"),
     ("reset --rules", 0, "reset; a request"),

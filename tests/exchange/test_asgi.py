@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route
 from limitgate import ConfigError, LimitGate, MemoryStore, Rule
 from limitgate.errors import StoreError
 from limitgate.exchange.asgi import for_client
-from limitgate.limits.refusal_id import read_refusal_id
+from limitgate.limits.refusal_id import time_of
 from tests.support.clock import Clock
 from tests.support.doors import ASGISite, Wire, asgi_reply, asgi_through_httpx, handshake, http_scope, until, websocket_scope
 from tests.support.redis_server import RedisServer
@@ -99,7 +99,7 @@ def test_the_scope_is_not_changed(*, refused: bool) -> None:
     before = copy.deepcopy(scope)
     call(gate, scope)
     if refused:
-        read_refusal_id(scope.pop("limitgate.refusal_id"))
+        time_of(scope.pop("limitgate.refusal_id"))
     assert scope.pop("limitgate.outcome") == ("refused" if refused else "admitted")
     assert scope == (before if refused else before | {"mine": True})
     assert handed[0] is not scope

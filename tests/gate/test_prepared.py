@@ -278,7 +278,7 @@ def test_a_prepared_plan_is_what_would_have_been_planned(door: Any, options: Any
     """Property: responses, decisions and buckets are the same, whether a store takes plain plans or not."""
     clock = Clock()
     stores = MemoryStore(clock), General(clock)
-    prepared, planned = [door(store, **options) for store in stores]
+    prepared, planned = [door(store, **{"secret": "one key for all ids"} | options) for store in stores]
     for path, method, headers, peer, step in visits:
         clock.advance(step)
         one, other = (ask(path, method, headers, peer=peer) for ask in (prepared, planned))

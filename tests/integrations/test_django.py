@@ -58,7 +58,9 @@ def changing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[An
 def test_a_refusal_is_as_everywhere(project: Open, method: str) -> None:
     """Status, fields and body of a refusal are those of the other doors and nothing else, ``Retry-After`` among them."""
     rules = [Rule("api", "2/minute burst 1", "1000/day")]
-    it, other = project(HELLO, rules=rules, store=MemoryStore(Clock())), WSGISite(*rules, store=MemoryStore(Clock()))
+    secret = "one key for all ids"
+    it = project(HELLO, rules=rules, store=MemoryStore(Clock()), secret=secret)
+    other = WSGISite(*rules, store=MemoryStore(Clock()), secret=secret)
     here = {"method": method, "peer": "127.0.0.1"}
     assert [it.ask("/hello", method).status_code, other.ask(**here).status] == [200, 200]
     refused, told = it.ask("/hello", method), other.ask(**here)

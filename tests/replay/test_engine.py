@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from limitgate import LimitGateWSGI, MemoryStore, Rule, RuleSet, load_rules
 from limitgate.gate.gate import Gate
 from limitgate.gate.plain_admission import PlainAdmission
+from limitgate.limits.refusal_id import RefusalKey
 from limitgate.limits.template import PlainSpend
 from limitgate.replay.access_log import Entry, Log, text_parser
 from limitgate.replay.engine import Engine
@@ -221,7 +222,7 @@ def test_refusals_that_nobody_is_sent_are_not_written(monkeypatch: pytest.Monkey
     def written(*_: object) -> bytes:
         raise AssertionError("an id of a refusal was made")
 
-    monkeypatch.setattr("limitgate.http.response.refusal_id", written)
+    monkeypatch.setattr(RefusalKey, "write", written)
     engine = engine_of(Rule("all", "2/minute"))
     assert [engine.decide(entry(0, "203.0.113.7")) for _ in range(3)] == [True, True, False]
     assert engine.finish().rules == {"all": [2, 1]}

@@ -148,7 +148,15 @@ def _explain_refusal(  # noqa: PLR0917 - two calls of it, in one function
 ) -> None:
     """Explain the id of a refusal. Exit status 1: no rule has made it, or the client would be refused now, too."""
     rules = rules_of(settings.rules)
-    found = refusal.resolve(refused, rules, in_code, store=store, key_prefix=settings.key_prefix, timeout=timeout)
+    found = refusal.resolve(
+        refused,
+        rules,
+        in_code,
+        store=store,
+        key_prefix=settings.key_prefix,
+        secret=settings.secret_bytes,
+        timeout=timeout,
+    )
     if as_json:
         print_json(refusal.as_json(found))
     else:

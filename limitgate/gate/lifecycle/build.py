@@ -20,6 +20,7 @@ from limitgate.gate.planning.identity import Identities, Users
 from limitgate.gate.planning.planner import Planner
 from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.gate.refusal_log import RefusalLog
+from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
 from limitgate.messages.diagnostics import Diagnosis, clock_comparison
@@ -139,6 +140,8 @@ class Built(NamedTuple):
             require(self.gate.store, self.required_prefix)
         elif self.gate is not None:
             ask_in_background(self.gate.store)
+            if not is_going_to_fork():  # else each child does with its first answer
+                self.gate.refusals.agree_soon()
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
@@ -165,6 +168,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         proxies.client,
         on_error=settings.on_error,
         processes=settings.processes,
+        refusals=Refusals(store, settings.key_prefix, settings.secret_bytes),
         identify=settings.identify,
         at_first_answer=_at_first_answer(settings, rules, store),
         refusal_log=RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None,
@@ -220,7 +224,7 @@ def _compiler(
             routes,
             identities,
             key_prefix=settings.key_prefix,
-            secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
+            secret=settings.secret_bytes,
             shadow=settings.shadow,
             strict=settings.strict,
             cardinality=cardinality,

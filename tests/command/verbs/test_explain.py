@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from click.testing import CliRunner, Result
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -18,9 +19,12 @@ from starlette.responses import PlainTextResponse
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, Request, Rule
 from limitgate.command.group import limitgate
-from limitgate.limits.refusal_id import refusal_id
+from limitgate.limits.refusal_id import RefusalKey
+from tests.support.doors import until
 from tests.support.redis_server import RedisServer
 
+SECRET = "a secret of tests"
+KEY = RefusalKey.derived(SECRET.encode())
 CONFIG = str(Path(__file__).parents[3] / "config")
 
 
@@ -145,6 +149,7 @@ class Refused:
         asked = {"REQUEST_METHOD": "POST", "PATH_INFO": "/login", "REMOTE_ADDR": "203.0.113.7"}
         for _ in range(4):
             (*_, body) = [b"", *gate(dict(asked), lambda *_: None)]
+        until(lambda: gate.gate is not None and gate.gate.refusals.is_agreed)
         self.instance = json.loads(body)["instance"]
         self.id = self.instance.rpartition(":")[2]
 
@@ -176,7 +181,7 @@ def test_an_id_leaves_the_bucket_as_it_is(redis_server: RedisServer, monkeypatch
     (rules / "default.yaml").write_text(Path(CONFIG, "default.yaml").read_text())
     (rules / "vip.yaml").write_text("tier: vip\nrules:\n  - {name: login, path: /login, key: [caller], qpm: 5000}\n")
     refused = Refused(redis_server.url, monkeypatch)
-    key = f"{refused.prefix}:login:{told('--id', refused.id, '--rules', CONFIG)['digest']}"
+    key = told("--id", refused.id, "--rules", CONFIG, *refused.store, status=1)["found"][0]["key"]
     with redis_server.client() as client:
         before = client.get(key)
         found = told("--id", refused.id, "--rules", str(rules), *refused.store, status=1)["found"]
@@ -198,9 +203,10 @@ def test_an_id_tells_of_a_ban(redis_server: RedisServer, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("app", ["example_app.main:app", "example_app.wsgi:app"])
-def test_the_id_of_a_refusal_by_a_decorator(app: str) -> None:
+def test_the_id_of_a_refusal_by_a_decorator(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found where the application is named, with its limits and its key, in every tier."""
-    made = refusal_id(1_790_000_000_000_000, "login-hourly", f"limitgate:login-hourly:{'0f' * 16}").decode()
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "login-hourly", f"limitgate:login-hourly:{'0f' * 16}").decode()
     assert told("--id", made, "--rules", CONFIG, status=1)["found"] == []
     found = told("--id", made, "--rules", CONFIG, "--app", app)["found"]
     assert {(each["rule"], *each["tiers"], each["key"]) for each in found} == {
@@ -210,9 +216,10 @@ def test_the_id_of_a_refusal_by_a_decorator(app: str) -> None:
     assert "\nby rule login-hourly of tier default and vip: 20/hour, counted by ip\n" in text
 
 
-def test_an_id_without_a_store() -> None:
-    """Time, rule and key need none; an id by other rules says what is known of it."""
-    made = refusal_id(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+def test_an_id_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time, rule and key need no store then; an id by other rules or another key says what is known of it."""
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
     found = told("--id", made, "--rules", CONFIG)["found"]
     assert [(each["rule"], each["tiers"], each["decision"]) for each in found] == [
         ("api", ["default"], None),
@@ -223,9 +230,30 @@ def test_an_id_without_a_store() -> None:
     assert "\nby rule api of tier default: 5/second, 100/minute, 2000/day, counted by path, ip\n" in text
     assert "\nor by rule api of tier vip: 50/second, 1000/minute, 100000/day, counted by caller\n" in text
     assert f"limitgate:api:{'0f' * 16}" in text
-    other = refusal_id(0, "other", "0f" * 16).decode()
-    assert told("--id", other, "--rules", CONFIG, status=1)["found"] == []
-    assert "no rule of these refused" in run("--id", other, "--rules", CONFIG, status=1).stdout
+    others = [key.write(1_790_000_000_000_000, "other", "0f" * 16).decode() for key in (KEY, RefusalKey(b"k" * 32))]
+    for other in others:
+        assert told("--id", other, "--rules", CONFIG, status=1)["found"] == []
+        text = run("--id", other, "--rules", CONFIG, status=1).stdout
+        assert text.startswith("refused 2026-09-21 14:13:20 UTC, ")
+        assert "no rule of these refused" in text
+        assert "unless the id is of another key" in text
+
+
+def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the one in force, and of processes that had refused before they knew it; without any, that is told."""
+    monkeypatch.setenv("LIMITGATE_KEY_PREFIX", prefix := f"t{uuid.uuid4().hex}")
+    keys = [bytes([number]) * 32 for number in range(3)]
+    store = "--store", redis_server.url, "--timeout", "10"
+    made = [RefusalKey(key).write(1_790_000_000_000_000, "login", "0f" * 16).decode() for key in keys]
+    told_without = run("--id", made[0], "--rules", CONFIG, *store, status=1).stderr
+    assert f"the store keeps no key of ids under {prefix}:refusal-ids" in told_without
+    assert client.get(f"{prefix}:refusal-ids") is None
+    client.set(f"{prefix}:refusal-ids", b"2 " + b" ".join(key.hex().encode() for key in keys))
+    for each in made:
+        (found,) = told("--id", each, "--rules", CONFIG, *store)["found"]
+        assert (found["rule"], found["key"]) == ("login", f"{prefix}:login:{'0f' * 16}")
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    assert told("--id", made[0], "--rules", CONFIG, *store, status=1)["found"] == []
 
 
 @pytest.mark.parametrize(
@@ -248,6 +276,8 @@ def test_an_id_without_a_store() -> None:
         (["--id", "x", "--rules", CONFIG], 2, "is no id of a refusal"),
         (["--id", "a" * 32, "--rules", CONFIG, "--store", "ftp://h"], 2, "ftp"),
         (["--id", "a" * 32, "--rules", "missing"], 1, "missing"),
+        (["--id", "a" * 32, "--rules", CONFIG], 2, "expected --store, which keeps their key, or LIMITGATE_SECRET"),
+        (["--id", "a" * 32, "--rules", CONFIG, "--store", "memory://"], 1, "the store keeps no key of ids"),
         (["GET", "/", "--rules", CONFIG, "--trusted-proxy", "nowhere"], 2, "no address or CIDR"),
         (["GET", "/", "--rules", CONFIG, "--timeout", "0"], 2, "0<x<=60"),
         (["", "/", "--rules", CONFIG], 2, "'' is no method, expected one such as GET"),

@@ -163,13 +163,13 @@ def test_a_flood_of_keys_in_memory(site: Open) -> None:
 
 @pytest.mark.usefixtures("_unwatched")
 def test_a_flood_of_keys_in_redis(site: Open, own_redis: RedisServer) -> None:
-    """Thousands of invented keys from one address leave no more keys in Redis than it may open, and one."""
+    """Thousands of invented keys from one address leave no more buckets in Redis than it may open, and one."""
     begin = time.monotonic()
     it = site(BY_ID, store=own_redis.url, timeout=20)
     flood(it, invented(FLOOD))
     most = 1000 * (1 + int((time.monotonic() - begin) // MINUTE))
     with own_redis.client() as client:
-        assert 500 <= client.dbsize() <= most + 1
+        assert 500 <= client.dbsize() <= most + 2  # one is the key of refusals' ids
 
 
 def status(it: Site, number: int | str, **more: Any) -> int:

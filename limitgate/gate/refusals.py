@@ -1,0 +1,124 @@
+"""Refusals by buckets, and the key of their ids: derived from ``secret``, or kept in the store for all processes.
+
+No request waits for the store's key. Until it is known, ids are written by a random key of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from contextvars import Context
+from secrets import token_bytes
+from typing import Any
+
+from limitgate.gate.flow import ConfigFlow, arun, run
+from limitgate.http.response import Refusal, quota_exceeded
+from limitgate.limits.refusal_id import RefusalKey
+from limitgate.own_errors import survived
+from limitgate.process.forking import get_ready_for_forks
+from limitgate.stores import MemoryStore
+from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
+
+_TIMEOUT = 1.0
+"""Seconds that the store may take to answer."""
+_AGAIN = 60.0
+"""Seconds between two tries by refusals."""
+_TRIES = 8
+"""Times to add a key while other processes add theirs."""
+_MOST = 64
+"""Keys that a store keeps: the first is in force, the others wrote ids before their processes knew it."""
+
+
+def place_of_keys(key_prefix: str) -> str:
+    """Where a store keeps the keys of ids."""
+    return f"{key_prefix}:refusal-ids"
+
+
+def kept_keys(text: str | None) -> list[bytes]:
+    """The keys in a text of a store's; none where it is of something else."""
+    words = (text or "").split()
+    return [bytes.fromhex(word) for word in words] if all(re.fullmatch("[0-9a-f]{64}", word) for word in words) else []
+
+
+def _text(keys: Sequence[bytes]) -> str:
+    return " ".join([key.hex() for key in keys])
+
+
+class Refusals:
+    """Makes the refusals of a gate. Without a ``secret``, the key of their ids is the one that the store keeps.
+
+    The first process that refuses a request writes its own key there.
+    """
+
+    def __init__(self, store: Any, key_prefix: str, secret: bytes = b"") -> None:
+        is_shared = isinstance(store, SyncConfigStore | AsyncConfigStore) and not isinstance(store, MemoryStore)
+        self.is_agreed = bool(secret) or not is_shared
+        """True once the ids can be read by others, or if the store keeps no key at all."""
+        self._key = RefusalKey.derived(secret) if secret else RefusalKey(token_bytes(32))
+        self._store = None if self.is_agreed else store
+        self._place = place_of_keys(key_prefix)
+        self._has_written = False
+        self._next_try = 0.0
+        self._under_way: threading.Thread | asyncio.Future[None] | None = None
+        get_ready_for_forks(self)
+
+    def quota_exceeded(self, rules: tuple[str | None, ...], wait: float, now: int, rule: str | None, key: str) -> Refusal:
+        """`limitgate.http.response.quota_exceeded`, by the key that is known."""
+        self._has_written = True
+        refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key))
+        if not self.is_agreed and time.monotonic() > self._next_try:
+            self.agree_soon()
+        return refusal
+
+    def agree_soon(self) -> None:
+        """Agree on the key with the other processes, in the background: in a task, or in a thread where no event loop runs."""
+        self._next_try = time.monotonic() + _AGAIN
+        if isinstance(self._store, AsyncConfigStore):
+            with suppress(RuntimeError):
+                loop = asyncio.get_running_loop()
+                self._under_way = loop.create_task(arun(self._store, self._agree()), context=Context())
+                return
+        if isinstance(self._store, SyncConfigStore):
+            thread = threading.Thread(
+                target=Context().run, args=[run, self._store, self._agree()], name="limitgate-refusals", daemon=True
+            )
+            with suppress(RuntimeError):  # no thread can be started now
+                thread.start()
+                self._under_way = thread
+
+    def before_fork(self) -> None:
+        """Wait for a moment until the thread has ended: locks that it holds would stay locked in the child."""
+        thread = self._under_way
+        if isinstance(thread, threading.Thread) and thread is not threading.current_thread():
+            thread.join(_TIMEOUT)
+
+    def _agree(self) -> ConfigFlow[None]:
+        try:
+            with survived():  # a `StoreError`, too: the next recovery of the store or a later refusal tries again
+                yield from self._exchange()
+        except BaseException:  # the event loop has ended
+            self._next_try = 0.0
+            raise
+
+    def _exchange(self) -> ConfigFlow[None]:
+        """Take the key in force. If ids were written by another one, or if there is none yet, the store keeps that one, too."""
+        own = self._key.key
+        keys: list[bytes] = []
+        stored: StoredConfig = yield ConfigRequest(self._place), _TIMEOUT
+        for _ in range(_TRIES):
+            keys = kept_keys(stored.text)
+            if keys:
+                self._key = self._key if keys[0] == self._key.key else RefusalKey(keys[0])
+            elif stored.text is not None:
+                return  # something else is there
+            self.is_agreed = bool(keys)
+            if own in keys or not self._has_written:
+                break
+            text = _text([*keys[:1], *keys[1:][2 - _MOST :], own])
+            stored = yield ConfigRequest(self._place, text, stored.version), _TIMEOUT
+        if not keys:
+            self._next_try = 0.0  # the first refusal writes it

@@ -1,0 +1,277 @@
+"""The key of refusals' ids: agreed on through the store, in the background, whatever becomes of the store meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from limitgate import MemoryStore, Rule, StoreError
+from limitgate.gate import refusals
+from limitgate.gate.refusals import Refusals, kept_keys, place_of_keys
+from limitgate.limits.refusal_id import URN, RefusalId, RefusalKey, tag_of
+from limitgate.stores.base import ConfigRequest, StoredConfig
+from tests.support.doors import PEER, SITES, Site, WSGISite, until
+from tests.support.redis_server import RedisServer
+
+Open = Callable[..., Site]
+
+
+@pytest.fixture(params=SITES, ids=lambda door: door.door)
+def site(request: pytest.FixtureRequest) -> Iterator[Open]:
+    """Opens sites of one door, on one prefix, which nothing but Redis joins: as processes would be."""
+    prefix = f"t{uuid.uuid4().hex}"
+    with ExitStack() as stack:
+        yield lambda url, **options: stack.enter_context(
+            request.param(Rule("api", "1/minute"), **{"store": url, "key_prefix": prefix} | options)
+        )
+
+
+def agreed(site: Site) -> Site:
+    """The same, once it has refused a request and has asked the store in the background."""
+    refused(site, "10.9.9.9")
+
+    def has_agreed() -> bool:
+        site.idle(0.001)
+        return bool(site.app.gate.refusals.is_agreed)
+
+    until(has_agreed)
+    return site
+
+
+def refused(site: Site, peer: str = PEER) -> str:
+    replies = [site.ask(peer=peer) for _ in range(2)]
+    assert replies[1].status == 429
+    return str(replies[1].json()["instance"].removeprefix(URN))
+
+
+def kept(server: RedisServer, site: Site) -> list[RefusalKey]:
+    """The keys that anybody finds in Redis who may look there."""
+    with server.client() as client:
+        value = client.get(place_of_keys(site.app.gate.refusals._place.partition(":")[0]))
+    return [*map(RefusalKey, kept_keys(value.decode().partition(" ")[2]))] if value else []
+
+
+def read(written: str, keys: list[RefusalKey]) -> RefusalId:
+    """What an id says by one of these keys."""
+    (found,) = [each for each in (key.read(written) for key in keys) if each.tag == tag_of("api")]
+    return found
+
+
+def test_processes_agree(site: Open, redis_server: RedisServer) -> None:
+    """All ids are read by the one key in the store, and those of one bucket name the same one."""
+    one = agreed(site(redis_server.url))
+    other = agreed(site(redis_server.url))
+    ids = refused(one), refused(other)
+    (key,) = kept(redis_server, one)[:1]
+    assert read(ids[0], [key]).digest == read(ids[1], [key]).digest
+
+
+def test_ids_from_before_are_kept(site: Open, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was refused before the key was known is read by another one in the store."""
+    agreed(site(redis_server.url))
+    with monkeypatch.context() as patched:
+        patched.setattr(Refusals, "agree_soon", lambda _: None)
+        late = [site(redis_server.url) for _ in range(2)]
+        early = [refused(each, f"10.0.0.{number}") for number, each in enumerate(late)]
+    for each in late:
+        each.app.gate.refusals._next_try = 0.0
+        each.ask(peer="10.0.0.9")
+        each.ask(peer="10.0.0.9")
+        agreed(each)
+    until(lambda: len(kept(redis_server, late[0])) == 3)
+    keys = kept(redis_server, late[0])
+    assert len({read(written, keys).digest for written in early}) == 2
+    assert read(refused(late[1]), keys[:1])
+
+
+@pytest.mark.usefixtures("default_timeout")
+def test_an_outage_at_start(site: Open) -> None:
+    """Requests are answered all the same; once the store is there, ids from the outage can be read, too."""
+    server = RedisServer()
+    server.kill()
+    try:
+        one = site(server.url, on_error="local")
+        early = refused(one)
+        server.start()
+
+        def is_kept() -> bool:
+            one.ask(peer="10.0.0.1")
+            one.idle(0.01)
+            return bool(kept(server, one))
+
+        until(is_kept)
+        assert read(early, kept(server, agreed(one)))
+    finally:
+        server.stop()
+
+
+def test_a_flush(site: Open, own_redis: RedisServer) -> None:
+    """The key stays what it is, and a new process makes another one."""
+    one = agreed(site(own_redis.url))
+    (first,) = kept(own_redis, one)
+    with own_redis.client() as client:
+        client.flushall()
+    assert read(refused(one), [first])
+    (second,) = kept(own_redis, agreed(site(own_redis.url)))
+    assert second.key != first.key
+
+
+@pytest.mark.usefixtures("default_timeout")
+def test_a_restart_that_forgets(site: Open, own_redis: RedisServer) -> None:
+    """When the store answers again, it gets the key again, for ids that are out already."""
+    one = agreed(site(own_redis.url))
+    (first,) = kept(own_redis, one)
+    own_redis.kill()
+    until(lambda: one.ask().status == 200 and one.app.gate.failures > 0)
+    own_redis.start()
+
+    def is_kept() -> bool:
+        one.ask()
+        one.idle(0.01)
+        return [key.key for key in kept(own_redis, one)] == [first.key]
+
+    until(is_kept)
+
+
+@pytest.mark.parametrize("options", [{"secret": "a secret of tests"}, {"store": MemoryStore()}])
+def test_nothing_is_asked(site: Open, redis_server: RedisServer, options: Any) -> None:
+    """With a secret the key comes from it; a store in memory is of no use to others."""
+    one = site(redis_server.url, **options)
+    written = refused(one)
+    assert kept(redis_server, one) == []
+    if "secret" in options:
+        assert RefusalKey.derived(b"a secret of tests").read(written).tag == tag_of("api")
+    else:
+        with site(redis_server.url, store=MemoryStore()) as other:
+            assert one.app.gate.refusals._key.read(written) != other.app.gate.refusals._key.read(written)
+
+
+def test_rights_that_are_missing(own_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A user that may not write the key has its requests decided as ever, and asks once a minute at most."""
+    rights = "+eval +evalsha +get +set +del +time +getrange +setrange +strlen +pexpire +info"
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "limited", "on", ">word", "~limited:api:*", "-@all", *rights.split())
+    url = own_redis.url.replace("://", "://limited:word@")
+    with WSGISite(Rule("api", "1/minute"), store=url, key_prefix="limited", on_error="closed") as one:
+        ids = [refused(one, f"10.0.0.{number}") for number in range(5)]
+        assert len(set(ids)) == 5
+        assert not one.app.gate.refusals.is_agreed
+        assert (one.app.gate.failures, one.statuses(2, peer="10.0.0.9")) == (0, [200, 429])
+    assert "on_error decides" not in caplog.text
+
+
+def test_something_else_under_the_key(own_redis: RedisServer) -> None:
+    """It is left alone."""
+    with own_redis.client() as client:
+        client.lpush(place_of_keys("other"), "x")
+        with WSGISite(Rule("api", "1/minute"), store=own_redis.url, key_prefix="other") as one:
+            refused(one)
+            thread = one.app.gate.refusals._under_way
+            thread.join()
+            assert not one.app.gate.refusals.is_agreed
+        assert client.lrange(place_of_keys("other"), 0, -1) == [b"x"]
+
+
+class Keeping:
+    """A store of somebody else's that keeps configuration, once it works."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryStore()
+        self.asked = 0
+        self.fails = True
+
+    def spend(self, plan: Any, timeout: float) -> Any:
+        return self.memory.spend(plan, timeout)
+
+    def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
+        self.asked += 1
+        if self.fails:
+            raise StoreError("gone")
+        return self.memory.config(request, timeout)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_store_is_asked_again_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By refusals, however many there are; once it answers, it is read and written."""
+    now = [1000.0]
+    monkeypatch.setattr(refusals.time, "monotonic", lambda: now[0])
+    store = Keeping()
+    made = Refusals(store, "p")
+
+    def refuse(asked: int) -> None:
+        for _ in range(5):
+            made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+        made.before_fork()
+        assert store.asked == asked
+
+    refuse(1)
+    now[0] += 59
+    refuse(1)
+    now[0] += 2
+    store.fails = False
+    refuse(3)
+    assert made.is_agreed
+    now[0] += 99
+    refuse(3)
+
+
+def test_only_so_many_keys_are_kept() -> None:
+    """The one in force, and the latest."""
+    store = Keeping()
+    store.fails = False
+    made = [Refusals(store, "p") for _ in range(70)]
+    own = [each._key.key for each in made]
+    for each in made:
+        each.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+        each.before_fork()
+    keys = kept_keys(store.config(ConfigRequest("p:refusal-ids"), 1).text)
+    assert keys == [own[0], *own[7:]]
+    assert {each._key.key for each in made} == {own[0]}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_child_asks_for_itself(redis_server: RedisServer) -> None:
+    """What the parent had begun is over, and what it knew is known."""
+    with WSGISite(Rule("api", "1/minute"), store=redis_server.url, key_prefix=f"t{uuid.uuid4().hex}") as one:
+        agreed(one)
+        key = one.app.gate.refusals._key.key
+        child = os.fork()
+        if not child:
+            made = one.app.gate.refusals
+            os._exit(0 if made._key.key == key and made.is_agreed and one.ask().status == 200 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_an_event_loop_that_ends() -> None:
+    """What it has begun is begun anew by the next refusal."""
+
+    class Slow:
+        async def aspend(self, plan: Any, timeout: float) -> Any: ...
+
+        async def aclose(self) -> None: ...
+
+        async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    async def begun(made: Refusals) -> None:
+        made.agree_soon()
+        await asyncio.sleep(0)
+
+    made = Refusals(Slow(), "p")
+    asyncio.run(begun(made))
+    assert made._next_try == 0.0
+
+
+@pytest.mark.parametrize("text", [None, "", "x", "0f" * 31, "0f" * 32 + " x", '{"limits": []}'])
+def test_what_is_no_list_of_keys(text: str | None) -> None:
+    """Is none."""
+    assert kept_keys(text) == []
