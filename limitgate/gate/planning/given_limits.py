@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
-from typing import Any, final
+from typing import Any, Final, final
 
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.compiled_rule import CompiledRule
@@ -161,6 +161,8 @@ class GivenPlans:
         "_sources",
         "adaptive",
     )
+    is_ready: Final = False
+    """The plan of a request has to be found first."""
 
     def __init__(
         self,

@@ -247,7 +247,7 @@ class Planner:
             return request_plan._replace(marks=marks, messages=self._charged(message_rules, subject))
         return request_plan._replace(marks=marks) if marks else request_plan
 
-    def prepared(  # noqa: C901 - each call more costs all requests
+    def prepared(  # noqa: C901, PLR0912 - each call more costs all requests
         self, request: Request, identified: Caller | None, begin: Begin | None = None
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """Plan an HTTP request that comes by no other gate: a prepared plan, and its keys.
@@ -268,22 +268,25 @@ class Planner:
         known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
         if known is not version:
             prepared = self._prepare(tier, request, version)
-        if type(prepared) is ConditionalPlans:
-            prepared = prepared.plan_of(request)
-        if prepared is None:
-            return None
-        if prepared.adaptive is not None and (begin is None or not begin(request, prepared.adaptive, caller)):
-            return None  # without ``begin`` it is the first decorator with an adaptive limit that was met
-        if own or type(prepared) is GivenPlans:
-            prepared = prepared.with_limits(request, own)
+        if type(prepared) is not PreparedPlan:  # as of almost no request
+            if type(prepared) is ConditionalPlans:
+                prepared = prepared.plan_of(request)
             if prepared is None:
                 return None
-        if prepared.asks_costs:
-            prepared = prepared.with_costs(request)
-        if prepared.is_by_address:
+        if prepared.adaptive is not None and (begin is None or not begin(request, prepared.adaptive, caller)):
+            return None  # without ``begin`` it is the first decorator with an adaptive limit that was met
+        if own or not prepared.is_ready:
+            if own or type(prepared) is GivenPlans:
+                prepared = prepared.with_limits(request, own)
+            if prepared is None:
+                return None
+            if not prepared.is_ready:
+                prepared = prepared.with_costs(request)
+        plan: PreparedPlan = prepared  # type: ignore[assignment]  # a `GivenPlans` is never ready
+        if plan.is_by_address:
             client = request.peer if identities.proxies.take_peers else request.resolved_client()
-            return prepared, keys_of_client(prepared.keys, client, identities.ipv6_prefix)
-        return prepared, prepared.keys_of(Subject(request, caller, tier, identities))
+            return plan, keys_of_client(plan.keys, client, identities.ipv6_prefix)
+        return plan, plan.keys_of(Subject(request, caller, tier, identities))
 
     def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
         """The rules that may apply to a request whose headers are unknown: those of every tier, whatever their conditions.

@@ -83,7 +83,6 @@ class PreparedPlan:
         "_by_costs",
         "_field_writer",
         "adaptive",
-        "asks_costs",
         "compiled_rules",
         "costs",
         "counter",
@@ -92,6 +91,7 @@ class PreparedPlan:
         "has_slots",
         "is_by_address",
         "is_by_outcome",
+        "is_ready",
         "keys",
         "marks",
         "template",
@@ -110,8 +110,8 @@ class PreparedPlan:
         self.keys = keys
         """The keys less what the client contributes."""
         self.costs = costs
-        self.asks_costs = None in costs
-        """True if `with_costs` has to be asked before anything is charged."""
+        self.is_ready = None not in costs
+        """True unless `with_costs` has to be asked before anything is charged."""
         self.marks = marks
         """Decorators that were taken into account."""
         self.adaptive = adaptive
@@ -132,7 +132,7 @@ class PreparedPlan:
         self.given: PlansByLimits | None = None
         """Finds the plans of callers with limits of their own; None where nothing of these is limited."""
         self._field_writer: Writer | None = None
-        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = {} if self.asks_costs else _NO_COSTS
+        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
         """Plans by what the rules charge; None for costs that were met once."""
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
@@ -152,7 +152,7 @@ class PreparedPlan:
         elif known is self:
             keep(self._by_costs, costs, None, most=_MOST_COSTS)
             known = copy(self)
-            known.costs, known.asks_costs = costs, False
+            known.costs, known.is_ready = costs, True
         return known
 
     def keys_of(self, subject: Subject) -> Sequence[str]:
