@@ -240,8 +240,8 @@ class Gate:
         the caller that ``identify`` found, where it was asked already.
 
         There is a prepared plan unless there is a gate around, answered or not, and but for WebSockets, for a store that takes
-        no plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
-        (`CompiledRule.has_fixed_charge`) or the limits (`limitgate.limits.template.is_plain`). The store may still decline.
+        no plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so. A plan that is not plain
+        is bound to one of any kind. The store may still decline a plain one.
         """
         request.resolve_client = self._client_of
         if known is not None:

@@ -26,7 +26,6 @@ class CompiledRule:
     __slots__ = (
         "_cardinality",
         "_cost",
-        "_is_inventable",
         "_key",
         "_max_wait_us",
         "_owner",
@@ -69,8 +68,7 @@ class CompiledRule:
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
-        self._is_inventable = self._key.is_inventable
-        self.is_guarded = cardinality is not None and self._is_inventable
+        self.is_guarded = cardinality is not None and self._key.is_inventable
         """True if its key has to pass `admitted_key`, since clients may make up values of it."""
         self.enforced = not (shadow or rule.shadow)
         self.row = None if counts is None or rule.exempt else counts.rule(rule)

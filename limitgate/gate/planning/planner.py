@@ -253,7 +253,7 @@ class Planner:
         """Plan an HTTP request that comes by no other gate: a prepared plan, and its keys.
 
         ``identified`` is the caller that ``identify`` found, if any. If there are adaptive limits, ``begin`` is called with
-        them before any key is made. None if that refuses or makes wait, and where the charges are not plain: then `plan` knows.
+        them before any key is made. None if that refuses or makes wait, if a rule denies, and if limits have to be awaited.
         """
         identities, caller, tier, own = self._identities, identified, DEFAULT_TIER, None
         if caller is not None:

@@ -48,10 +48,6 @@ class RequestPlan(NamedTuple):
         rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)
         return next(rows, None)
 
-    def named(self) -> RequestPlan:
-        """The same with names for the slots that one request takes."""
-        return self._replace(plan=self.plan.named()) if self.plan else self
-
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMatch:
