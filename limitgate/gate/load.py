@@ -315,7 +315,7 @@ class InFlight:
         self._idle_s += idle_s
 
     def has_body(self) -> None:
-        """Note that all of its body is there. Takes lost places anew if there is room: the work begins in any case."""
+        """Note that the whole body has arrived. Takes lost places again if there is room; the work begins anyway."""
         if not self._has_lost:
             return
         self._has_lost = False

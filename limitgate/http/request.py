@@ -414,7 +414,7 @@ class Request:
     environ: Environ | None = None
     """The WSGI environ, None under ASGI."""
     comes_straight: bool = False
-    """True if it is an HTTP request that no gate around this one has decided about, and has not too many header lines."""
+    """True for an HTTP request with a readable number of header lines, unless an outer gate has decided about it."""
     awaits: bool = False
     """True if it is handled on an event loop."""
     caller: Any = None

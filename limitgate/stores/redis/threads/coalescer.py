@@ -28,9 +28,9 @@ Exchange = Callable[[Sequence[AnyPlan], Patience], Sequence[AnyReading | StoreEr
 
 _GOES = "goes"
 HANGS = 0.5
-"""Seconds beyond its timeout for which a thread waits for the same other one, if it is in time itself to see them pass."""
+"""Seconds that a thread goes on waiting for the same leader after its timeout. Seconds in which it did not run do not count."""
 _LOOK_EVERY = 0.05
-"""Seconds between two looks at one that may hang."""
+"""Seconds between two checks of a leader that may hang."""
 
 
 class _Request:
