@@ -8,28 +8,27 @@ import sys
 from collections.abc import Awaitable, Callable, Container, Iterable
 from contextlib import suppress
 from contextvars import Token
-from types import CoroutineType, GeneratorType
+from types import GeneratorType
 from typing import Any, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.around import Around
-from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
+from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside, turn_shed_away
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
 from limitgate.exchange.handlers import denials
-from limitgate.exchange.plain import PlainASGIExchange, PlainBody, PlainWSGIExchange
 from limitgate.exchange.raising import RaisingApp
 from limitgate.exchange.receive_buffer import Message
-from limitgate.exchange.shed import turn_away, turn_away_here
-from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
+from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting, turn_shed_away_here
+from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.lifecycle.build import GateOptions, build_gate
 from limitgate.gate.lifecycle.start import arequire
 from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
-from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.template import AnyReading
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.handlers import STATUS
 from limitgate.routes.starlette import asgi_routes
@@ -97,42 +96,38 @@ class LimitGate(Around):
         request = ASGIRequest(scope)
         outer = None if request.comes_straight else admission_around(scope)
         try:
-            asked: Any = gate.ask(request, outer)
-            admission: AnyAdmission
-            if type(asked) is PlainAdmission and asked.coming is not None:  # `Gate.adecide`, a coroutine more
+            admission = gate.begin(request, outer)  # `Gate.acheck`, a coroutine more
+            rest, template = admission.rest, admission.template
+            if template is not None:
                 try:
-                    reading = await asked.coming
+                    if gate.answers_at_once:
+                        reading: AnyReading = gate.store.spend_plain(template, admission.keys, gate.timeout)
+                    else:
+                        reading = await gate.store.aspend_plain(template, admission.keys, gate.timeout)
                 except StoreError as error:
-                    admission = await gate.ago_on(asked, error)
+                    rest = gate.conclude(admission, error)
                 else:
-                    admission = gate.answered(asked, reading) or await gate.ago_on(asked, reading)
-            else:
-                admission = await asked if type(asked) is CoroutineType else asked
+                    rest = gate.conclude(admission, reading)
+            if rest is not None:
+                await gate.afinish(admission, rest)
         except BaseException:
             end_undecided(request)
             raise
-        if type(admission) is PlainAdmission:  # almost all requests
-            exchange: ASGIExchange = (plain := PlainASGIExchange())
-            plain.begin(gate, admission, scope, receive, send, self._denials)
-            marks = admission.prepared.marks
-            token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if marks or decorators.notes_none else None
-            waits, in_flight = False, None if admission.prepared.adaptive is None else request.in_flight
-        elif isinstance(admission, Shed):
-            await turn_away(admission, scope, send)
+        if not admission.is_plain and admission.is_shed:
+            await turn_shed_away(admission, scope, send)
             return
-        else:
-            request.scope = {**scope}  # rules see the request as it came, whatever the application writes
-            exchange = ASGIExchange(gate, admission, scope, receive, send, denials=self._denials)
-            if admission.refusal is not None:
-                await exchange.turn_away(admission.refusal)
-                return
-            token = decided_marks.set(admission.marks)
-            waits, in_flight = admission.booking is not None, admission.in_flight
+        exchange = ASGIExchange()
+        exchange.begin(gate, admission, scope, receive, send, self._denials)
+        if not admission.is_plain and admission.refusal is not None:
+            await exchange.turn_away(admission.refusal)
+            return
+        marks, in_flight = admission.marks, admission.in_flight
+        token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
-            if not waits or await exchange.await_booking():
+            if admission.is_plain or await exchange.await_booking():
                 if in_flight is None:
-                    app = self.app  # as in `PlainASGIExchange.send`: what is no method is called faster by a name of its own
-                    await app(exchange.scope, exchange.receive, exchange.send)
+                    app = self.app  # what is no method is called faster by a name of its own
+                    await app(exchange.scope, exchange.receive, exchange.send if admission.is_plain else exchange.send_any)
                 else:
                     exchange.followed = in_flight
                     await self.app(exchange.scope, exchange.receive_in_flight, exchange.send_in_flight)
@@ -287,18 +282,18 @@ class LimitGateWSGI(Around):
             return self._pass(environ, start_response)
         request = WSGIRequest(environ)
         try:
-            admission = gate.decide(request, None if request.comes_straight else admission_around(environ))
+            admission = gate.check(request, None if request.comes_straight else admission_around(environ))
         except BaseException:
             end_undecided(request)
             raise
-        if type(admission) is PlainAdmission:  # almost all requests
-            plain = PlainWSGIExchange(gate, admission, environ)
-            return self._respond(plain, admission.prepared.marks, environ, plain.starting(start_response))
-        if isinstance(admission, Shed):
-            return turn_away_here(admission, environ, start_response)
+        if not admission.is_plain and admission.is_shed:
+            return turn_shed_away_here(admission, environ, start_response)
         exchange = Exchange(gate, admission)
-        environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
-        environ[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
+        environ[EXCHANGE] = exchange
+        if admission.is_plain:
+            environ["limitgate"], environ[OUTCOME] = admission.decision, "admitted"
+            return self._respond(exchange, admission, environ, starting(admission, start_response))
+        environ["limitgate"], environ[OUTCOME] = overall_decision(admission), overall_outcome(admission)
         refusal = admission.refusal
         if refusal is not None:
             exchange.show_outcome()
@@ -314,31 +309,36 @@ class LimitGateWSGI(Around):
             start_response = starting(admission, start_response)
         if admission.is_by_outcome and "wsgi.input" in environ:
             environ["wsgi.input"] = Upload(environ["wsgi.input"], admission)
-        return self._respond(exchange, admission.marks, environ, start_response)
+        return self._respond(exchange, admission, environ, start_response)
 
     def _respond(
-        self, exchange: Exchange, marks: Container[Mark], environ: dict[str, Any], start_response: StartResponse
+        self, exchange: Exchange, admission: Admission, environ: dict[str, Any], start_response: StartResponse
     ) -> Iterable[bytes]:
         """Have the application answer a request that was let in."""
-        is_noted = marks or decorators.notes_none
+        gate, marks = exchange.gate, admission.marks
         try:
-            chunks = self._run(marks, environ, start_response) if is_noted else self.app(environ, start_response)
+            if marks or decorators.notes_none:
+                chunks = self._run(marks, environ, start_response)
+            else:
+                chunks = self.app(environ, start_response)
         except BaseException as error:
             if isinstance(error, Exception):
-                exchange.admission.failed()
+                admission.failed()
             exchange.end()
             raise
-        kind = type(chunks)
-        is_plain = type(exchange) is PlainWSGIExchange
-        if not is_plain and exchange.admission.has_slots:  # until the server is done with it, as to send it may take long
+        if not admission.is_plain and admission.has_slots:  # until the server is done with it, as to send it may take long
             exchange.settle()
             return SizedBody(chunks, exchange) if hasattr(chunks, "__len__") else Body(chunks, exchange)
-        is_limited = is_plain or exchange.admission.decision is not None
+        kind = type(chunks)
+        is_limited = admission.decision is not None
         if kind is list or not (is_limited or (marks and kind is GeneratorType)) or _is_all_there(chunks, environ):
-            exchange.end_sized()
+            if admission.in_flight is not None:
+                admission.in_flight.end()
+            if admission.end():
+                gate.refunds.settle(admission)
             return chunks
         exchange.settle()
-        return Body(chunks, exchange) if is_noted or exchange.in_flight is not None else PlainBody(chunks, exchange)
+        return Body(chunks, exchange)
 
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if admission_around(environ) is None:

@@ -295,13 +295,9 @@ def _frozen_by(clock: FrozenClock) -> _Wanted[FrozenClock]:
 
 def _nothing_limited() -> _Wanted[None]:
     replacements: dict[Place, Any] = {
-        (Gate, "check"): _check,
-        (Gate, "decide"): _check,
-        (Gate, "ask"): _check,
-        (Gate, "further"): lambda _gate, admission, _rules: nesting.overall_decision(admission),
-        (Gate, "afurther"): _afurther,
-        (Gate, "usage"): lambda *_: (),
-        (Gate, "ausage"): _nothing_used,
+        (Gate, "begin"): _begin,
+        (Gate, "further"): _further,
+        (Gate, "usage"): _usage,
         (Gate, "message"): _message,
         (Gate, "aconnect"): _not_asked,
         (Built, "ask_store"): lambda _built: None,
@@ -326,19 +322,23 @@ def _nothing_limited() -> _Wanted[None]:
     return _Wanted(None, replacements)
 
 
-def _check(gate: Gate, request: Request, outer: Admission | None = None, known: object = None) -> Admission:  # noqa: ARG001
-    """`Gate.check`, `Gate.decide` and `Gate.ask`, as if the request were exempt."""
-    admission = Admission(request, None, EVERYTHING, gate.rules)
+def _begin(gate: Gate, request: Request, outer: Admission | None = None) -> Admission:
+    """`Gate.begin`, as if the request were exempt."""
+    admission = Admission()
+    admission.request, admission.rules, admission.marks = request, gate.rules, EVERYTHING
     if outer is not None:
         nesting.enter(admission, outer)
     return admission
 
 
-async def _afurther(gate: Gate, admission: Admission, rules: Sequence[ExtraRule], stay: Any) -> Decision | None:  # noqa: ARG001
-    return nesting.overall_decision(admission)
+def _further(_gate: Gate, _admission: Admission, _rules: Sequence[ExtraRule]) -> Flow[None]:
+    """`Gate.further`, where nothing is limited."""
+    yield from ()
 
 
-async def _nothing_used(*_: object) -> tuple[Window, ...]:
+def _usage(_gate: Gate, _admission: Admission, _names: Sequence[str], _path: str | None) -> Flow[tuple[Window, ...]]:
+    """`Gate.usage`, where nothing is limited."""
+    yield from ()
     return ()
 
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from limitgate.command.findings import Finding
 from limitgate.errors import spelled
 from limitgate.gate.admission import Admission
-from limitgate.gate.offline import decide_at_once, offline_gate
+from limitgate.gate.offline import offline_gate
 from limitgate.http.described import DescribedRequest
 from limitgate.rules.files import RuleFile, RuleFiles
 from limitgate.rules.rule import RuleSet
@@ -65,7 +65,7 @@ class _Bench:
             self._go_on_to(BEGINNING * _SECOND + round(given.at * _SECOND))
         headers = {name.lower(): value for name, value in given.headers.items()}
         request = DescribedRequest(given.method.upper(), unquote(given.path.partition("?")[0]), given.ip, headers)
-        admission = decide_at_once(self._gate, request)
+        admission = self._gate.check(request, waits=False)
         self._in_flight.append(admission)
         decision = admission.decision
         return {

@@ -16,18 +16,15 @@ from django.utils.module_loading import import_string
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
-from limitgate.exchange.plain import PlainExchange
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.lifecycle.build import build_gate
 from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, response_fields
-from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, whole_admission
 from limitgate.gate.upload_in_flight import watched
 from limitgate.http.rate_fields import raw
 from limitgate.http.request import UserWanted
 from limitgate.http.response import Refusal
-from limitgate.limits.decision import Decision
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules import decorators
 from limitgate.rules.callers import Caller
@@ -86,9 +83,9 @@ class LimitGateMiddleware:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-        if type(exchange) is _PlainExchange and _PlainExchange.completes(exchange, response):
-            return response
         if exchange is not None:
+            if exchange.completes(response):
+                return response
             _begun(exchange.admission, response)
             if response.streaming:
                 exchange.settle()
@@ -125,9 +122,9 @@ class LimitGateMiddleware:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-        if type(exchange) is _PlainExchange and _PlainExchange.completes(exchange, response):
-            return response
         if exchange is not None:
+            if exchange.completes(response):
+                return response
             _begun(exchange.admission, response)
             if response.streaming:
                 await exchange.asettle()
@@ -152,57 +149,51 @@ def _behind(ours: type) -> list[str] | None:
     return None
 
 
-class _PlainExchange(PlainExchange):
-    """One request that has a `PlainAdmission` without adaptive limits."""
+class DjangoExchange(Exchange):
+    """One request of Django's."""
 
-    def __init__(self, gate: Gate, plain: PlainAdmission) -> None:
-        self.gate = gate
-        self._plain = plain
-        self._has_begun = False
+    def __init__(self, gate: Gate, admission: Admission, request: DjangoRequest) -> None:
+        super().__init__(gate, admission)
+        self.awaits = request.awaits
+        if admission.is_shed:
+            admission.shed()
+        if admission.is_plain:  # almost all requests
+            _place_of(request.django)[OUTCOME] = "admitted"
+        else:
+            self.show_outcome()
+        in_flight = admission.in_flight
+        if in_flight is not None and not request.awaits and hasattr(request.django, "_stream"):  # it is read by the view
+            request.django._stream = watched(request.django._stream, in_flight, request.django.META)  # noqa: SLF001
 
     @property
-    def decision(self) -> Decision:
-        """The decision that the application is told."""
-        return self._plain.decision
+    def refusal(self) -> Refusal | None:
+        """The response to send instead of the application's; None to let the request pass."""
+        return None if self._admission.is_plain else self._admission.refusal
 
     def completes(self, response: Any) -> bool:
         """Add rate fields to a response, and end the request. False if more is due than that."""
-        plain = self._plain
-        if response.streaming or plain.has_news():
+        admission = self._admission
+        if not admission.is_plain or admission.in_flight is not None or response.streaming or admission.has_news:
             return False
-        self._status = response.status_code  # first, as other threads read it once a response has begun
-        self._has_begun = True
-        if plain.rules.counts is not None or type(self) is not _PlainExchange:
-            PlainExchange.note_begun(self)
+        admission.begun(response.status_code)
         headers = response.headers
-        for name, value in plain.fields():
+        for name, value in admission.fields:
             headers[name] = value
-        return plain.end()
+        admission.end()
+        return True
 
 
-def _exchange(gate: Gate, request: DjangoRequest, admission: AnyAdmission) -> Exchange:
-    """The exchange of a request that was decided about."""
-    if type(admission) is PlainAdmission and admission.prepared.adaptive is None:  # almost all requests
-        _place_of(request.django)[OUTCOME] = "admitted"
-        return _PlainExchange(gate, admission)
-    exchange = Exchange(gate, whole_admission(admission))
-    exchange.show_outcome()
-    if exchange.in_flight is not None and not request.awaits and hasattr(request.django, "_stream"):  # it is read by the view
-        request.django._stream = watched(request.django._stream, exchange.in_flight, request.django.META)  # noqa: SLF001
-    return exchange
-
-
-def _decide(gate: Gate, request: DjangoRequest) -> Exchange:
+def _decide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
     """Have a gate decide about a request."""
     try:
-        admission = gate.decide(request, admission_around(_place_of(request.django)))
+        admission = gate.check(request, admission_around(_place_of(request.django)))
     except BaseException:
         end_undecided(request)
         raise
-    return _exchange(gate, request, admission)
+    return DjangoExchange(gate, admission, request)
 
 
-async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
+async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
     """Have a gate decide about a request, twice if a key needs the user, which shows before anything is charged.
 
     Its places in flight it keeps meanwhile.
@@ -212,23 +203,21 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
     outer = admission_around(_place_of(request.django))
     try:
         try:
-            admission = await gate.adecide(request, outer)
+            admission = await gate.acheck(request, outer)
         except UserWanted:
             await request.find_user()
-            admission = await gate.adecide(request, outer)
-        exchange = _exchange(gate, request, admission)
-        exchange.awaits = True
-        if type(exchange) is not _PlainExchange:
-            await exchange.await_booking()
+            admission = await gate.acheck(request, outer)
+        exchange = DjangoExchange(gate, admission, request)
+        await exchange.await_booking()
     except BaseException:
         end_undecided(request)
         raise
     return exchange
 
 
-def _refusal(exchange: Exchange | None) -> Refusal | None:
+def _refusal(exchange: DjangoExchange | None) -> Refusal | None:
     """The response to send instead of the application's; None to let the request pass."""
-    return None if exchange is None or type(exchange) is _PlainExchange else exchange.admission.refusal
+    return None if exchange is None else exchange.refusal
 
 
 def _place_of(request: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from limitgate.gate.wait_queue import Waiter
 from limitgate.http.rate_fields import Fields, raw
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
-from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
 from limitgate.routes.handlers import STATUS
 
 T = TypeVar("T")
@@ -111,6 +111,20 @@ def _handles_refusal() -> bool:
     return False
 
 
+async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
+    """Answer a request for which there is no place in flight, on as short a way as there is: it keeps the process alive.
+
+    Nothing is made for it but lists that others may write into.
+    """
+    refusal: Any = admission.refusal
+    if admission.rules.counts is not None:
+        admission.rules.counts.count("refused", "nobody")
+    scope[OUTCOME] = "refused"
+    await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.raw.copy()})
+    body = b"" if admission.request.sent_method == "HEAD" else refusal.body
+    await send({"type": "http.response.body", "body": body})
+
+
 class ASGIExchange(Exchange):
     """One ASGI request: stands between the application and the server.
 
@@ -119,6 +133,8 @@ class ASGIExchange(Exchange):
     """
 
     awaits = True
+    scope: Scope
+    """Scope for the application."""
     _is_answered = False
     """True if something else has begun to answer in the place of a refusal."""
     _has_hung_up = False
@@ -139,36 +155,42 @@ class ASGIExchange(Exchange):
     _is_closed = False
     """True if whatever the application sends is dropped."""
 
-    def __init__(
-        self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, *, denials: Denials
+    __init__ = object.__init__  # one with arguments takes twice as long as `begin`
+
+    def begin(  # noqa: PLR0917 - keywords would take longer
+        self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, denials: Denials
     ) -> None:
+        """Stand between application and server for a request that was decided about."""
         self.gate = gate
-        self.admission = admission
-        if admission.in_flight is not None:
-            admission.show_in_flight()
+        self._admission = admission
+        admission.request.scope = {**scope}  # rules see the request as it came, whatever the application writes
         self._outer_scope = scope
-        self.scope: Scope = {**scope}
-        """Scope for the application."""
-        inside = self.scope
-        if admission.is_nested:
-            inside["limitgate"], inside[OUTCOME] = overall_decision(admission), overall_outcome(admission)
-        else:
-            inside["limitgate"], inside[OUTCOME] = admission.decision, admission.outcome
+        self.scope = inside = {**scope}
         inside[EXCHANGE] = self
         self._receive = receive
         self._send = send
         self._denials = denials
-        self._is_closed = False  # said again, as to find it in the class takes five times as long
+        if admission.is_plain:
+            admission.has_begun = False  # said again, as to find it in the class takes five times as long
+            inside["limitgate"] = admission.decision
+            inside[OUTCOME] = "admitted"
+        else:
+            if admission.in_flight is not None:
+                admission.show_in_flight()
+            inside["limitgate"] = overall_decision(admission) if admission.is_nested else admission.decision
+            inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
 
     def show_outcome(self) -> None:
         """Write what has become of the request so far where it is shown outside, too, when the response begins."""
-        self.scope["limitgate"] = overall_decision(self.admission)
-        self.scope[OUTCOME] = overall_outcome(self.admission)
-        refusal = self.admission.refusal
+        admission, inside = self._admission, self.scope
+        inside["limitgate"] = overall_decision(admission) if admission.is_nested else admission.decision
+        inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
+        refusal = admission.refusal
         if refusal is not None:
-            end_in_flight(self.admission)
+            if admission.is_nested or admission.in_flight is not None:
+                end_in_flight(admission)
             if refusal.id is not None:
-                self.scope[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
+                inside[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
 
     async def receive(self) -> Message:
         """The next message from the server."""
@@ -221,8 +243,35 @@ class ASGIExchange(Exchange):
             await self._close(refusal)
         return {"type": "websocket.disconnect", "code": refusal.close_code, "reason": refusal.reason}
 
-    async def send(self, message: Message) -> None:
-        """Pass a message of the application on, if it is to be passed on."""
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass a message of the application on, if it is to be passed on, with the rate fields where a response starts."""
+        admission = self._admission
+        if admission.is_plain and (type(admission.decision) is DeferredDecision or not admission.has_news):
+            kind, send = message["type"], self._send  # to call it as `self._send` takes longer, as it is no method
+            if kind == "http.response.body":
+                return send(message)
+            if kind == "http.response.start" and not admission.has_begun:
+                admission.sent_status = (
+                    message.get("status") or 200
+                )  # first, as other threads read it once a response has begun
+                admission.has_begun = True
+                if admission.rules.counts is not None:
+                    admission.count_once(admission.rules.counts)
+                inside, outside = self.scope, self._outer_scope  # `show_outside`, of a request that came by no other gate
+                outside.clear()
+                outside.update(inside)
+                outside.pop("limitgate", None)
+                outside.pop(EXCHANGE, None)
+                self._shown = len(inside)
+                fields = admission.raw_fields()
+                if fields:
+                    message = {**message}
+                    message["headers"] = [*(message.get("headers") or ()), *fields]
+                return send(message)
+        return self.send_any(message)
+
+    async def send_any(self, message: Message) -> None:
+        """`send` a message where more than rate fields may be due."""
         admission, kind = self.admission, message["type"]
         if not admission.has_begun and kind in _BEGINNINGS:
             if admission.refusal is not None:
@@ -253,12 +302,12 @@ class ASGIExchange(Exchange):
         if not self._is_answered_by(message, refusal):
             await self.refuse_late(has_asked_handlers=True)
             return
-        self.admission.begun(refusal.status)
+        self._admission.begun(refusal.status)
         await self._send(self._completed(message, refusal.waiting))
 
     async def _send_last(self, message: Message) -> None:
         """Pass on the last message: a client that has the whole response is to find everything refunded."""
-        admission = self.admission
+        admission = self._admission
         if message["type"] == "websocket.close":
             self._has_hung_up = True
         if admission.settlement.has_news:
@@ -307,17 +356,17 @@ class ASGIExchange(Exchange):
 
     def has_begun(self) -> bool:
         """True if a response or handshake has begun."""
-        return self.admission.has_begun
+        return self._admission.has_begun
 
     async def refuse_late(self, *, has_asked_handlers: bool = False) -> bool:
         """Answer in the application's place if a limit that it asked for refuses, and nothing else was answered.
 
         ``has_asked_handlers`` says that the framework has run the handler of the refusal, if there is one: it is not run twice.
         """
-        refusal = self.admission.refusal
-        if refusal is None or self.admission.has_begun:
+        refusal = self._admission.refusal
+        if refusal is None or self._admission.has_begun:
             return False
-        if not (self._is_closed or self.admission.client_left):
+        if not (self._is_closed or self._admission.client_left):
             await self.refuse(refusal, asks_handlers=not has_asked_handlers)
         return True
 
@@ -326,7 +375,7 @@ class ASGIExchange(Exchange):
         if self.scope["type"] == "websocket":
             await self._receive()
         await self.refuse(refusal)
-        self.admission.end()
+        self._admission.end()
         if not self._is_answered:
             self._shown = len(self.scope)  # nobody has written anything into it
         self._detach()
@@ -358,7 +407,7 @@ class ASGIExchange(Exchange):
 
     async def _send_refusal(self, refusal: Refusal, kind: str) -> None:
         """Send a refusal as it is, in messages of a kind."""
-        headers = refusal.raw + raw_response_fields(self.admission)
+        headers = refusal.raw + raw_response_fields(self._admission)
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
 
@@ -377,19 +426,23 @@ class ASGIExchange(Exchange):
         """The application that answers in the place of a refusal, if there is one."""
         if refusal.status != STATUS:
             return None
-        decision = overall_decision(self.admission)
+        decision = overall_decision(self._admission)
         return None if decision is None else self._denials.find(self.scope, refusal, decision)
 
     def end_now(self) -> bool:
         """End the request. True if something may have to be refunded, by `Refunds.asettle`."""
-        needs_refund = self.admission.end()
-        self._detach()
+        admission = self._admission
+        needs_refund = admission.end()
+        if admission.is_plain and len(self.scope) == self._shown:  # `_detach`, where the application has heard no more
+            self.scope = self._outer_scope
+        else:
+            self._detach()
         return needs_refund
 
     async def aend(self) -> None:
         """End the request, and refund what has to be refunded."""
         if self.end_now():
-            await self.gate.refunds.asettle(self.admission)
+            await self.gate.refunds.asettle(self._admission)
 
     def _detach(self) -> None:
         """Undo what leads in a circle from the application's scope to here and back, and stop listening."""
@@ -414,7 +467,7 @@ class ASGIExchange(Exchange):
         """What starts an answer to a refusal, with the fields that are not set yet."""
         headers = list(start.get("headers") or ())
         present = {bytes(name).lower() for name, _ in headers}
-        fields = [*raw(waiting), *raw_response_fields(self.admission)]
+        fields = [*raw(waiting), *raw_response_fields(self._admission)]
         return {**start, "headers": [*headers, *[field for field in fields if field[0] not in present]]}
 
     async def _close(self, refusal: Refusal) -> None:

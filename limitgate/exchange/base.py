@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from limitgate.gate.admission import Admission
+from limitgate.gate.flow import Budget, Flow, T, arun, run
 from limitgate.gate.gate import Gate
 from limitgate.gate.load import InFlight
 from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, unanswered
@@ -31,45 +32,74 @@ def admission_around(place: Mapping[str, Any]) -> Admission | None:
 class Exchange:
     """A request on its way through a gate: asks the gate whatever has to be asked until the response is over."""
 
+    gate: Gate
+    _admission: Admission
     awaits = False
     """True on an event loop, where the store has to be awaited."""
 
     def __init__(self, gate: Gate, admission: Admission) -> None:
         self.gate = gate
-        self.admission = admission
-        if admission.in_flight is not None:
+        self._admission = admission
+        if not admission.is_plain and admission.in_flight is not None:
             admission.show_in_flight()
+
+    @property
+    def admission(self) -> Admission:
+        """The admission, for whoever may ask more of it than its rate fields: it is plain no longer."""
+        admission = self._admission
+        admission.is_plain = False
+        return admission
 
     def show_outcome(self) -> None:
         """Write what has become of the request so far, and the id of a refusal, into its scope or environ.
 
         There handlers of refusals and access logs find it. One that is refused is in flight no more.
         """
-        request, refusal = self.admission.request, self.admission.refusal
+        admission = self._admission
+        request, refusal = admission.request, admission.refusal
         if refusal is not None:
-            end_in_flight(self.admission)
+            end_in_flight(admission)
         place = request.scope if request.environ is None else request.environ
         if place is None:
             return
-        place[OUTCOME] = overall_outcome(self.admission)
+        place[OUTCOME] = overall_outcome(admission)
         if refusal is not None and refusal.id is not None:
             place[REFUSAL_ID] = refusal.id
 
     def further(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
-        """Decide about further rules, see `Gate.further`."""
-        decision = self.gate.further(self.admission, extra_rules)
+        """Decide about further rules, see `Gate.further`, and wait for the turn.
+
+        Returns the decision about the request as a whole; None if no rule applies.
+        """
+        gate, admission = self.gate, self.admission
+        booking = run(gate.store, gate.further(admission, extra_rules), admission.budget)
+        if booking is not None:
+            gate.turns.wait_for_further(admission, booking)
+        gate.refunds.settle_refused(admission)
         self.show_outcome()
-        return decision
+        return overall_decision(admission)
 
     async def afurther(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        decision = await self.gate.afurther(self.admission, extra_rules, self.stays_until)
+        gate, admission = self.gate, self.admission
+        booking = await self.abudgeted(gate.further(admission, extra_rules))
+        if booking is not None:
+            await gate.turns.await_further(admission, booking, self.stays_until)
+        await gate.refunds.asettle_refused(admission)
         self.show_outcome()
-        return decision
+        return overall_decision(admission)
+
+    async def abudgeted(self, flow: Flow[T]) -> T:
+        """Run a flow within the time that the request has left to wait for its store; others may run at the same time."""
+        budget = self.admission.budget
+        own = Budget(budget.left, measured=self.admission.rules.is_measured)
+        result = await arun(self.gate.store, flow, own)
+        budget.left = min(budget.left, own.left)
+        return result
 
     async def await_booking(self) -> bool:
         """Wait for the turn that is booked, if any. False if the client left before."""
-        admission = self.admission
+        admission = self._admission
         if admission.booking is None:
             return True
         stays = await self.gate.turns.await_booking(admission, self.stays_until)
@@ -86,45 +116,39 @@ class Exchange:
     @property
     def marks(self) -> Container[Mark]:
         """Decorators that the gate has decided about."""
-        return self.admission.marks
+        return self._admission.marks
 
     @property
     def in_flight(self) -> InFlight | None:
         """The request in flight under adaptive limits, None where there are none."""
-        return self.admission.in_flight
+        return self._admission.in_flight
 
     def sent(self) -> None:
         """Note that the application has given all of its response, and refund what has to be refunded."""
-        self.admission.sent()
+        self._admission.sent()
         self.settle()
 
     def settle(self) -> None:
         """Refund whatever is known by now to be charged wrongly."""
-        if self.admission.may_need_refund():
-            self.gate.refunds.settle(self.admission)
+        if self._admission.may_need_refund():
+            self.gate.refunds.settle(self._admission)
 
     async def asettle(self) -> None:
         """`settle`, by an `AsyncStore`."""
-        if self.admission.may_need_refund():
-            await self.gate.refunds.asettle(self.admission)
+        if self._admission.may_need_refund():
+            await self.gate.refunds.asettle(self._admission)
 
     def end(self) -> None:
         """End the request, and refund what has to be refunded: the application has nothing more to do."""
-        if self.admission.end():
-            self.gate.refunds.settle(self.admission)
-
-    def end_sized(self) -> None:
-        """`end` a request whose response is all there, for the server to send."""
-        if self.in_flight is not None:
-            self.in_flight.end()
-        self.end()
+        if self._admission.end():
+            self.gate.refunds.settle(self._admission)
 
     async def aend(self) -> None:
         """`end`, by an `AsyncStore`."""
-        if self.admission.end():
-            await self.gate.refunds.asettle(self.admission)
+        if self._admission.end():
+            await self.gate.refunds.asettle(self._admission)
 
     @property
     def decision(self) -> Decision | None:
         """The decision that the application is told."""
-        return overall_decision(self.admission)
+        return overall_decision(self._admission)

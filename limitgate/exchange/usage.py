@@ -7,6 +7,7 @@ from typing import Any
 
 from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, Exchange
+from limitgate.gate.flow import run
 from limitgate.limits.decision import Window
 from limitgate.stores import AsyncStore, SyncStore
 
@@ -31,7 +32,10 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
         return ()
     if exchange.awaits or not isinstance(exchange.gate.store, SyncStore):
         raise ConfigError("usage was called under ASGI, expected await ausage(request)")
-    return exchange.gate.usage(exchange.admission, rule_names, path)
+    gate, admission = exchange.gate, exchange.admission
+    if rule_names and admission.rules.planner.asks_user:
+        admission.request.find_user_here()
+    return run(gate.store, gate.usage(admission, rule_names, path), admission.budget)
 
 
 async def ausage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
@@ -44,7 +48,10 @@ async def ausage(request: object, *rule_names: str, path: str | None = None) -> 
         return ()
     if not (exchange.awaits and isinstance(exchange.gate.store, AsyncStore)):
         raise ConfigError("ausage was called under WSGI, expected usage(request)")
-    return await exchange.gate.ausage(exchange.admission, rule_names, path)
+    admission = exchange.admission
+    if rule_names and admission.rules.planner.asks_user:
+        await admission.request.find_user()
+    return await exchange.abudgeted(exchange.gate.usage(admission, rule_names, path))
 
 
 def _exchange_of(request: object, function: str) -> Exchange | None:

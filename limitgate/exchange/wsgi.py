@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, TypeVar
 
-from limitgate.exchange.base import Exchange
+from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange
 from limitgate.gate.admission import Admission
 from limitgate.gate.load import InFlight
 from limitgate.gate.nesting import response_fields
 from limitgate.http.rate_fields import Fields, raw
+from limitgate.rules import decorators
 from limitgate.rules.decorators import decided_marks
 
 T = TypeVar("T")
 StartResponse = Callable[..., Callable[[bytes], object]]
+
+
+def turn_shed_away_here(admission: Admission, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    """Answer a request for which there is no place in flight, on as short a way as there is: it keeps the process alive."""
+    refusal: Any = admission.refusal
+    if admission.rules.counts is not None:
+        admission.rules.counts.count("refused", "nobody")
+    environ["limitgate"] = admission.request.in_flight.refused(refusal)
+    environ[EXCHANGE], environ[OUTCOME] = None, "refused"
+    start_response(f"{refusal.status} {refusal.reason}", refusal.fields.copy())
+    return [] if admission.request.sent_method == "HEAD" else [refusal.body]
 
 
 class Upload:
@@ -56,42 +68,25 @@ class Body:
     client, closes them, but code that runs then may still settle the cost.
     """
 
+    __slots__ = ("_chunks", "_exchange", "_iterator")
+
     def __init__(self, chunks: Iterable[bytes], exchange: Exchange) -> None:
         self._chunks: Any = chunks
-        self._iterator: Iterator[bytes] | None = None
         self._exchange = exchange
-        self._marks, self._in_flight = exchange.marks, exchange.in_flight
+        self._iterator = _noted(chunks, exchange)
 
     def __iter__(self) -> Iterator[bytes]:
-        return self
+        return self._iterator
 
     def __next__(self) -> bytes:
-        token = decided_marks.set(self._marks)
-        try:
-            if self._iterator is None:
-                self._iterator = iter(self._chunks)
-            if self._in_flight is None:
-                return next(self._iterator)
-            self._in_flight.busy()
-            chunk = next(self._iterator)
-            self._in_flight.sends(len(chunk))
-            self._in_flight.idle()  # until the server has sent it and asks for more
-            return chunk  # noqa: TRY300 - what is noted before may fail, too
-        except StopIteration:
-            self._exchange.sent()
-            raise
-        except Exception:
-            self._exchange.admission.failed()
-            raise
-        finally:
-            decided_marks.reset(token)
+        return next(self._iterator)
 
     def close(self) -> None:
         """The server is done with it."""
         try:
             getattr(self._chunks, "close", bool)()
-            if self._in_flight is not None:
-                self._in_flight.end()
+            if self._exchange.in_flight is not None:
+                self._exchange.in_flight.end()
         finally:
             self._exchange.end()
 
@@ -99,8 +94,46 @@ class Body:
 class SizedBody(Body):
     """The chunks of a WSGI response whose number is known, which is all that servers want to know besides."""
 
+    __slots__ = ()
+
     def __len__(self) -> int:
         return len(self._chunks)
+
+
+def _noted(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
+    """The chunks of a response, whose end is noted. What breaks off leaves them for `Body.close`."""
+    making: Iterable[bytes] = chunks
+    if exchange.marks or decorators.notes_none or exchange.in_flight is not None:
+        making = _made(chunks, exchange)
+    try:
+        for chunk in making:  # noqa: UP028 - `yield from` would close them as soon as nobody reads on
+            yield chunk
+    except Exception:
+        exchange.admission.failed()
+        raise
+    exchange.sent()
+
+
+def _made(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
+    """The chunks of a response, each made with the decorators of the request noted, and as a part of its time in flight."""
+    marks, in_flight = exchange.marks, exchange.in_flight
+    iterator: Iterator[bytes] | None = None
+    while True:
+        token = decided_marks.set(marks)
+        try:
+            if iterator is None:
+                iterator = iter(chunks)
+            if in_flight is not None:
+                in_flight.busy()
+            chunk = next(iterator)
+            if in_flight is not None:
+                in_flight.sends(len(chunk))
+                in_flight.idle()  # until the server has sent it and asks for more
+        except StopIteration:
+            return
+        finally:
+            decided_marks.reset(token)
+        yield chunk
 
 
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
@@ -110,15 +143,15 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
     """
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
-        fields = response_fields(admission)
+        fields = admission.fields if admission.is_plain else response_fields(admission)
         if waiting is not None:
             present = {name.lower() for name, _ in headers}
             fields = [field for field in [*waiting, *fields] if field[0].lower() not in present]
-        write = start_response(status, [*headers, *fields], *exc_info)
-        code = status_code(status)
-        admission.begun(code)
+        fields = [*headers, *fields]
+        write = start_response(status, fields, *exc_info) if exc_info else start_response(status, fields)
+        admission.begun(status)
         if admission.in_flight is not None:
-            return written_in_flight(write, admission.in_flight, code, headers)
+            return written_in_flight(write, admission.in_flight, admission.status, headers)
         return write
 
     return start
@@ -139,9 +172,3 @@ def written_in_flight(
             in_flight.busy()
 
     return write_in_flight
-
-
-def status_code(status: str) -> int | None:
-    """The number that a status line begins with; None if it is none."""
-    code = status[:3]
-    return int(code) if code.isdecimal() else None

@@ -6,21 +6,30 @@ and no server.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ReferenceType
 
-from limitgate.gate.flow import Budget
+from limitgate.gate.flow import Budget, Flow
 from limitgate.gate.load import InFlight
 from limitgate.gate.planning.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.planning.rules_in_force import RulesInForce
-from limitgate.http.rate_fields import Fields, RawFields, full_at, raw, raw_x_ratelimit
+from limitgate.http.rate_fields import Fields, Numbers, RawFields, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, unavailable
-from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, under_places
+from limitgate.limits.decision import (
+    OVER,
+    Decision,
+    DeferredDecision,
+    Settlement,
+    admitted_in_flight,
+    fewest_places,
+    set_settlement,
+    under_places,
+)
 from limitgate.limits.plan import Plan, Reading, Source
-from limitgate.limits.template import PlainSpend
+from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.observing.counts import Counts, outweighs
 from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
@@ -57,7 +66,7 @@ class Booking(NamedTuple):
 class PlaceWait(NamedTuple):
     """A wait for places in flight; what is charged for the request is charged when it has them."""
 
-    go_on: Callable[[], Awaitable[object]]
+    rest: Flow[None]
     """Decides about everything else."""
 
 
@@ -98,12 +107,44 @@ def outcome_of(decision: Decision) -> Outcome:
 
 
 class Admission:
-    """One request's passage through one gate: what is decided, charged and still to be refunded. Data: no gate, no server."""
+    """One request's passage through one gate: what is decided, charged and still to be refunded. Data: no gate, no server.
 
+    What most requests do without is an attribute of the class until it is set for one that does not.
+    """
+
+    request: Any
+    """The `Request`; None once it is over."""
+    rules: RulesInForce
+    """The rules that it began with, and ends with."""
+    marks: Container[Mark] = ()
+    """Decorators that the gate has decided about."""
+    is_plain = False
+    """True while rate fields are all that is due. Whoever wants more of the request than these sets it to False."""
+    prepared: PreparedPlan | None = None
+    """The prepared plan of requests of this kind; None where there is none."""
+    template: PlanTemplate | None = None
+    """The plain plan that the store is to be asked for, with ``keys``; None where it is not asked for one."""
+    keys: Sequence[str] = ()
+    rest: Flow[None] | None = None
+    """Decides about the request, where more is to be done for that than to carry out a plain plan."""
     decision: Decision | None = None
     """Decision of this gate, None where no rule applies."""
+    reading: PlainSpend | None = None
+    """Reading of the plain plan that has let the request in; None if there is none."""
     now: int = 0
     """Clock of the store that the fields go by, Unix µs."""
+    waited = 0.0
+    """Seconds for which the store was silent so far, as far as these are not deducted from the ``budget`` yet."""
+    refusal: Refusal | None = None
+    """The response to send instead of the application's; None to let the request pass."""
+    is_shed = False
+    """True if that is the answer to a request for which there is no place in flight, so that nothing else is known of it."""
+    booking: Booking | PlaceWait | None = None
+    """What the request has to wait for; the charges of a turn are not among ``charged`` yet."""
+    in_flight: InFlight | None = None
+    """Its places under adaptive limits; None where none is for it."""
+    is_nested = False
+    """True if there is a gate around this one, or inside of it."""
     outer_decision: Decision | None = None
     """Decision of the gates around this one, see `limitgate.gate.nesting`."""
     outer_ref: ReferenceType[Admission] | None = None
@@ -112,83 +153,91 @@ class Admission:
     """The admissions to gates right inside of this one."""
     messages: RequestPlan | None = None
     """Charges of each message over a WebSocket, None for none."""
-    status: int | None = None
-    """Response status; None before the response starts, or if the client disconnected first."""
+    has_begun = False
+    """True if a response has begun, so that it is too late to refuse."""
+    sent_status: int | str | None = None
+    """The status that it has begun with, or the line that begins with that."""
+    client_left = False
+    """True if the client is known to have hung up; what is answered then is no outcome."""
+    is_sent = False
+    """True if the application has given all of its response, so that it is in flight no longer."""
+    is_by_outcome = False
+    """True if some of the charges depend on the outcome."""
+    has_slots = False
+    """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
     outcome: Outcome = "unlimited"
     """What has become of the request so far; final once a response has begun."""
     decided_by: Source = "nobody"
     """Where that was decided; known only where it is counted."""
     is_counted = False
     """True if it was counted by its outcome, so that nobody may count it again."""
-    _charged: tuple[Charged, ...] = ()
-    _prepared: tuple[PreparedPlan, PlainSpend] | None = None
-    """A prepared plan that was carried out and its reading, until somebody asks for `charged`."""
+    _identified: Caller | None = None
+    _settlement: Settlement | None = None
+    _charged: tuple[Charged, ...] | None = None
+    """None while it follows from ``reading``."""
     _fields: Fields | None = None
-    _fields_are_due = False
-    """True if the fields are those of the decision, and nobody has asked for them yet."""
-    is_sent = False
-    """True if the application has given all of its response, so that it is in flight no longer."""
+    """None while they follow from ``decision``."""
     _settled_by: int | None = None
     """Status at the last refund."""
     _budget: Budget | None = None
 
-    def __init__(
-        self,
-        request: Request,
-        identified: Caller | None,
-        marks: Container[Mark],
-        rules: RulesInForce,
-        settlement: Settlement | None = None,
-    ) -> None:
-        self.request = request
-        """Gone once it is over."""
-        self.identified = identified
-        self.marks = marks
-        """Decorators that the gate has decided about."""
-        self.settlement = Settlement() if settlement is None else settlement
-        self.rules = rules
-        """The rules that it began with, and ends with."""
-        # Defaults of the class would do for these, too, but everybody asks for them, which takes eight times as long there.
-        self.client_left = False
-        """True if the client is known to have hung up; what is answered then is no outcome."""
-        self.is_nested = False
-        """True if there is a gate around this one, or inside of it."""
-        self.refusal: Refusal | None = None
-        """The response to send instead of the application's; None to let the request pass."""
-        self.booking: Booking | PlaceWait | None = None
-        """What the request has to wait for; the charges of a turn are not among ``charged`` yet."""
-        self.in_flight: InFlight | None = None
-        """Its places under adaptive limits; None where none is for it."""
-        self.has_begun = False
-        """True if a response has begun, so that it is too late to refuse."""
-        self.is_by_outcome = False
-        """True if some of the charges depend on the outcome."""
-        self.has_slots = False
-        """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
-
-    def admit(self, prepared: PreparedPlan, reading: PlainSpend, decision: Decision) -> None:
-        """Note that a prepared plan was carried out in whole."""
-        self.decision = decision
+    def admit(self, reading: PlainSpend, decision: Decision) -> None:
+        """Note that a plain plan was carried out in whole."""
+        self.reading = reading
         self.now = reading.now
+        self.decision = decision
         self.outcome = "admitted"
         if self.rules.counts is not None:
             self.decided_by = reading.source
-        self._prepared = prepared, reading
-        self._fields_are_due = True
 
     def refuse(self, now: int, decision: Decision, refusal: Refusal) -> None:
-        """Note that a prepared plan was not carried out, as a rule of it refuses."""
+        """Note that a plain plan was not carried out, as a rule of it refuses."""
         self.decision = decision
         self.now = now
         self.refusal = refusal
         self.outcome = "refused"
-        self._fields_are_due = True
+
+    @property
+    def status(self) -> int | None:
+        """Response status; None before the response starts, if the client disconnected first, and if it is no number."""
+        status = self.sent_status
+        if isinstance(status, str):
+            code = status[:3]
+            return int(code) if code.isdecimal() else None
+        return status
+
+    @property
+    def identified(self) -> Caller | None:
+        """The caller, or what ``identify`` has found of it."""
+        if self.prepared is not None and self.request is not None:
+            caller: Caller | None = self.request.caller
+            return caller
+        return self._identified
+
+    @identified.setter
+    def identified(self, identified: Caller | None) -> None:
+        self._identified = identified
+
+    @property
+    def settlement(self) -> Settlement:
+        """What is told of the costs of the request."""
+        if self._settlement is None:
+            request: Request | None = self.request
+            if request is None:
+                return OVER
+            self._settlement = request.open_settlement()
+        return self._settlement
+
+    @property
+    def has_news(self) -> bool:
+        """True if a cost was told that is not put into effect yet. Nobody tells one by a decision that nobody has looked at."""
+        return not (type(self.decision) is DeferredDecision and self._settlement is None) and self.settlement.has_news
 
     def shed(self) -> None:
         """Note that there is no place for the request under an adaptive limit."""
         in_flight = self.in_flight
         if in_flight is not None and in_flight.refusal is not None:
-            self.refusal = in_flight.refusal
+            self.is_shed, self.refusal = False, in_flight.refusal
             self.decision, self.fields = in_flight.refused(in_flight.refusal), []
             self.decide("refused", "nobody")
 
@@ -209,7 +258,7 @@ class Admission:
         else:
             under_places(decision, in_flight.in_force)
             if decision.allowed and not decision.degraded:  # their tightest window may be another one now
-                self._fields_are_due = True
+                self._fields = None
         if self.refusal is None and (in_flight.would_refuse or in_flight.waited_s):
             self._show_places(in_flight, decision)
 
@@ -226,7 +275,7 @@ class Admission:
         """Note that a request has its places under adaptive limits, ``now`` in Unix µs, and that nothing else is decided."""
         self.decision = decision
         self.now = now
-        self._fields_are_due = True
+        self._fields = None
         self.decide("admitted", "nobody")
 
     def decide(self, outcome: Outcome, source: Source) -> None:
@@ -234,7 +283,7 @@ class Admission:
         if outweighs(outcome, self.outcome):
             self.outcome, self.decided_by = outcome, source
 
-    def _count_once(self, counts: Counts) -> None:
+    def count_once(self, counts: Counts) -> None:
         """Count the request by its outcome, which is final; the outermost of several gates that count does so."""
         self.is_counted = True
         if self.is_nested:
@@ -254,56 +303,91 @@ class Admission:
         """Time left to wait for the store."""
         if self._budget is None:
             self._budget = Budget(self.rules.timeout, measured=self.rules.is_measured)
+            self._budget.left -= self.waited
         return self._budget
 
     @property
     def charged(self) -> tuple[Charged, ...]:
         """Charges made for the request so far."""
-        if self._prepared is not None:
-            prepared, reading = self._prepared
-            self._prepared = None
+        if self._charged is None:
+            reading, prepared = self.reading, self.prepared
+            if reading is None or prepared is None:
+                return ()
             plan = Plan.spend([bucket.charge for bucket in reading.buckets])
-            self._charged += (Charged(prepared.request_plan(plan), plan, reading.whole),)
+            self._charged = (Charged(prepared.request_plan(plan), plan, reading.whole),)
         return self._charged
 
     @charged.setter
     def charged(self, charged: tuple[Charged, ...]) -> None:
-        self._prepared, self._charged = None, charged
+        self._charged = charged
 
     @property
     def fields(self) -> Fields:
         """Rate fields of this gate's own decision."""
-        if self._fields_are_due and self.decision is not None:
-            self.fields = self.rules.fields(self.decision, self.now)
+        decision = self.decision
+        if self._fields is None and decision is not None:
+            reading, rules = self.reading, self.rules
+            if type(decision) is DeferredDecision and reading is not None:
+                limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
+                full_at_us = reading.now + refill_us
+                if self.in_flight is not None:
+                    limit, remaining, full_at_us = self._under_places(limit, remaining, full_at_us)
+                if rules.has_commonest_style:
+                    return x_ratelimit(limit, remaining, full_at_us)
+                numbers = Numbers(limit, remaining, full_at_us, reading.template.windows(reading.debts))
+                return self._written(numbers)
+            self._fields = rules.fields(decision, self.now)
         return self._fields or []
 
     @fields.setter
     def fields(self, fields: Fields) -> None:
-        self._fields_are_due, self._fields = False, fields
+        self._fields = fields
 
     def raw_fields(self) -> RawFields:
         """The `fields` as ASGI wants them."""
         decision = self.decision
-        if self._fields_are_due and decision is not None and self.rules.has_commonest_style:
-            return raw_x_ratelimit(decision.limit, decision.remaining, full_at(decision, self.now))
+        if self.rules.has_commonest_style:
+            if type(decision) is DeferredDecision:
+                reading: Any = self.reading
+                tightest = reading.template.tightest  # what is no method is called faster by a name of its own
+                limit, remaining, refill_us, _ = tightest(reading.debts)
+                if self.in_flight is None:
+                    return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
+                return raw_x_ratelimit(*self._under_places(limit, remaining, reading.now + refill_us))
+            if self._fields is None and decision is not None:
+                return raw_x_ratelimit(decision.limit, decision.remaining, full_at(decision, self.now))
         return raw(self.fields)
+
+    def _written(self, numbers: Numbers) -> Fields:
+        """Rate fields of the prepared plan."""
+        prepared: Any = self.prepared
+        fields: Fields = prepared.field_writer(self.rules.header_styles, self.rules.rule_names)(numbers)
+        return fields
+
+    def _under_places(self, limit: int, remaining: int, full_at_us: int) -> tuple[int, int, int]:
+        """The tightest window, among which are the adaptive limits of the request."""
+        decision: Any = self.decision
+        fewest = fewest_places(decision.in_force, remaining)
+        return (limit, remaining, full_at_us) if fewest is None else (*fewest[1:], self.now)
 
     @property
     def outer(self) -> Admission | None:
         """The admission to the gate around this one."""
         return None if self.outer_ref is None else self.outer_ref()
 
-    def begun(self, status: int | None) -> None:
-        """Note that a response has begun with this status, None if that is no number."""
-        self.has_begun, self.status = True, None if self.client_left else status
+    def begun(self, status: int | str | None) -> None:
+        """Note that a response has begun with this status, or a line that begins with it."""
+        if self.is_plain or not self.client_left:
+            self.sent_status = status  # first, as other threads read it once a response has begun
+        self.has_begun = True
         counts = self.rules.counts
         if counts is not None and not self.is_counted:
-            self._count_once(counts)
+            self.count_once(counts)
 
     def failed(self) -> None:
         """Note that the application raised an error: a 500, unless a response has begun or the client has left."""
         if not (self.has_begun or self.client_left):
-            self.status = 500
+            self.sent_status = 500
 
     def sent(self) -> None:
         """Note that the application has given all of its response."""
@@ -313,16 +397,22 @@ class Admission:
 
     def end(self) -> bool:
         """Note that the request is over, so that nothing more can be said about it. True if a refund may be needed."""
-        settlement = self.settlement
-        if not settlement.is_over:
+        request: Request | None = self.request
+        if request is not None:
             if self.in_flight is not None:
                 self.in_flight.end_unanswered(client_left=self.client_left)
-            settlement.is_over = self.is_sent = True
-            counts = self.rules.counts
-            if counts is not None and not self.is_counted:
-                self._count_once(counts)
-            del self.request  # a WSGI environ leads to this admission
-        return self.may_need_refund()
+            request.is_over = self.is_sent = True
+            decision = self.decision
+            if type(decision) is DeferredDecision and self._settlement is None:
+                set_settlement(decision, OVER)  # a WSGI environ leads to the decision, and the request to the environ
+            else:
+                self.settlement.is_over = True
+                if type(decision) is DeferredDecision:
+                    set_settlement(decision, self.settlement)
+            if self.rules.counts is not None and not self.is_counted:
+                self.count_once(self.rules.counts)
+            self.request = None
+        return (not self.is_plain or self.has_news) and self.may_need_refund()
 
     def booking_ended(self, booking: Booking, *, stays: bool) -> None:
         """Note that the turn has come, or that it was given up; then the request is refused, as if it had never come."""
@@ -349,10 +439,12 @@ class Admission:
 
     def may_need_refund(self) -> bool:
         """True if, by what is known now, a charge may be too high or too low."""
-        if not (self.is_by_outcome or self.has_slots or self.refusal or self.settlement.has_news):
+        if self._charged is None and self.reading is None:
+            return False  # nothing was charged
+        if not (self.is_by_outcome or self.has_slots or self.refusal or self.has_news):
             return False  # almost all requests
         return self.has_to_refund or (
-            bool(self.charged) and (self.settlement.has_news or (self.is_by_outcome and self.status != self._settled_by))
+            bool(self.charged) and (self.has_news or (self.is_by_outcome and self.status != self._settled_by))
         )
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:

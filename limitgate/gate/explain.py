@@ -13,7 +13,6 @@ from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
-from limitgate.gate.offline import decide_at_once
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.planner import Planner
 from limitgate.gate.planning.request_plan import RequestPlan
@@ -92,7 +91,7 @@ class LookingStore:
 def explain(gate: Gate, request: Request) -> Explanation:
     """Explain what a gate on a `LookingStore` would do with a request. Raises `StoreError` where the store does not answer."""
     planner = gate.rules.planner
-    admission = decide_at_once(gate, request)
+    admission = gate.check(request, waits=False)
     if gate.store.failure is not None:
         raise gate.store.failure
     admission.show_in_flight()

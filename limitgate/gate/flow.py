@@ -1,7 +1,8 @@
 """Flows: logic that wants I/O done and does none itself, written once for code that awaits and for code that does not.
 
 A flow is a generator, as `auth_flow` of httpx's ``Auth`` is: it yields a wish, is sent the result or thrown the error, and
-returns the outcome. `drive` and `adrive` fulfil the wishes of any flow, `run` and `arun` those of one that asks a store.
+returns the outcome. `drive` and `adrive` fulfil the wishes of any flow, `run` and `arun` those of one that asks a store, or has
+something `Awaited`.
 """
 
 from __future__ import annotations
@@ -9,19 +10,35 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from limitgate.errors import ConfigError, StoreError
 from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.template import PlainSpend
 from limitgate.stores import AsyncStore, SyncStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
 
 Wish = TypeVar("Wish")
 Result = TypeVar("Result")
 T = TypeVar("T")
-Flow = Generator[tuple[Plan, float], Reading, T]
-"""A flow that asks a store: yields plans, each with the seconds to wait for the reading."""
-ConfigFlow = Generator[tuple[Plan | ConfigRequest, float], Any, T]
+
+
+class Awaited(NamedTuple):
+    """A wish for the result of an awaitable."""
+
+    awaitable: Awaitable[Any]
+    otherwise: str
+    """Text of the `TypeError` that code is thrown which cannot await it."""
+
+    def refused(self) -> TypeError:
+        """The error for code that cannot await it. Closes it, else it would warn that nobody has awaited it."""
+        getattr(self.awaitable, "close", bool)()
+        return TypeError(self.otherwise)
+
+
+Flow = Generator[tuple[Plan | PlainSpend, float] | Awaited, Any, T]
+"""A flow that asks a store: yields plans, each with the seconds to wait for the `Reading`, and what has to be awaited."""
+ConfigFlow = Generator[tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited, Any, T]
 """A flow that asks a store for configuration, too, and is sent a `StoredConfig` for each such request."""
 
 
@@ -107,12 +124,16 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
     """Run a flow on a `SyncStore` and return its outcome. Without a budget only the flow's own timeouts count."""
     budget = budget or Budget(math.inf, measured=True)
 
-    def fulfil(wish: tuple[Plan | ConfigRequest, float]) -> Reading | StoredConfig:
+    def fulfil(wish: tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited) -> Any:
+        if isinstance(wish, Awaited):
+            raise wish.refused()
         request, began = wish[0], time.monotonic()
-        answer: Reading | StoredConfig
+        answer: Any
         try:
             if isinstance(request, Plan):
                 answer = store.spend(request, budget.within(wish[1]))
+            elif isinstance(request, PlainSpend):
+                answer = _plain(store).spend_plain(request.template, request.keys, budget.within(wish[1]))
             elif isinstance(store, SyncConfigStore):
                 answer = store.config(request, budget.within(wish[1]))
             else:
@@ -130,12 +151,16 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
     """`run`, on an `AsyncStore`."""
     budget = budget or Budget(math.inf, measured=True)
 
-    async def fulfil(wish: tuple[Plan | ConfigRequest, float]) -> Reading | StoredConfig:
+    async def fulfil(wish: tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited) -> Any:
+        if isinstance(wish, Awaited):
+            return await wish.awaitable
         request, began = wish[0], time.monotonic()
-        answer: Reading | StoredConfig
+        answer: Any
         try:
             if isinstance(request, Plan):
                 answer = await store.aspend(request, budget.within(wish[1]))
+            elif isinstance(request, PlainSpend):
+                answer = await _plain(store).aspend_plain(request.template, request.keys, budget.within(wish[1]))
             elif isinstance(store, AsyncConfigStore):
                 answer = await store.aconfig(request, budget.within(wish[1]))
             else:
@@ -147,6 +172,11 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
         return answer
 
     return adrive(flow, fulfil)
+
+
+def _plain(store: Any) -> Any:
+    """A store that takes plain plans: nobody else is asked for them."""
+    return store
 
 
 def _keeps_no_config(store: object, method: str) -> ConfigError:

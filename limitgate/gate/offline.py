@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.plain_admission import AnyAdmission, whole_admission
 from limitgate.gate.planning.identity import Identities
 from limitgate.gate.planning.planner import Planner
 from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.http.request import Request
 from limitgate.http.response import Refusal, forbidden
 from limitgate.routes import NoRoutes
 from limitgate.rules.rule import RuleSet
@@ -44,22 +41,3 @@ class _Unsent(Refusals):
     def quota_exceeded(self, *_: object) -> Refusal:
         """Any refusal."""
         return forbidden()
-
-
-def decide_at_once(gate: Gate, request: Request) -> Admission:
-    """Decide about a request by a gate whose store is in memory; where it would wait for its turn, it does not."""
-    return whole_admission(ask_at_once(gate, request))
-
-
-def ask_at_once(gate: Gate, request: Request) -> AnyAdmission:
-    """`decide_at_once`, without more of an admission than is asked for."""
-    asked = gate.ask(request)
-    if isinstance(asked, AnyAdmission):
-        return asked
-    steps = asked.__await__()
-    try:
-        next(steps)
-    except StopIteration as ended:
-        admission: AnyAdmission = ended.value
-        return admission
-    raise TypeError("something in these rules has to be awaited, expected rules as files have them")

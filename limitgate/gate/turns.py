@@ -6,8 +6,10 @@ Whoever leaves, or is interrupted, is refunded.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from limitgate.gate.admission import Admission, Booking, PlaceWait
+from limitgate.gate.flow import arun
 from limitgate.gate.load import InFlight
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusal_log import RefusalLog
@@ -23,9 +25,10 @@ Stay = Callable[[Waiter], Awaitable[bool]]
 class Turns:
     """The turns of one gate's requests."""
 
-    def __init__(self, refunds: Refunds, refusal_log: RefusalLog | None) -> None:
+    def __init__(self, store: Any, refunds: Refunds, refusal_log: RefusalLog | None) -> None:
         self.queues = WaitQueues()
         """Who waits on an event loop."""
+        self._store = store
         self._refunds = refunds
         self._refusal_log = refusal_log
 
@@ -109,7 +112,7 @@ class Turns:
         elif in_flight.refusal is not None:
             self._shed(admission, in_flight)
         else:
-            await wait.go_on()
+            await arun(self._store, wait.rest, admission.budget)
         return admission.refusal is None
 
     async def _undo(self, admission: Admission, error: BaseException) -> None:

@@ -192,10 +192,11 @@ class Operations:
     def _spending(self, plan: Plan) -> Flow[Reading]:
         """Charge a plan."""
         try:
-            return (yield plan, self._timeout)
+            reading: Reading = yield plan, self._timeout
         except StoreError:
             self._count_failure()
             raise
+        return reading
 
     def _counted(self, decision: Decision, reading: Reading) -> Decision:
         """Count a decision that follows from a reading, and return it."""

@@ -82,10 +82,10 @@ class RefusalKey:
             digest = self._rounds[number].copy()
             if number % 2:
                 digest.update(time + left)
-                right = _xor(right, digest.digest())
+                right = (int.from_bytes(right, "big") ^ int.from_bytes(digest.digest(), "big")).to_bytes(_RIGHT, "big")
             else:
                 digest.update(time + right)
-                left = _xor(left, digest.digest())
+                left = (int.from_bytes(left, "big") ^ int.from_bytes(digest.digest(), "big")).to_bytes(_LEFT, "big")
         return left + right
 
 
@@ -99,10 +99,6 @@ def _bytes_of(text: str) -> bytes:
     if found is None:
         raise ValueError(f"{text!r:.80} is no id of a refusal, expected {LENGTH} letters, digits, '-' and '_', or {URN}...")
     return a2b_base64(found[1].translate(_FROM_URL))
-
-
-def _xor(one: bytes, other: bytes) -> bytes:
-    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).to_bytes(len(one), "big")
 
 
 @lru_cache(maxsize=4096)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from copy import copy
 
 from limitgate.gate.admission import Admission
-from limitgate.gate.offline import ask_at_once, offline_gate
-from limitgate.gate.plain_admission import PlainAdmission, whole_admission
+from limitgate.gate.offline import offline_gate
 from limitgate.http.described import DescribedRequest
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
@@ -53,11 +52,11 @@ class Engine:
         figures.requests_by[client] = figures.requests_by.get(client, 0) + 1
         figures.peaks.note(self._now, client)
         request = DescribedRequest(method, path, client.decode("utf-8", "replace"), headers)
-        asked = ask_at_once(self._gate, request)
-        if type(asked) is PlainAdmission:
-            self._count_plain(asked)
+        admission = self._gate.check(request, waits=False)
+        reading = admission.reading
+        if admission.is_plain and reading is not None:
+            self._count_plain(reading)
             return True
-        admission = whole_admission(asked)
         is_admitted = admission.refusal is None
         if not is_admitted:
             figures.refused_by[client] += 1
@@ -86,13 +85,11 @@ class Engine:
         self.figures.last = self._now
         return self.figures
 
-    def _count_plain(self, admitted: PlainAdmission) -> None:
-        """Count a request that was admitted by a prepared plan, as almost all are."""
-        reading = admitted.reading
-        if type(reading) is PlainSpend:
-            self._admitted[reading.template] += 1
-            if self.arrivals is not None:
-                self.arrivals.note(self._now, reading)
+    def _count_plain(self, reading: PlainSpend) -> None:
+        """Count a request that was admitted by a plain plan, as almost all are."""
+        self._admitted[reading.template] += 1
+        if self.arrivals is not None:
+            self.arrivals.note(self._now, reading)
 
     def _count(self, admission: Admission, *, is_admitted: bool) -> None:
         """Count a request for each of its rules."""

@@ -226,20 +226,14 @@ def test_outcomes_and_costs_count_for_late_limits_too(open_site: Callable[..., L
     """``charge_if`` and ``settle`` are about all rules of a request, whenever they were weighed."""
     site = open_site(Rule("failed", "9/minute", charge_if={"status": [401]}), Rule("cost", "9/minute", cost=2))
     gate: Any = site.app.gate
-    further = "afurther" if site.door == "asgi" else "further"
-    weigh = getattr(gate, further)
+    further = gate.further
 
-    async def asettling(*args: Any) -> Any:
-        decision = await weigh(*args)
-        decision.settle(7, rule=decision.windows[-1].rule)
-        return decision
+    def settling(admission: Any, rules: Any) -> Any:
+        booking = yield from further(admission, rules)
+        admission.decision.settle(7, rule=admission.decision.windows[-1].rule)
+        return booking
 
-    def settling(*args: Any) -> Any:
-        decision = weigh(*args)
-        decision.settle(7, rule=decision.windows[-1].rule)
-        return decision
-
-    setattr(gate, further, asettling if site.door == "asgi" else settling)
+    gate.further = settling
     assert site.ask().status == 200
     assert store.owed == {"first": 1, "cost": 7}
     assert store.corrections == 1

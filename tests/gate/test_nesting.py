@@ -21,7 +21,8 @@ def admitted(rule: Rule | None, *styles: str) -> Admission:
     """The admission of a request to a gate with one rule, or with none that applies."""
     gate, request = planner(*[rule] if rule else []), asked()
     request_plan = gate.plan(request, None)
-    admission = Admission(request, None, (), RulesInForce(gate, styles, timeout=0.1, is_measured=True))
+    admission = Admission()
+    admission.request, admission.rules = request, RulesInForce(gate, styles, timeout=0.1, is_measured=True)
     if request_plan.plan is not None:
         reading = MemoryStore().spend(request_plan.plan)
         admission.decision, admission.now = decide(request_plan.plan, reading, admission.settlement), reading.now

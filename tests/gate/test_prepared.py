@@ -21,10 +21,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.routing import Rule as URLRule
 
 from limitgate import Caller, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
-from limitgate.gate.admission import Admission
-from limitgate.gate.plain_admission import PlainAdmission
 from limitgate.gate.planning.given_limits import GivenPlans
-from limitgate.http.request import ASGIRequest
 from limitgate.limits.template import DECLINED
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
@@ -668,24 +665,33 @@ def test_a_request_by_outcome_has_no_prepared_plan() -> None:
     assert store.plain == 0
 
 
-def test_where_nobody_waits_the_gate_decides_at_once() -> None:
+def test_where_nobody_waits_the_store_is_not_awaited() -> None:
     """On the memory store no coroutine runs for a prepared plan; a store that says nothing of the kind is awaited."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        """Nobody asks it."""
+    class Awaited(Counted):
+        awaited = 0
 
-    async def remaining(store: MemoryStore) -> int:
-        gate = LimitGate(app, rules=rules(), store=store).gate
-        await gate.acheck(ASGIRequest(http_scope("/api/a")))  # the first plan of a kind is carried out like any other
-        asked = gate.ask(ASGIRequest(http_scope("/api/a")))
-        assert isinstance(asked, Admission) == (type(store) is MemoryStore)
-        if isinstance(asked, Admission):
-            return asked.decision.remaining
-        assert isinstance(asked, PlainAdmission)
-        admission = gate.answered(asked, await asked.coming)
-        return admission.decision.remaining
+        async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+            self.awaited += 1
+            return self.spend_plain(template, keys, timeout)
 
-    assert [asyncio.run(remaining(store)) for store in (MemoryStore(Clock()), Counted(Clock()))] == [0, 0]
+    class AtOnce(Awaited):
+        answers_at_once = measures_silence = True
+
+        def spend(self, plan: Any, timeout: float = 0) -> Any:
+            return super().spend(plan, timeout)
+
+        def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+            return super().spend_plain(template, keys, timeout)
+
+        async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+            return await super().aspend_plain(template, keys, timeout)
+
+    def found(store: Awaited) -> tuple[Any, int]:
+        ask = asgi(store)
+        return [ask("/api/a").headers["x-ratelimit-remaining"] for _ in range(2)], store.awaited
+
+    assert (found(AtOnce(Clock())), found(Awaited(Clock()))) == ((["0", "0"], 0), (["0", "0"], 2))
 
 
 def test_a_plan_declined_at_once_is_asked_for_again() -> None:

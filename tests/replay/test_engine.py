@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule, RuleSet, load_rules
+from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.plain_admission import PlainAdmission
 from limitgate.limits.refusal_id import RefusalKey
 from limitgate.limits.template import PlainSpend
 from limitgate.replay.access_log import Entry, Log, text_parser
@@ -130,7 +130,7 @@ def test_every_request_is_counted_once() -> None:
 
 def test_plain_rules_go_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """As requests that servers send do: no plan is made of objects, be a request admitted, refused or limited by nothing."""
-    for owner, name in ((Gate, "_acheck_planned"), (PlainSpend, "made"), (PlainAdmission, "whole")):
+    for owner, name in ((Gate, "_plan"), (PlainSpend, "made"), (Admission, "charged")):
         monkeypatch.setattr(owner, name, None)
     engine = engine_of(Rule("all", key=["path", "ip"], qps=1, qpm=2, path="/a/**"))
     decided = [engine.decide(entry(second, "203.0.113.7", path)) for second in (0, 1, 2) for path in ("/a/1", "/b")]

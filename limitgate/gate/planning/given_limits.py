@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, Final, final
@@ -45,7 +45,10 @@ class PendingPlan:
         self._pending = pending
         self._again = again
 
-    async def complete(self) -> RequestPlan:
+    def __await__(self) -> Generator[Any, Any, RequestPlan]:
+        return self._complete().__await__()
+
+    async def _complete(self) -> RequestPlan:
         """Await the limits, and make the plan. Raises whatever a callable does."""
         try:
             for key in self._pending:
@@ -55,7 +58,7 @@ class PendingPlan:
             self.close()
             raise
         request_plan = self._again()
-        return await request_plan.complete() if isinstance(request_plan, PendingPlan) else request_plan
+        return await request_plan if isinstance(request_plan, PendingPlan) else request_plan
 
     def close(self) -> None:
         """Give up, and leave no coroutine that nobody has awaited."""

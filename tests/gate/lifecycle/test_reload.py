@@ -38,6 +38,7 @@ from limitgate import (
 )
 from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
+from limitgate.gate.flow import arun
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle import build, reload
 from limitgate.http.request import ASGIRequest, WSGIRequest
@@ -792,7 +793,7 @@ def test_no_decision_is_of_a_mixture_property(identify: Any, config: Path) -> No
         assert admission.decision is not None
         by = explained(admission.decision.windows)
         await asyncio.sleep(0)
-        assert explained(await gate.ausage(admission, (), None)) == by
+        assert explained(await arun(gate.store, gate.usage(admission, (), None))) == by
         return by
 
     async def main() -> None:
