@@ -288,7 +288,8 @@ class LimitGateWSGI(Around):
             raise
         if not admission.is_plain and admission.is_shed:
             return turn_shed_away_here(admission, environ, start_response)
-        exchange = Exchange(gate, admission)
+        exchange = Exchange()
+        exchange.stand_between(gate, admission)
         environ[EXCHANGE] = exchange
         if admission.is_plain:
             environ["limitgate"], environ[OUTCOME] = admission.decision, "admitted"
@@ -315,7 +316,7 @@ class LimitGateWSGI(Around):
         self, exchange: Exchange, admission: Admission, environ: dict[str, Any], start_response: StartResponse
     ) -> Iterable[bytes]:
         """Have the application answer a request that was let in."""
-        gate, marks = exchange.gate, admission.marks
+        marks = admission.marks
         try:
             if marks or decorators.notes_none:
                 chunks = self._run(marks, environ, start_response)
@@ -328,17 +329,14 @@ class LimitGateWSGI(Around):
             raise
         if not admission.is_plain and admission.has_slots:  # until the server is done with it, as to send it may take long
             exchange.settle()
-            return SizedBody(chunks, exchange) if hasattr(chunks, "__len__") else Body(chunks, exchange)
+            return (SizedBody if hasattr(chunks, "__len__") else Body)(chunks, exchange, admission)
         kind = type(chunks)
         is_limited = admission.decision is not None
         if kind is list or not (is_limited or (marks and kind is GeneratorType)) or _is_all_there(chunks, environ):
-            if admission.in_flight is not None:
-                admission.in_flight.end()
-            if admission.end():
-                gate.refunds.settle(admission)
+            exchange.close()
             return chunks
         exchange.settle()
-        return Body(chunks, exchange)
+        return Body(chunks, exchange, admission)
 
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if admission_around(environ) is None:

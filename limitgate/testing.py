@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from limitgate import middleware
 from limitgate.errors import called_as
 from limitgate.gate import nesting
-from limitgate.gate.admission import Admission
+from limitgate.gate.admission import Admission, admission_of
 from limitgate.gate.flow import ConfigFlow, Flow, arun, run
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.build import Built
@@ -324,8 +324,8 @@ def _nothing_limited() -> _Wanted[None]:
 
 def _begin(gate: Gate, request: Request, outer: Admission | None = None) -> Admission:
     """`Gate.begin`, as if the request were exempt."""
-    admission = Admission()
-    admission.request, admission.rules, admission.marks = request, gate.rules, EVERYTHING
+    admission = admission_of(request, gate.rules)
+    admission.marks = EVERYTHING
     if outer is not None:
         nesting.enter(admission, outer)
     return admission

@@ -153,7 +153,7 @@ class DjangoExchange(Exchange):
     """One request of Django's."""
 
     def __init__(self, gate: Gate, admission: Admission, request: DjangoRequest) -> None:
-        super().__init__(gate, admission)
+        self.stand_between(gate, admission)
         self.awaits = request.awaits
         if admission.is_shed:
             admission.shed()

@@ -155,8 +155,6 @@ class ASGIExchange(Exchange):
     _is_closed = False
     """True if whatever the application sends is dropped."""
 
-    __init__ = object.__init__  # one with arguments takes twice as long as `begin`
-
     def begin(  # noqa: PLR0917 - keywords would take longer
         self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, denials: Denials
     ) -> None:
@@ -171,7 +169,6 @@ class ASGIExchange(Exchange):
         self._send = send
         self._denials = denials
         if admission.is_plain:
-            admission.has_begun = False  # said again, as to find it in the class takes five times as long
             inside["limitgate"] = admission.decision
             inside[OUTCOME] = "admitted"
         else:

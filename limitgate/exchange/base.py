@@ -37,7 +37,8 @@ class Exchange:
     awaits = False
     """True on an event loop, where the store has to be awaited."""
 
-    def __init__(self, gate: Gate, admission: Admission) -> None:
+    def stand_between(self, gate: Gate, admission: Admission) -> None:
+        """Stand between application and server for a request that was decided about."""
         self.gate = gate
         self._admission = admission
         if not admission.is_plain and admission.in_flight is not None:
@@ -142,6 +143,14 @@ class Exchange:
         """End the request, and refund what has to be refunded: the application has nothing more to do."""
         if self._admission.end():
             self.gate.refunds.settle(self._admission)
+
+    def close(self) -> None:
+        """`end` a request whose response is all there, or is read by nobody any more."""
+        admission = self._admission
+        if admission.in_flight is not None:
+            admission.in_flight.end()
+        if admission.end():
+            self.gate.refunds.settle(admission)
 
     async def aend(self) -> None:
         """`end`, by an `AsyncStore`."""

@@ -70,9 +70,11 @@ class Body:
 
     __slots__ = ("_chunks", "_exchange", "_iterator")
 
-    def __init__(self, chunks: Iterable[bytes], exchange: Exchange) -> None:
+    def __init__(self, chunks: Iterable[bytes], exchange: Exchange, admission: Admission) -> None:
         self._chunks: Any = chunks
         self._exchange = exchange
+        if admission.marks or decorators.notes_none or admission.in_flight is not None:
+            chunks = _made(chunks, admission)
         self._iterator = _noted(chunks, exchange)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -85,10 +87,8 @@ class Body:
         """The server is done with it."""
         try:
             getattr(self._chunks, "close", bool)()
-            if self._exchange.in_flight is not None:
-                self._exchange.in_flight.end()
         finally:
-            self._exchange.end()
+            self._exchange.close()
 
 
 class SizedBody(Body):
@@ -102,11 +102,8 @@ class SizedBody(Body):
 
 def _noted(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
     """The chunks of a response, whose end is noted. What breaks off leaves them for `Body.close`."""
-    making: Iterable[bytes] = chunks
-    if exchange.marks or decorators.notes_none or exchange.in_flight is not None:
-        making = _made(chunks, exchange)
     try:
-        for chunk in making:  # noqa: UP028 - `yield from` would close them as soon as nobody reads on
+        for chunk in chunks:  # noqa: UP028 - `yield from` would close them as soon as nobody reads on
             yield chunk
     except Exception:
         exchange.admission.failed()
@@ -114,9 +111,9 @@ def _noted(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
     exchange.sent()
 
 
-def _made(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
+def _made(chunks: Iterable[bytes], admission: Admission) -> Iterator[bytes]:
     """The chunks of a response, each made with the decorators of the request noted, and as a part of its time in flight."""
-    marks, in_flight = exchange.marks, exchange.in_flight
+    marks, in_flight = admission.marks, admission.in_flight
     iterator: Iterator[bytes] | None = None
     while True:
         token = decided_marks.set(marks)
@@ -149,7 +146,13 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
             fields = [field for field in [*waiting, *fields] if field[0].lower() not in present]
         fields = [*headers, *fields]
         write = start_response(status, fields, *exc_info) if exc_info else start_response(status, fields)
-        admission.begun(status)
+        if admission.is_plain:  # `Admission.begun`
+            admission.sent_status = status  # first, as other threads read it once a response has begun
+            admission.has_begun = True
+            if admission.rules.counts is not None and not admission.is_counted:
+                admission.count_once(admission.rules.counts)
+        else:
+            admission.begun(status)
         if admission.in_flight is not None:
             return written_in_flight(write, admission.in_flight, admission.status, headers)
         return write

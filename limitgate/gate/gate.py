@@ -205,10 +205,13 @@ class Gate:
         identified: Any = None
         if known is None:
             request.resolve_client = self._client_of
-            admission = Admission()
+            admission = Admission()  # `admission_of`, a call more
             admission.request = request
             admission.rules = self.rules
-            admission.in_flight = admission.rest = admission.template = None
+            admission.marks = ()
+            admission.prepared = admission.template = admission.rest = admission.decision = admission.reading = None
+            admission.in_flight = admission.sent_status = None
+            admission.is_plain = admission.has_begun = admission.is_counted = False
         else:
             admission, identified = known
         planner = admission.rules.planner
@@ -386,10 +389,7 @@ class Gate:
             prepared: Any = admission.prepared
             if prepared.counter is not None:
                 prepared.counter.charged(answer.debts)
-                admission.decided_by = answer.source
             admission.reading = answer
-            admission.now = answer.now
-            admission.outcome = "admitted"
             admission.is_plain = True
             if in_flight is None:
                 admission.decision = deferred(answer, admission.request)
@@ -420,7 +420,6 @@ class Gate:
         if not decision.allowed:
             if prepared.counter is not None:
                 prepared.counter.refused(answer.debts)
-                admission.decided_by = answer.source
             self._refuse_prepared(admission, answer, decision)
             return None
         if prepared.counter is not None:
@@ -440,7 +439,7 @@ class Gate:
         refusal = self.refusals.quota_exceeded(
             template.refusing(decision), decision.retry_after, reading.now, decision.rule, key
         )
-        admission.refuse(reading.now, decision, refusal)
+        admission.refuse(reading, decision, refusal)
         if self._refusal_log is not None and prepared is not None:
             self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)
 
