@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -21,7 +20,6 @@ from limitgate.exchange.around import OF_LIMITERS
 from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.gate import Identify
 from limitgate.http.request import Request
-from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import expected_of, lacking, not_of
 from limitgate.middleware import LimitGateWSGI, WSGIOptions
 from limitgate.routes import NoRoutes
@@ -63,7 +61,6 @@ class LimitGate:
         if NAME in app.extensions:
             raise ConfigError(f"{app.name} has LimitGate already, expected one init_app for each application")
         options: dict[str, Any] = {**_configured(app), **self._options}
-        _tell_of_others(app)
         settings = GateSettings(**options)
         if settings.identify is not None:
             check_is_plain(settings.identify, "identify")
@@ -102,13 +99,6 @@ def _configured(app: Flask) -> dict[str, Any]:
             raise ConfigError(f"app.config: {key} is unknown, {expected_of(name, sorted(known), PREFIX)}")
         configured[known[name]] = value
     return configured
-
-
-def _tell_of_others(app: Flask) -> None:
-    """Log settings of Flask-Limiter in ``app.config`` that nobody reads any more (LG041)."""
-    left = [key for key in app.config if str(key).startswith("RATELIMIT_")]
-    if left and "flask_limiter" not in sys.modules:
-        Diagnosis.OTHER_LIMITERS_SETTINGS.log("app.config", ", ".join(sorted(left)))
 
 
 def _in_context(app: Flask, identify: Identify) -> Identify:

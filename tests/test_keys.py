@@ -10,9 +10,10 @@ from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
 
 from limitgate import Caller, Rule
 from limitgate.errors import ConfigError, HeadersTooLargeError
-from limitgate.gate.planning.identity import Subject, Users
+from limitgate.gate.planning.identity import Subject
 from limitgate.http.request import LONGEST_VALUE, ASGIRequest, WSGIRequest
 from limitgate.keys import Key
+from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.rules.key_parts import PARTS
 
 ADDRESS = "192.0.2.1"
@@ -23,14 +24,11 @@ class Known:
 
     def __init__(self, api_key: str | None = None, ipv6_prefix: int = 64) -> None:
         self._api_key = api_key
-        self.users = Users()
+        self.no_id = Once(Diagnosis.USER_WITHOUT_ID)
         self.ipv6_prefix = ipv6_prefix
 
     def api_key(self, _: Subject) -> str | None:
         return self._api_key
-
-    def user_of(self, request: Any) -> Any:
-        return request.user
 
 
 def subject(

@@ -146,13 +146,13 @@ BUDGETS = {
     "wsgi outcome": Way(150, 26, 54),
     "asgi slots": Way(195, 26, 69),
     "wsgi slots": Way(204, 26, 70),
-    "asgi adaptive": Way(47, 17, 16),
-    "wsgi adaptive": Way(49, 18, 19),
+    "asgi adaptive": Way(45, 17, 16),
+    "wsgi adaptive": Way(47, 18, 19),
     "redis asgi admitted": Way(47, 22, 18),
     "redis asgi refused": Way(56, 22, 19),
     "redis asgi header in the key": Way(64, 26, 20),
-    "first asgi admitted": Way(301, 37, 92),
-    "first wsgi admitted": Way(293, 37, 87),
+    "first asgi admitted": Way(175, 26, 43),
+    "first wsgi admitted": Way(172, 27, 45),
 }
 
 

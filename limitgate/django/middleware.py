@@ -9,9 +9,7 @@ from inspect import isawaitable
 from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.conf import settings
 from django.http import HttpResponse, UnreadablePostError
-from django.utils.module_loading import import_string
 
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest
@@ -47,7 +45,7 @@ class LimitGateMiddleware:
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self.get_response = get_response
         self._awaits = iscoroutinefunction(get_response)
-        self._routes = DjangoRoutes(_behind(type(self)))
+        self._routes = DjangoRoutes()
         chosen = options()
         if self._awaits:
             markcoroutinefunction(self)
@@ -139,14 +137,6 @@ class LimitGateMiddleware:
         if urlconf is not None:
             self._routes.note(urlconf)
         return DjangoRequest(request, awaits=self._awaits)
-
-
-def _behind(ours: type) -> list[str] | None:
-    """The middleware behind this one in ``MIDDLEWARE``; None where that does not have it."""
-    for place, path in enumerate(settings.MIDDLEWARE):
-        if import_string(path) is ours:
-            return list(settings.MIDDLEWARE[place + 1 :])
-    return None
 
 
 class DjangoExchange(Exchange):

@@ -34,7 +34,7 @@ from limitgate.limits.limit import Limit
 from limitgate.messages.suggestions import expected_of
 from limitgate.rules.decorators import EVERYTHING, place_named, without_a_gate
 from limitgate.rules.options import ThrottleOptions
-from limitgate.rules.rule import Rule, note_placed
+from limitgate.rules.rule import Rule
 from limitgate.stores import SyncStore
 
 _NOT_THERE = object()
@@ -188,7 +188,6 @@ class SimpleRateThrottle(Throttle):
         super().__init_subclass__(**more)
         if cls.limits:
             raise ConfigError(f"{cls.__qualname__}: limits are those of its rate, expected rate or scope")
-        note_placed(*filter(None, (cls.__dict__.get("name"), cls.scope)), *cls.THROTTLE_RATES)
 
     def __init__(self) -> None:
         if not self.rate:

@@ -1,12 +1,10 @@
-"""Mistakes in how middleware is put around an application: none is given, or the middleware is dropped where it is made."""
+"""Middleware that is put around an application, and is no use to anybody unless the application is served by way of it."""
 
 from __future__ import annotations
 
-import inspect
 import sys
-from opcode import opmap
-from types import CodeType, FrameType
-from typing import Any, ClassVar, Self
+import time
+from typing import ClassVar
 
 from limitgate.gate.gate import Gate
 from limitgate.messages.diagnostics import Diagnosis
@@ -23,6 +21,8 @@ OF_LIMITERS = {
     "shared_limit": "@limit('10/minute', name='database') of limitgate, below the route decorator",
 }
 """What stands for the attributes of other limiters that are made of an application."""
+AT_ONCE = 1.0
+"""Seconds after it was made in which a gate is gone that nobody has kept."""
 
 
 @lacking("LimitGate", OF_LIMITERS)
@@ -32,27 +32,11 @@ class Around:
     gate: Gate | None = None
     PUT_AROUND: ClassVar[str]
     """Code that puts it around an application."""
-    _made_by: CodeType
-    """Code that has made it."""
-
-    def __new__(cls, *given: Any, **options: Any) -> Self:
-        """Raise `TypeError` where no application is given: the middleware is mostly wanted itself then, and not one of it."""
-        if not given and "app" not in options and "app" in inspect.signature(cls.__init__).parameters:
-            raise TypeError(f"{cls.__name__} was given no application, expected {cls.PUT_AROUND}")
-        made = super().__new__(cls)
-        made._made_by = sys._getframe(1).f_code  # noqa: SLF001 - as logging does
-        return made
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Take it apart for `copy`: the copy is around the same application, by the same gate."""
-        return object.__new__, (type(self),), vars(self)
 
     def __del__(self) -> None:
-        """Log that it was never used, if it is dropped by the code that has made it as a statement by itself (LG039)."""
-        if self.gate is None or self.gate.store_health.has_answered or sys.is_finalizing():
+        """Log a gate that goes as soon as it was made, and so was kept by nobody (LG039)."""
+        gate = self.gate
+        if gate is None or gate.store_health.has_answered or sys.is_finalizing():
             return
-        dropping: FrameType | None = sys._getframe().f_back  # noqa: SLF001
-        if dropping is None or dropping.f_code is not self._made_by:
-            return
-        if dropping.f_code.co_code[dropping.f_lasti] == opmap["POP_TOP"]:
+        if time.time() - gate.loads.at < AT_ONCE:
             Diagnosis.DROPPED.log(type(self).__name__, self.PUT_AROUND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
@@ -24,6 +25,7 @@ from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
 from limitgate.routes.handlers import STATUS
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
@@ -109,6 +111,15 @@ def _handles_refusal() -> bool:
         seen.add(id(error))
         error = error.__context__
     return False
+
+
+def marked_as_coroutine(function: F) -> F:
+    """Mark a function that returns an awaitable as a coroutine function, which adapters such as asgiref's ask for."""
+    if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
+        inspect.markcoroutinefunction(function)
+    else:
+        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001 - as asgiref does
+    return function
 
 
 async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
@@ -240,6 +251,7 @@ class ASGIExchange(Exchange):
             await self._close(refusal)
         return {"type": "websocket.disconnect", "code": refusal.close_code, "reason": refusal.reason}
 
+    @marked_as_coroutine
     def send(self, message: Message) -> Awaitable[None]:
         """Pass a message of the application on, if it is to be passed on, with the rate fields where a response starts."""
         admission = self._admission
@@ -337,6 +349,7 @@ class ASGIExchange(Exchange):
                 self.followed.has_body()
         return message
 
+    @marked_as_coroutine
     def send_in_flight(self, message: Message) -> Awaitable[None]:
         """`send`, of a request in flight: its places are given back by what it says, or while its client is slow to read."""
         kind = message["type"]

@@ -64,8 +64,8 @@ class Gate:
     """Decides about requests, by the plans of the rules in force and the readings of a store.
 
     ``client_of`` finds a request's client behind proxies, ``on_error`` is for rules that have none of their own, and
-    ``processes`` is how many serve together. ``refusals`` makes the answers to requests that buckets refuse,
-    ``at_first_answer`` is told the ``now`` of the first reading, ``refusal_log`` who is refused.
+    ``processes`` is how many serve together. ``refusals`` makes the answers to requests that buckets refuse, ``refusal_log`` is
+    told who is refused.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class Gate:
         processes: int,
         refusals: Refusals,
         identify: Identify | None = None,
-        at_first_answer: Callable[[int], None] | None = None,
         refusal_log: RefusalLog | None = None,
     ) -> None:
         self.store = store
@@ -100,11 +99,7 @@ class Gate:
         self._refusal_log = refusal_log
         self.refusals = refusals
         self._fallback = Fallback(store, on_error, processes)
-        self.store_health = StoreHealth(
-            store,
-            None if at_first_answer is None else partial(self._note_first_answer, at_first_answer),
-            refusals.agree_soon,
-        )
+        self.store_health = StoreHealth(store, self._note_first_answer, refusals.agree_soon)
         self.refunds = Refunds(store, self._fallback, self.store_health, rules.timeout)
         self.turns = Turns(store, self.refunds, refusal_log)
         if rules.counts is not None:
@@ -385,7 +380,7 @@ class Gate:
             and (in_flight is None or not in_flight.would_refuse)
         ):
             if not self.store_health.is_known:
-                self.store_health.answered(answer.now)
+                self.store_health.answered()
             prepared: Any = admission.prepared
             if prepared.counter is not None:
                 prepared.counter.charged(answer.debts)
@@ -416,7 +411,7 @@ class Gate:
             self._admit(admission, prepared.request_plan(plan), plan, whole_reading(answer))
             return None
         if not self.store_health.is_known:
-            self.store_health.answered(answer.now)
+            self.store_health.answered()
         if not decision.allowed:
             if prepared.counter is not None:
                 prepared.counter.refused(answer.debts)
@@ -481,9 +476,8 @@ class Gate:
             self.looker.start()
         await self.aconnect()
 
-    def _note_first_answer(self, at_first_answer: Callable[[int], None], now: int) -> None:
-        """Tell of the first reading, and look for other rules: who is asked serves. uWSGI forks, or does not, unsaid."""
-        at_first_answer(now)
+    def _note_first_answer(self) -> None:
+        """Look for other rules: who is asked serves. uWSGI forks, or does not, unsaid."""
         if not self.refusals.is_agreed:
             self.refusals.agree_soon()
         if self.looker is not None:
@@ -505,7 +499,7 @@ class Gate:
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
         """Let the store's reading of a plan of any kind have its effect on a request that comes."""
-        self.store_health.answered(reading.now)
+        self.store_health.answered()
         admission.decision = decision = decide(plan, reading, admission.settlement)
         admission.decide(outcome_of(decision), reading.source)
         if admission.rules.counts is not None:
@@ -552,7 +546,7 @@ class Gate:
         except BaseException:  # the request was cancelled
             self.refunds.release_later(plan)
             raise
-        self.store_health.answered(reading.now)
+        self.store_health.answered()
         charged = (Charged(request_plan, plan, reading),) if reading.admitted else ()
         return _counted(request_plan, Verdict(decide(plan, reading), reading.now, charged, reading.source))
 

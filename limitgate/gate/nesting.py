@@ -14,7 +14,6 @@ from weakref import ref
 from limitgate.gate.admission import Admission
 from limitgate.http.rate_fields import Fields, RawFields, rate_fields, raw
 from limitgate.limits.decision import Decision, joined
-from limitgate.messages.listed import listed
 from limitgate.observing.counts import outweighs
 from limitgate.observing.instruments import Outcome
 
@@ -73,7 +72,6 @@ def response_fields(admission: Admission) -> Fields:
     """Rate fields for whatever response is sent: by all gates inside, too; none where a gate around adds them."""
     if not admission.is_nested:
         return admission.fields  # almost all requests
-    _tell_of_shared_buckets(admission)
     if not admission.fields or any(outer.fields for outer in _outers(admission)):
         return []
     having = [(each, each.decision) for each in (admission, *_inner(admission)) if each.fields]
@@ -84,25 +82,6 @@ def response_fields(admission: Admission) -> Fields:
     styles = dict.fromkeys(chain.from_iterable(each.rules.header_styles for each, _ in having))
     rules = frozenset().union(*[each.rules.rule_names for each, _ in having])
     return rate_fields(styles, reduce(joined, [decision for _, decision in decided]), tightest.now, rules)
-
-
-def _tell_of_shared_buckets(admission: Admission) -> None:
-    """Log buckets that an admission and one around it have both charged in the same place (LG040)."""
-    rules = admission.rules
-    if not rules.looks_at_nesting:
-        return
-    rules.looks_at_nesting -= 1
-    names = _charged_buckets(admission)
-    for outer in _outers(admission):
-        if outer.rules.kept_in == rules.kept_in and (shared := names.keys() & _charged_buckets(outer).keys()):
-            rules.looks_at_nesting = 0
-            rules.charged_twice.log(listed(sorted({names[key] for key in shared})))
-
-
-def _charged_buckets(admission: Admission) -> dict[str, str]:
-    """Keys of the buckets that the store has charged, with the names of their rules."""
-    charges = [charge for charged in admission.charged if not charged.is_local for charge in charged.plan.charges]
-    return {charge.key: charge.rule or "" for charge in charges}
 
 
 def _of_same_request(admission: Admission) -> Iterator[Admission]:

@@ -19,33 +19,33 @@ AGAIN = 60.0
 
 
 class StoreHealth:
-    """Failures of a store. ``at_first_answer`` is called with the ``now`` of its first reading."""
+    """Failures of a store. ``at_first_answer`` is called with its first reading, ``at_recovery`` when it answers again."""
 
     def __init__(
         self,
         store: Any,
-        at_first_answer: Callable[[int], None] | None = None,
-        at_recovery: Callable[[], object] = lambda: None,
+        at_first_answer: Callable[[], None],
+        at_recovery: Callable[[], object],
     ) -> None:
         self.failures = 0
         """Number of times the store did not answer."""
         self.overloaded = 0
         """Number of times this process had no room to ask the store, and limited by itself."""
-        self.is_known = at_first_answer is None
+        self.is_known = False
         """True while an answer is no news: it is neither the first one nor the first after a failure."""
         self._store = store
-        self._at_first_answer = at_first_answer
+        self._at_first_answer: Callable[[], None] | None = at_first_answer
         self._at_recovery = at_recovery
         self._is_failing, self._failed_at = False, 0.0
         self._said_overloaded = -AGAIN
 
     @property
     def has_answered(self) -> bool:
-        """True if the store has decided about a request, or nobody wants to be told."""
+        """True if the store has decided about a request."""
         return self._at_first_answer is None
 
-    def answered(self, now: int) -> None:
-        """Note an answer of the store, at its time ``now`` in Unix µs."""
+    def answered(self) -> None:
+        """Note an answer of the store."""
         if self.is_known:
             return
         self.is_known = True  # first, as another thread may note a failure meanwhile
@@ -59,7 +59,7 @@ class StoreHealth:
         tell = self._at_first_answer
         if tell is not None:
             self._at_first_answer = None
-            tell(now)
+            tell()
 
     def failed(self, error: StoreError) -> None:
         """Note a failure of the store, or that this process had no room to ask it."""

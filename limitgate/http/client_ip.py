@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from bisect import bisect_right
@@ -14,7 +15,6 @@ from typing import NamedTuple
 
 from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.http.request import Request
-from limitgate.http.server_trust import trusts_anybody
 from limitgate.messages.diagnostics import Diagnosis, Once
 
 MAX_HOPS = 32
@@ -34,8 +34,6 @@ _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
     "IPv6": (IPv6Network("2000::/3"),),
 }
 """Sample of public addresses from all over the internet: a list that covers these trusts everybody."""
-_LOOKS = 1000
-"""Requests of untrusted peers in which a forwarding header is looked for."""
 _PROXIES = 1024
 """Peers that are trusted proxies which are remembered: there are few, and each sends many requests."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
@@ -154,12 +152,14 @@ class TrustedProxies:
         self._header = header.lower()
         self._met: dict[str, str] = {}
         """Canonical addresses of peers that are trusted, by their spelling."""
-        self._looks = _LOOKS
-        self.take_peers = False
-        """True if peers are the clients, and requests are not looked at any more for a header that should be believed."""
-        self._unbelieved = Once(Diagnosis.UNTRUSTED_FORWARDING)
+        self.take_peers = not self.trust_anybody
+        """True if peers are the clients."""
+        self.until_sample: float = 0
+        """Requests of untrusted peers until one is searched for a forwarding header: the 1st, 2nd, 4th, 8th and so on are."""
+        self._next_gap = 0
+        self._untrusted, self._trusting = Once(Diagnosis.UNTRUSTED_FORWARDING), Once(Diagnosis.SERVER_TRUSTS_ALL)
         self.judges_server = True
-        """True if to look whether the server believes the headers of everybody, which is not known yet."""
+        """True to report a server that seems to believe the headers of everybody: nobody has told it whom to believe."""
 
     @property
     def trust_anybody(self) -> bool:
@@ -187,9 +187,11 @@ class TrustedProxies:
         if client is None:
             address = None if request.peer is None else _read(request.peer)
             client = request.peer if address is None else address[0]
-            if not (self._unix if request.peer is None else self._trusted(address)):
-                if self._looks > 0:
-                    self._look_at(request, client)
+            if self.take_peers or not (self._unix if request.peer is None else self._trusted(address)):
+                if self.until_sample > 0:
+                    self.until_sample -= 1
+                else:
+                    self._search(request, client)
                 return client
             self._meet(request.peer, client)
         for element in _elements(request, self._header):
@@ -228,28 +230,29 @@ class TrustedProxies:
             return [*found, Hop(None, str(error))]
         return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so the client")]
 
-    def _look_at(self, request: Request, peer: str | None) -> None:
-        """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests; the first ones suffice.
+    def _search(self, request: Request, peer: str | None) -> None:
+        """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests, so samples suffice.
 
-        A header that contains the peer itself is not: the server has resolved it already, maybe by believing anybody (LG002).
+        A header that contains the peer itself is not reported: the server has resolved it already, maybe by believing anybody
+        (LG002).
         """
-        self._leave_looks(self._looks - 1)
+        self.until_sample = self._next_gap
+        self._next_gap = 2 * self._next_gap + 1
+        headers = request.headers
         for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
-            if header in request.headers and request.headers.end(header, 1):
-                forwarded: list[IPv4Address | IPv6Address | None] = []
-                with suppress(HeadersTooLargeError):  # the header is not believed, so it is of no matter
-                    forwarded.extend(map(canonical, _elements(request, header)))
-                if peer is None or canonical(peer) not in forwarded:
-                    self._leave_looks(0)
-                    self._unbelieved.log(header)
-                elif self.judges_server and canonical(peer) == forwarded[-1] and trusts_anybody(request, forwarded):
-                    self.judges_server = False
-                    Diagnosis.SERVER_TRUSTS_ALL.log()
-                return
-
-    def _leave_looks(self, looks: int) -> None:
-        self._looks = looks
-        self.take_peers = looks <= 0 and not self.trust_anybody
+            if header not in headers or not headers.end(header, 1):
+                continue
+            forwarded: list[IPv4Address | IPv6Address | None] = []
+            with suppress(HeadersTooLargeError):  # the header is not believed, so it does not matter
+                forwarded.extend(map(canonical, _elements(request, header)))
+            address = None if peer is None else canonical(peer)
+            if peer is None or address not in forwarded:
+                self.until_sample = math.inf
+                self._untrusted.log(header)
+            elif self.judges_server and address == forwarded[-1] and _was_chosen(request, forwarded):
+                self.until_sample = math.inf
+                self._trusting.log()
+            return
 
     def _cover(self, network: IPv4Network | IPv6Network) -> bool:
         """True if all addresses of a network are trusted."""
@@ -258,6 +261,18 @@ class TrustedProxies:
 
     def _trusted(self, address: _Address | None) -> bool:
         return address is not None and self._ranges[address[1]].hold(address[2])
+
+
+def _was_chosen(request: Request, forwarded: Sequence[IPv4Address | IPv6Address | None]) -> bool:
+    """True if the server has let a client choose its address; ``forwarded`` are the header's addresses, from the right.
+
+    uvicorn leaves no more than the address that it believes, with port 0 if the header has none. A server that does not believe
+    everybody takes the address left of a public one only if that is a proxy that it was told of.
+    """
+    scope = request.scope
+    if scope is None or scope["client"][1] != 0:
+        return False
+    return any(address is not None and address.is_global and address != forwarded[-1] for address in forwarded[:-1])
 
 
 class Networks:

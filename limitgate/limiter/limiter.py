@@ -30,16 +30,12 @@ from limitgate.limiter.slot import Entry, aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
-from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.masking import masked
 from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
 from limitgate.process import waiting
 from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
-
-_LOOKS = 1000
-"""Calls of a sync limiter in which it is looked whether an event loop is running."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -348,13 +344,9 @@ class Limiter(Operations):
         self._slot_keeper = SlotKeeper(self._store, timeout)
         self._adaptive: dict[str, AdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
-        self._looks = _LOOKS
-        self._blocks = Once(Diagnosis.BLOCKS_LOOP)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        if self._looks:
-            self._look_around()
         prepared = self._spend_plain and self._prepared(key, limits, cost)
         if not prepared:
             return self._run(self._deciding("spend", key, limits, cost))
@@ -476,16 +468,7 @@ class Limiter(Operations):
 
     def _run(self, flow: ConfigFlow[T], waited: float = 0.0) -> T:
         """Run a flow that waits for the store no longer than the timeout, of which some seconds may be over."""
-        if self._looks:
-            self._look_around()
         return run(self._store, flow, Budget(self._timeout - waited, measured=measures_silence(self._store)))
-
-    def _look_around(self) -> None:
-        """Log if an event loop runs in this thread, which stands still for as long as this limiter waits (LG029)."""
-        self._looks = max(0, self._looks - 1)
-        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - public in asyncio.events, and raises nothing
-            self._looks = 0
-            self._blocks.log()
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 
 def each_window(windows: int, text: str, between: str = " ") -> str:
     """The text once for each window, with its number in the place of ``{n}``."""
-    return between.join([text.replace("{n}", str(number)) for number in range(windows)])
+    return between.join(map(text.replace, repeat("{n}"), map(str, range(windows))))
 
 
 def compiled(source: str, name: str, **known: Any) -> Any:

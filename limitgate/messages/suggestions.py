@@ -57,9 +57,6 @@ _ELSEWHERE = {
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
 """Said of names that are of limits elsewhere."""
 
-_ALIKE = 0.8
-"""Likeness of a misspelt name: ``premum`` and ``premium`` have 0.92, ``basic`` and ``basic-plus`` 0.67."""
-
 _MOST = 100
 """Names that are all told: fields and options are fewer, names of rules may be more, of which none is likelier than others."""
 
@@ -82,15 +79,6 @@ def meant(name: object, known: Iterable[str]) -> str | None:
         if near := get_close_matches(wrong, named, n=4, cutoff=0.65):
             return named[max(near, key=lambda each: _nearness(wrong, each))]
     return None
-
-
-def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """The name out of ``known`` that is the same but for capitals, hyphens, a letter or two or their order; else None."""
-    names = {_letters(each): each for each in known}
-    wrong = _letters(name)
-    if near := get_close_matches(wrong, names, n=1, cutoff=_ALIKE):
-        return names[near[0]]
-    return next((each for letters, each in names.items() if sorted(letters) == sorted(wrong)), None)
 
 
 def _by_length(named: tuple[str, str]) -> int:

@@ -5,7 +5,7 @@ Used only if a key or a decorator needs it. One module for each family of framew
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from limitgate.http.request import Request
@@ -36,9 +36,6 @@ class Routes(Protocol):
     def version(self, request: Request) -> object:
         """The same object while a method, path and root path lead to the same route; None if more of a request matters."""
 
-    def patterns(self) -> Sequence[Pattern] | None:
-        """Patterns that match at least every path that the application answers; None where that may be any."""
-
 
 def mounts_of(routes: Routes) -> list[str]:
     """Paths of mounts whose router compares prefixes only, so that ``/filesadmin`` is led to ``/files``."""
@@ -50,12 +47,6 @@ def fills_with_nothing(routes: Routes) -> bool:
     """True if placeholders of the application's routes stand for empty segments, too: ``/items/`` is led to ``/items/{id}``."""
     fills: bool = getattr(routes, "fills_with_nothing", False)
     return fills
-
-
-def has_cors_inside(routes: Routes) -> bool:
-    """True if the application adds fields of CORS to its own responses, and so to none of those that the gate makes."""
-    is_inside: Callable[[], bool] = getattr(routes, "has_cors_inside", bool)
-    return is_inside()
 
 
 class NoRoutes:
@@ -72,10 +63,6 @@ class NoRoutes:
     def version(self, _: Request) -> object:
         """The same at all times."""
         return self
-
-    def patterns(self) -> Sequence[Pattern] | None:
-        """Return None."""
-        return None
 
 
 class LitestarRoutes(NoRoutes):

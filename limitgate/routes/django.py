@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -25,13 +25,9 @@ from limitgate.rules.decorators import Mark, class_of, marks_of
 
 
 class DjangoRoutes:
-    """The routes of a Django project: those of ``ROOT_URLCONF``, and of any URLconf that middleware puts in its place.
+    """The routes of a Django project: those of ``ROOT_URLCONF``, and of any URLconf that middleware puts in its place."""
 
-    ``behind`` is the middleware behind the gate, by its path in ``MIDDLEWARE``; None where that is not known.
-    """
-
-    def __init__(self, behind: Iterable[str] | None = None) -> None:
-        self._is_wrapped = behind is None or not all(map(_passes, behind))
+    def __init__(self) -> None:
         self._tables: dict[Any, _Table] = {}
 
     def note(self, urlconf: Any) -> None:
@@ -64,15 +60,6 @@ class DjangoRoutes:
             raise_interruption(error)
             return None
         return table if table.is_by_path else None
-
-    def patterns(self) -> list[Pattern] | None:
-        """Patterns of all routes; None where middleware may answer, or puts other URLconfs in the place of ``ROOT_URLCONF``."""
-        if self._is_wrapped or self._tables.keys() - {None}:
-            return None
-        try:
-            return [*_patterns(get_resolver(None), "/", frozenset())]
-        except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise
-            return None
 
     def _table(self, urlconf: Any) -> _Table:
         """The table of a URLconf, read anew when Django's own was, or when patterns were added."""
@@ -113,31 +100,6 @@ class _Table:
                 template = "/" + "".join(str(pattern.pattern).removeprefix("^") for pattern in patterns)
             self._templates[patterns] = template
         return template
-
-
-def _passes(middleware: str) -> bool:
-    """True if middleware of Django's own leaves it to the routes which paths are answered."""
-    return middleware.startswith("django.") and not middleware.startswith(_ANSWERING)
-
-
-_ANSWERING = ("django.contrib.flatpages.", "django.contrib.redirects.")
-
-
-def _patterns(resolver: Any, prefix: str, around: frozenset[int]) -> Iterator[Pattern]:
-    """Patterns of the routes of a resolver behind a prefix. ``around`` are the lists of patterns that it is included in."""
-    for pattern in resolver.url_patterns:
-        route = pattern.pattern
-        text = getattr(route, "_route", None) if type(route) is RoutePattern else None
-        is_list = isinstance(pattern, URLResolver)
-        below = pattern.url_patterns if is_list else None
-        if not isinstance(text, str) or id(below) in around:  # a regular expression, a translation, or an endless URL
-            yield _segments(f"{prefix}{REST}")
-            continue
-        template = prefix + _PLACEHOLDER.sub(partial(_placeholder, route.converters), text)
-        if is_list and REST not in template:
-            yield from _patterns(pattern, template, around | {id(below)})
-        else:
-            yield _segments(template)
 
 
 _PLACEHOLDER = re.compile(r"<(?:[^>:]*:)?(?P<name>[^>]*)>")

@@ -15,24 +15,20 @@ from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
 from limitgate.own_errors import raise_interruption
 from limitgate.routes import FalconRoutes, NoRoutes, Pattern, Route, Routes, is_falcon
-from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed, tell_of_limit_above
+from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at all views, once Flask has handled a request and so takes no further ones."""
 LONGEST_HOST = 260
 """Characters of a host that any name has (RFC 1035 section 2.3.4), and of its port."""
 _VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
-_PASSING = ("flask.", "limitgate.", "werkzeug.debug.", "werkzeug.middleware.dispatcher.", "werkzeug.middleware.proxy_fix.")
-"""Beginnings of the names of modules whose middleware answers no paths of its own, nor changes them."""
 
 
 class FlaskRoutes:
     """The routes of a Flask application."""
 
-    def __init__(self, app: Any, *, is_wrapped: bool) -> None:
+    def __init__(self, app: Any) -> None:
         self._app = app
-        self._is_wrapped = is_wrapped
-        """True if middleware is around it that may answer by itself, or change paths."""
         self._views: dict[str, Any] = {}
         self._rules = 0
         """Number of URL rules, by which `version` knows of one that was added."""
@@ -51,8 +47,6 @@ class FlaskRoutes:
         views = dict(self._app.view_functions)
         for view in views.values():
             note_routed(view)
-        for rule in self._app.url_map.iter_rules():
-            tell_of_limit_above(rule.rule, views.get(rule.endpoint))
         self._decorated = any(has_marks(view) or has_marks(effective(view)) for view in views.values())
         self._version = object()
         self._views = views  # last, as other threads take all else for read then
@@ -96,13 +90,6 @@ class FlaskRoutes:
         if getattr(self._app, "_got_first_request", False):
             self._looks_at = now + LOOK_EVERY
 
-    def patterns(self) -> list[Pattern] | None:
-        """Patterns of all routes; None where something around them may answer."""
-        if self._is_wrapped:
-            return None
-        routes = self._app.url_map
-        return [pattern_of(routes, rule) for rule in routes.iter_rules() if not rule.build_only]
-
     def _with_a_short_host(self, environ: Environ) -> Environ:
         """Copy of an environ with a short host, if routes do not depend on it."""
         app, long = self._app, len(environ.get("HTTP_HOST") or "") > LONGEST_HOST
@@ -119,8 +106,6 @@ class DispatchedRoutes:
         """The routes where no prefix fits."""
         self.mounted: dict[str, Routes] = {}
         """The routes by prefix."""
-        self.is_wrapped = False
-        """True if middleware is around it that may answer by itself, or change paths."""
         self._version: Sequence[object] = ()
 
     def decorated(self) -> bool:
@@ -163,22 +148,6 @@ class DispatchedRoutes:
             self._version = now
         return self._version
 
-    def patterns(self) -> list[Pattern] | None:
-        """Patterns of all applications behind their prefixes; None where the one without a prefix shows none."""
-        default = None if self.is_wrapped or self._is_nested else self.default.patterns()
-        if default is None:
-            return None
-        found = [*default]
-        for prefix, routes in self.mounted.items():
-            pattern = tuple(filter(None, prefix.split("/")))
-            found += [(*pattern, *each) for each in routes.patterns() or [(REST,)]]
-        return found
-
-    @property
-    def _is_nested(self) -> bool:
-        """True if a dispatcher is among the applications, maybe this one itself."""
-        return any(isinstance(routes, DispatchedRoutes) for routes in (self.default, *self.mounted.values()))
-
     def prefix_of(self, path: str) -> str:
         """The longest prefix of a path that an application is mounted at, as the dispatcher chooses it.
 
@@ -197,7 +166,6 @@ def _routes(app: Any, known: dict[int, Routes]) -> Routes:
     """Routes of an application; ``known`` are those of dispatchers around it, in which it may be mounted again."""
     flask: Any = None
     passed = []
-    is_wrapped = False
     while app is not None:
         owner = getattr(app, "__self__", app)
         if (step := (id(owner), owner is app)) in passed:  # a wrapper that names itself as its application
@@ -207,20 +175,13 @@ def _routes(app: Any, known: dict[int, Routes]) -> Routes:
             return known[id(app)]
         if is_falcon(owner):
             return FalconRoutes()
-        is_wrapped |= not _passes(type(owner), "__call__")
         if isinstance(mounts := getattr(app, "mounts", None), Mapping):
-            return _dispatched(app, mounts, known, is_wrapped=is_wrapped)
+            return _dispatched(app, mounts, known)
         if hasattr(owner, "url_map") and hasattr(owner, "view_functions"):
-            is_wrapped |= not _passes(type(owner), "wsgi_app")
             flask, app = owner, vars(owner).get("wsgi_app") if owner is app else None
         else:
             app = getattr(owner, "app", None) or getattr(owner, "wsgi_app", None)
-    return NoRoutes() if flask is None else FlaskRoutes(flask, is_wrapped=is_wrapped)
-
-
-def _passes(kind: type, name: str) -> bool:
-    """True if calls to an application or middleware of this kind leave it to the routes which paths are answered."""
-    return f"{getattr(getattr(kind, name, None), '__module__', None)}.".startswith(_PASSING)
+    return NoRoutes() if flask is None else FlaskRoutes(flask)
 
 
 def pattern_of(routes: Any, rule: Any) -> Pattern:
@@ -238,9 +199,8 @@ def pattern_of(routes: Any, rule: Any) -> Pattern:
     return tuple(pattern)
 
 
-def _dispatched(dispatcher: Any, mounts: Mapping[str, Any], known: dict[int, Routes], *, is_wrapped: bool) -> Routes:
+def _dispatched(dispatcher: Any, mounts: Mapping[str, Any], known: dict[int, Routes]) -> Routes:
     known[id(dispatcher)] = found = DispatchedRoutes()
-    found.is_wrapped = is_wrapped
     found.default = _routes(getattr(dispatcher, "app", None), known)
     found.mounted = {prefix: _routes(each, known) for prefix, each in mounts.items()}
     return found

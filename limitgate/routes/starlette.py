@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from limitgate.http.paths import ANY, REST, PathIndex, below
 from limitgate.http.request import Request, Scope
-from limitgate.routes import FalconRoutes, LitestarRoutes, NoRoutes, Pattern, Route, Routes, is_falcon
-from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed, tell_of_limit_above
+from limitgate.routes import FalconRoutes, LitestarRoutes, NoRoutes, Route, Routes, is_falcon
+from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
 """Route segment that surely stays within one segment of a path; other convertors may go on."""
@@ -25,11 +25,9 @@ _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # the values of starlette.routing.Match
 class StarletteRoutes:
     """The routes of a Starlette or FastAPI application, or of one of its routers."""
 
-    def __init__(self, router: Any, app: Any) -> None:
+    def __init__(self, router: Any) -> None:
         self._router = router
         self._routes_of: Callable[[Any], list[Any]] = _IN_ROUTER if _hands_on(router) else _HERE
-        self._app = app
-        """The application as the gate has it, with whatever stands between the two."""
         self._root: list[Any] | None = None
         """The list of routes of the router itself, when they were read."""
         self._tables: dict[int, _Table] = {}
@@ -60,19 +58,6 @@ class StarletteRoutes:
         if routes_of(self._router) is not self._root or self._lists != self._contents:  # as `_current` says
             self._current()
         return self._tables if self._by_path else None
-
-    def patterns(self) -> list[Pattern] | None:
-        """Patterns of all routes, in mounted applications too; None where something else may answer, or change paths."""
-        return None if _may_answer(self._app) else [*_patterns(self._current(), self._routes_of(self._router))]
-
-    def has_cors_inside(self) -> bool:
-        """True if CORS stands between the gate and the routes, behind nothing but what is of the framework itself."""
-        layer, kinds = self._app, []
-        while _is_of_framework(type(layer)) and not _are_routes(getattr(layer, "routes", None)):
-            kinds.append(type(layer))
-            layer = getattr(layer, "app", None)
-        kinds += [each.cls for each in getattr(layer, "user_middleware", ())]
-        return any(getattr(kind, "__name__", "") == "CORSMiddleware" for kind in kinds)
 
     def _find(self, scope: Scope) -> Route | None:
         """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template.
@@ -146,70 +131,6 @@ _BY_PATH = frozenset(
 """Modules and classes whose ``matches`` looks at method and path alone."""
 
 
-def _may_answer(app: Any) -> bool:
-    """True if an application may answer paths that its router has no route for, or have its router see other paths.
-
-    Middleware may do both, unless it is of the framework itself: that of ``BaseHTTPMiddleware`` hardly ever does.
-    """
-    layer = app
-    while not _are_routes(getattr(layer, "routes", None)):
-        if layer is None or not _is_of_framework(type(layer)):
-            return True
-        layer = getattr(layer, "app", None)
-    inside = [each.cls for each in getattr(layer, "user_middleware", ())]
-    if not all(map(_is_of_framework, (type(layer), *inside))):
-        return True
-    router = getattr(layer, "router", layer)
-    has_own_root = bool(getattr(layer, "root_path", ""))
-    has_own_default = _home(getattr(router, "default", None)) != "starlette.routing"
-    return has_own_root or has_own_default or any(map(_has_frontend, _routers(router)))
-
-
-def _is_of_framework(kind: Any) -> bool:
-    """True if calls to an application of this kind are handled by the framework's code, or by ours."""
-    return _home(getattr(kind, "__call__", None)).partition(".")[0] in _FRAMEWORKS  # noqa: B004 - of the class, not of objects
-
-
-def _home(function: Any) -> str:
-    """Name of the module that a function is defined in."""
-    return getattr(function, "__module__", None) or ""
-
-
-_FRAMEWORKS = ("starlette", "fastapi", "limitgate")
-
-
-def _routers(router: Any) -> Iterator[Any]:
-    """A router, and those of FastAPI that are included in it."""
-    waiting, known = [router], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) not in known:
-            known.add(id(each))
-            yield each
-            waiting += [route.original_router for route in each.routes if hasattr(route, "original_router")]
-
-
-def _has_frontend(router: Any) -> bool:
-    """True if FastAPI looks for files of a frontend where no route fits."""
-    return bool(getattr(router, "_low_priority_routes", None))
-
-
-def _patterns(
-    tables: Mapping[int, _Table], routes: list[Any], prefix: Pattern = (), around: frozenset[int] = frozenset()
-) -> Iterator[Pattern]:
-    """Patterns of the routes in a list, behind a prefix. ``around`` are the lists that it is mounted in."""
-    for entry in tables[id(routes)].entries:
-        pattern = (*prefix, *filter(None, segments_of(entry.path)))
-        if not _is_by_path(entry.route):
-            yield (*prefix, REST)
-        elif entry.endpoint is not None or pattern[-1:] == (REST,):
-            yield pattern
-        elif entry.below is None or id(entry.below) in around or _may_answer(entry.route.app):
-            yield (*pattern, REST)
-        else:
-            yield from _patterns(tables, entry.below, pattern, around | {id(routes)})
-
-
 class _Entry(NamedTuple):
     route: Any
     path: str
@@ -259,8 +180,6 @@ def _are_decorated(tables: Iterable[_Table]) -> bool:
     entries = [entry for table in tables for entry in table.entries]
     for entry in entries:
         note_routed(entry.endpoint)
-    for entry in entries:
-        tell_of_limit_above(entry.path, entry.endpoint)
     return any(has_marks(entry.endpoint) or has_marks(effective(entry.endpoint)) for entry in entries)
 
 
@@ -268,7 +187,7 @@ def asgi_routes(app: Any) -> Routes:
     """The routes of an ASGI application, looked for behind the middleware around it."""
     router = router_of(app)
     if router is not None:
-        return StarletteRoutes(router, app)
+        return StarletteRoutes(router)
     while app is not None and not _is_litestar(app):
         if is_falcon(app):
             return FalconRoutes()

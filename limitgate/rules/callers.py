@@ -17,7 +17,6 @@ from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
 from limitgate.limits.limit import Limit
 from limitgate.limits.priority import NORMAL, RESERVES, Priority, is_priority
-from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.gil import yield_gil
 from limitgate.rules.options import Given, read_limits
 
@@ -117,7 +116,6 @@ class Callers:
     def __init__(self, listed: Iterable[KnownCaller] = ()) -> None:
         self._by_key: dict[bytes, list[tuple[bytes, Caller]]] = {}
         self._by_header: list[tuple[dict[str, str], Caller, bool]] = []
-        self._disbelieved = Once(Diagnosis.PASSED_ON_CALLER)
         mistakes: list[ConfigError] = []
         for place, entry in enumerate(listed):
             yield_gil()
@@ -148,25 +146,21 @@ class Callers:
         """True if any API keys are listed; then a key that is not counts as no key."""
         return bool(self._by_key)
 
-    def are_known(self, *, by_header: bool) -> bool:
-        """True if anybody can be recognised by an API key, or by headers if these are ever believed."""
-        return bool(self._known(by_header=by_header))
+    def tiers(self) -> set[str]:
+        """The tiers of all of them."""
+        return {caller.tier for caller in self._every()}
 
-    def tiers(self, *, by_header: bool) -> set[str]:
-        """The tiers of those."""
-        return {caller.tier for caller in self._known(by_header=by_header)}
+    def priorities(self) -> set[Priority]:
+        """The priorities of all of them."""
+        return {caller.priority for caller in self._every()}
 
-    def priorities(self, *, by_header: bool) -> set[Priority]:
-        """The priorities of those."""
-        return {caller.priority for caller in self._known(by_header=by_header)}
-
-    def _known(self, *, by_header: bool) -> list[Caller]:
+    def _every(self) -> list[Caller]:
         callers = [caller for alike in self._by_key.values() for _, caller in alike]
-        return callers + [caller for _, caller, _ in self._by_header] if by_header else callers
+        return callers + [caller for _, caller, _ in self._by_header]
 
     def named(self, name: str) -> Caller | None:
         """The listed caller with this id, None if there is none."""
-        return next((caller for caller in self._known(by_header=True) if caller.id == name), None)
+        return next((caller for caller in self._every() if caller.id == name), None)
 
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
@@ -199,10 +193,8 @@ class Callers:
             return None
         headers = request.headers
         for expected, caller, set_by_proxy in self._by_header:
-            if _are_equal(headers, expected):
-                if set_by_proxy or proxies.trust(request.client):
-                    return caller
-                self._disbelieved.log(caller.id)
+            if _are_equal(headers, expected) and (set_by_proxy or proxies.trust(request.client)):
+                return caller
         return None
 
 

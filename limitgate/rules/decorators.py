@@ -15,14 +15,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Container
 from contextvars import ContextVar
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
-from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.options import LimitOptions, LimitsBy, check_names, check_takes_request, gives_limits, show_options
-from limitgate.rules.routed import path_just_routed
 from limitgate.rules.rule import DEFAULTS, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,8 +33,6 @@ _STACKED = "__limitgate_stacked__"
 """On a wrapper: only decorators below ours can have the function that it wraps."""
 _ROUTED = "__limitgate_routed__"
 """On a wrapper: some application routes to it."""
-_TOLD = "__limitgate_told__"
-"""On a function: it was logged that a decorator of ours stands above its route."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 """The methods through which class-based endpoints are run: Starlette's and Flask's."""
 
@@ -87,13 +83,10 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)
-        is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=False)
         rule = Rule(name or place_named(*_place_of(endpoint)), *parsed, **options).placed()
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
-        guarded: F = _guarded(endpoint, rule, is_stacked=is_stacked)
-        if is_stacked:
-            _tell_of_route(endpoint, inspect.currentframe())
+        guarded: F = _guarded(endpoint, rule)
         return guarded
 
     decorate.__annotations__["endpoint"] = _Endpoint
@@ -115,31 +108,16 @@ def exempt(endpoint: F = _NO_ENDPOINT) -> F:
     """Switch off every rule for an endpoint: no decision, no headers, no charge. Takes no parentheses: ``@exempt``.
 
     It holds for what is routed as ``exempt(endpoint)``, not for other routes of the same endpoint, nor for subclasses of an
-    exempt class. In a stack of decorators the order does not matter.
+    exempt class. So it belongs below the route decorator; among other decorators its place does not matter.
     """
     if endpoint is _NO_ENDPOINT:
         raise ConfigError("@exempt takes no parentheses, expected @exempt alone, above the endpoint")
     _check_is_real(endpoint)
-    is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=True)
-    marked = endpoint if inspect.isclass(endpoint) and is_stacked else _twin(endpoint)
-    _mark(marked, "exempt")
-    if is_stacked and marked is not endpoint:
-        _note_outer(endpoint, marked, is_stacked=True)
-    return cast("F", marked)
-
-
-def _tell_of_route(endpoint: Any, frame: FrameType | None) -> None:
-    """Log that the decorator in ``frame`` stands above a route decorator (LG012); without a gate nobody else would."""
-    path = path_just_routed(endpoint, frame and frame.f_back)
-    if path is not None and inspect.isfunction(endpoint):
-        setattr(endpoint, _TOLD, True)
-        Diagnosis.LIMIT_ABOVE_ROUTE.log(path)
-
-
-def tell_of_limit_above(path: str, endpoint: Any) -> None:
-    """Log that a decorator of ours stands above the route decorator of ``path`` (LG012), unless it does not, or was told."""
-    if effective(endpoint) is not endpoint and not hasattr(endpoint, _TOLD):
-        Diagnosis.LIMIT_ABOVE_ROUTE.log(path)
+    twin = _twin(endpoint)
+    _mark(twin, "exempt")
+    if _is_being_defined(endpoint):
+        _note_outer(endpoint, twin)
+    return cast("F", twin)
 
 
 def _twin(endpoint: Any) -> Any:
@@ -232,7 +210,7 @@ def effective(endpoint: Any) -> Any:
     """The endpoint as it is meant: wrapped by our decorators above, if no application routes to that.
 
     A decorator that stands above the route decorator has made something that the route does not know of. A limit between two
-    route decorators, where nobody else can have the endpoint, is meant for both routes.
+    route decorators is meant for both routes, if it is certain that nobody else has the endpoint.
     """
     function = getattr(endpoint, "__func__", endpoint)
     below = made = function
@@ -248,43 +226,36 @@ def _is_exempt(made: Any) -> bool:
     return "exempt" in getattr(made, _MARKS, ())
 
 
-def _is_named(endpoint: Any, frame: FrameType | None, *, parameters: bool) -> bool:
-    """True if the caller of the decorator in ``frame`` has a name for the endpoint, so that it may be used undecorated, too.
+def _is_being_defined(endpoint: Any) -> bool:
+    """True if an endpoint of a module is not found there under its own name yet: only decorators above can have it.
 
-    In a stack of decorators it has none. Unless ``parameters`` count, those are names only where the caller's caller has one.
+    Of one that is defined in a function this cannot be known, so it is False.
     """
-    while frame is not None and (frame := frame.f_back) is not None:
-        names = {name for name, value in list(frame.f_locals.items()) if value is endpoint}
-        code = frame.f_code
-        if parameters or not names or not names <= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
-            return bool(names) or any(value is endpoint for value in list(frame.f_globals.values())) or _is_global(endpoint)
-    return False
-
-
-def _is_global(endpoint: Any) -> bool:
-    """True if an endpoint is found in its module under its own name."""
+    name = getattr(endpoint, "__qualname__", "<object>")
+    if "<" in name:  # within a function, or a lambda
+        return False
     value: Any = sys.modules.get(getattr(endpoint, "__module__", None) or "")
-    for name in getattr(endpoint, "__qualname__", "").split("."):
-        value = getattr(value, name, None)
-    return value is endpoint
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value is not endpoint
 
 
-def _note_outer(endpoint: Any, made: Any, *, is_stacked: bool) -> None:
+def _note_outer(endpoint: Any, made: Any) -> None:
     """Note on a function the endpoint that wraps it."""
     if inspect.isfunction(endpoint):
-        setattr(endpoint, _OUTER, made)
-        if is_stacked:
+        if _is_being_defined(endpoint):
             setattr(made, _STACKED, True)
+        setattr(endpoint, _OUTER, made)
 
 
 def _without_notes(made: F) -> F:
     """A wrapper without the notes that are about the wrapped function alone."""
-    for note in (_OUTER, _STACKED, _ROUTED, _TOLD):
+    for note in (_OUTER, _STACKED, _ROUTED):
         vars(made).pop(note, None)
     return made
 
 
-def _guarded(endpoint: Any, rule: Rule, *, is_stacked: bool) -> Any:
+def _guarded(endpoint: Any, rule: Rule) -> Any:
     """The endpoint with a guard around it and the mark upon it; the class itself for a class-based one."""
     if inspect.isclass(endpoint):
         dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
@@ -296,7 +267,7 @@ def _guarded(endpoint: Any, rule: Rule, *, is_stacked: bool) -> Any:
         return endpoint
     guard = _guard(endpoint, rule)
     _mark(guard, rule)
-    _note_outer(endpoint, guard, is_stacked=is_stacked)
+    _note_outer(endpoint, guard)
     return guard
 
 

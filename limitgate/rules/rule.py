@@ -35,7 +35,6 @@ from limitgate.limits.duration import seconds_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, as_limit
 from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
-from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.process.gil import yield_gil
@@ -123,27 +122,13 @@ def _condition(value: object) -> When | None:
     return None if value is None else check_takes_request(value)
 
 
-_placed: set[str] = set()
-"""Names of the limits of decorators, dependencies and throttles; there are as many as places in the code."""
-
-
-def note_placed(*names: str) -> None:
-    """Note names of such limits, those of throttles as soon as they are known: their rules are made at their first request."""
-    _placed.update(names)
-
-
 _placed_rules: WeakValueDictionary[int, Rule] = WeakValueDictionary()
-"""The limits themselves, as far as they are made and in use."""
+"""The limits of decorators, dependencies and throttles, as far as they are made and in use."""
 
 
 def placed_rules() -> list[Rule]:
     """The limits of decorators, dependencies and throttles here; those of throttles by rates begin with a request."""
     return list(_placed_rules.values())
-
-
-def is_placed(name: str) -> bool:
-    """True if a decorator, a dependency or a throttle of this process has a limit of this name."""
-    return name in _placed
 
 
 _NO_CALLABLE = {"_limits_by": None}
@@ -401,9 +386,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
         """Note that it is the limit of a decorator, a dependency or a throttle. Returns it."""
-        self.tell_of_methods()
         vars(self).update(kind="limit", given_parts=given_parts)
-        note_placed(self.name)
         _placed_rules[id(self)] = self
         return self
 
@@ -482,11 +465,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
                 yield method, "no methods, which is all of them"
             elif (near := meant(method, _METHODS)) is not None:
                 yield method, repr(near)
-
-    def tell_of_methods(self) -> None:
-        """Log its methods that look like slips of the pen (LG042)."""
-        for method, wanted in self.misspelt_methods():
-            Diagnosis.METHOD_MISSPELT.log(self.name, method, wanted)
 
     @property
     def has_own_cost(self) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any
 
 from dotenv import dotenv_values
@@ -198,7 +199,7 @@ def named_env_file() -> str | None:
     return name or None
 
 
-def warn_about_environment(store: object) -> None:
+def warn_about_environment() -> None:
     """Log settings around this process that will surprise the people who run it."""
     known = {ENV_FILE, *(PREFIX + name.upper() for name in Settings.model_fields)}
     env_file = named_env_file()
@@ -208,33 +209,31 @@ def warn_about_environment(store: object) -> None:
             near = meant(name.removeprefix(PREFIX), Settings.model_fields)
             cure = "take it away, or see help(limitgate.Settings)" if near is None else f"did you mean {PREFIX}{near.upper()}?"
             Diagnosis.UNKNOWN_VARIABLE.log(name, cure)
-    if is_told_to_trust_all():
+    if "*" in trusted_by_server():
         Diagnosis.SERVER_TRUSTS_ALL.log()
-    if store == "memory://" and (workers := seems_to_have_workers()) > 1:
-        Diagnosis.MEMORY_PER_WORKER.log(workers)
 
 
-def is_told_to_trust_all() -> bool:
-    """True if the environment has the server believe everybody's forwarding header."""
-    return os.environ.get("FORWARDED_ALLOW_IPS") == "*"
+def server_options() -> list[str]:
+    """Options of the server, as far as the command line and gunicorn's variable show them."""
+    return [*sys.argv[1:], *os.environ.get("GUNICORN_CMD_ARGS", "").split()]
 
 
-def seems_to_have_workers() -> int:
+def _values(option: str, *variables: str) -> list[str]:
+    """The values of an option of the server, and of variables that stand for it."""
+    options = server_options()
+    found = [os.environ.get(name, "") for name in variables]
+    found += [value for before, value in pairwise(options) if before == option]
+    found += [each.removeprefix(f"{option}=") for each in options if each.startswith(f"{option}=")]
+    return [value.strip("'\"") for value in found]
+
+
+def trusted_by_server() -> list[str]:
+    """Whose forwarding header the server is told to believe, as far as its command line and environment show it."""
+    return [value for value in _values("--forwarded-allow-ips", "FORWARDED_ALLOW_IPS") if value]
+
+
+def workers_of_server() -> int:
     """Number of worker processes of the server, as far as its command line and environment tell."""
-    return _workers(sys.argv)
-
-
-def _workers(arguments: Iterable[str]) -> int:
-    """Number of worker processes of the server, as far as its command line and environment tell."""
-    told = [os.environ.get("WEB_CONCURRENCY", "")]
-    before = ""
-    for argument in arguments:
-        name, mark, value = argument.partition("=")
-        if before in ("--workers", "-w"):
-            told.append(argument)
-        elif mark and name == "--workers":
-            told.append(value)
-        elif name.startswith("-w"):
-            told.append(name[2:])
-        before = argument
+    short = [each.removeprefix("-w") for each in server_options() if each.startswith("-w")]
+    told = [*_values("--workers", "WEB_CONCURRENCY"), *_values("-w"), *short]
     return max((int(count) for count in told if count.isascii() and count.isdigit()), default=1)

@@ -243,26 +243,28 @@ class MemoryStore:
         is_admitted = True
         for key, (bucket, cost, enforced, rows) in zip(keys, template.buckets):
             shard, layout = shards[hash(key) & mask], known.get(bucket)
-            value = shard.get(key)
-            if layout is None or (value is None and self._count >= self._max_buckets):
-                return DECLINED
-            if value is None:
+            value = before = shard.get(key)
+            if value is None and self._count < self._max_buckets:
                 self._reclaim(now)
-            charged = layout.charge(layout.opened(now, cost) if value is None else value, now, layout.number, cost, rows)
+                layout = layout or Layout(bucket)
+                before = layout.opened(now, cost)
+            if before is None or layout is None:
+                return DECLINED
+            charged = layout.charge(before, now, layout.number, cost, rows)
             if charged is None:
                 return DECLINED
             owed, after = charged
             debts += owed
             if after is not None:
-                writes.append((shard, key, value, bucket, after))
+                writes.append((shard, key, value, layout, after))
             elif enforced:
                 is_admitted = False
-        for shard, key, value, bucket, after in writes if is_admitted else ():
+        for shard, key, value, layout, after in writes if is_admitted else ():
             if value is not None and shard.get(key) is value:
                 shard[key] = after
             else:  # it is new, or was dropped for another one, and maybe the layout with it
-                layout = self._layouts.of(bucket)
-                self._put(shard, key, layout, layout.mark + after[len(layout.mark) :], ())
+                known_layout = self._layouts.of(layout.bucket, layout)
+                self._put(shard, key, known_layout, known_layout.mark + after[len(known_layout.mark) :], ())
         return template.reading(keys, now, debts, is_admitted)
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:

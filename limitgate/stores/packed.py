@@ -66,11 +66,12 @@ class Layout:
         "uses",
     )
 
-    def __init__(self, bucket: Bucket, number: int) -> None:
+    def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
-        self.number = number
-        self.mark = _NUMBER.pack(number)
-        """First bytes of every value."""
+        self.number = 0
+        """Number in a store; 0 until a bucket is kept there that has this layout."""
+        self.mark = b""
+        """First bytes of every value in that store."""
         self.uses = 0
         """Buckets that have this layout."""
         initial = bucket.algorithm.initial(0, bucket)
@@ -128,12 +129,14 @@ class Layouts:
         self.numbered: list[Any] = []
         self._free: list[int] = []
 
-    def of(self, bucket: Bucket) -> Layout:
-        """Layout of the buckets of these windows."""
+    def of(self, bucket: Bucket, unknown: Layout | None = None) -> Layout:
+        """Layout of the buckets of these windows, ``unknown`` if there is none yet."""
         layout = self.known.get(bucket)
         if layout is None:
-            layout = Layout(bucket, self._number())  # no number is ever given twice, wherever a signal comes in between
-            self.numbered[layout.number] = self.known[bucket] = layout
+            layout = Layout(bucket) if unknown is None else unknown
+            layout.number = number = self._number()  # none is ever given twice, wherever a signal comes in between
+            layout.mark = _NUMBER.pack(number)
+            self.numbered[number] = self.known[bucket] = layout
         return layout
 
     def by(self, value: bytes) -> Layout:

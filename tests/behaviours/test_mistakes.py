@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -668,14 +667,6 @@ def test_a_variable_that_is_none_is_told_with_the_one_that_is(
     assert f"{variable} is no setting of LimitGate and is ignored; {cure}" in caplog.text
 
 
-def test_a_sync_limiter_in_async_code_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def handler() -> None:
-        Limiter("memory://").hit("ann", "5/minute")
-
-    asyncio.run(handler())
-    assert "use an AsyncLimiter there" in caplog.text
-
-
 def test_a_refusal_that_is_taken_for_true_is_told() -> None:
     """As where ``hit`` says yes or no, by the line that does it."""
     limiter = Limiter("memory://")
@@ -697,18 +688,6 @@ def test_an_option_that_is_a_setting_of_django_by_itself_is_told(monkeypatch: py
     monkeypatch.setattr("limitgate.django.options.settings", type("Fake", (), {f"LIMITGATE_{settled}": "config/"}))
     with pytest.raises(ConfigError, match=rf"LIMITGATE_{settled}, which nobody reads, expected LIMITGATE = {{'{settled}'"):
         django_options()
-
-
-def test_settings_of_flask_limiter_are_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once nobody reads them; as long as both limiters run side by side they are its own."""
-    monkeypatch.delitem(sys.modules, "flask_limiter", raising=False)
-    for _ in range(2):
-        app = flask.Flask("app")
-        app.config.update(RATELIMIT_DEFAULT="5/minute", RATELIMIT_STORAGE_URI="memory://")
-        FlaskLimitGate(app, rules=RULES)
-        monkeypatch.setitem(sys.modules, "flask_limiter", object())
-    (line,) = [message for message in caplog.messages if message.startswith("LG041")]
-    assert "RATELIMIT_DEFAULT, RATELIMIT_STORAGE_URI" in line
 
 
 def test_an_option_of_django_that_there_is_not_is_told_with_the_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -134,15 +132,13 @@ WAYS = ["uvicorn, a flag", "gunicorn, a flag", "gunicorn, a file", "uvicorn, a v
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_server_that_believes_everybody_is_told_of(tmp_path: Path, way: str) -> None:
-    """However it was told to, as soon as a client has chosen its address, once."""
+    """At start, or as soon as a client has chosen its address, once."""
     with believing(tmp_path, way, "*") as (url, log):
-        spoofed(url, *[f"198.18.0.{number}" for number in range(9)])
-        told(log, "LG002")
-        spoofed(url, "1.2.3.4, 5.6.7.8", "2001:db8::1")
+        spoofed(url, *[f"198.18.0.{number}, 5.6.7.8" for number in range(9)])
         assert len(told(log, "LG002")) == 1
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if "file" not in way])
 def test_a_server_that_believes_its_proxies_is_not(tmp_path: Path, way: str) -> None:
     """Proxies that are named are believed without a word, a chain of public ones as well."""
     with believing(tmp_path, way, "127.0.0.1,5.6.7.8") as (url, log):
@@ -155,11 +151,10 @@ def test_a_server_that_believes_its_proxies_is_not(tmp_path: Path, way: str) -> 
 
 @pytest.mark.parametrize("target", ["flask_at_start", "at_start"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_in_a_file_are_counted(tmp_path: Path, target: str, workers: int) -> None:
-    """Several workers on memory:// are told of by each, whatever has started them; one is not."""
-    worker = "worker_class = 'uvicorn_worker.UvicornWorker'\n" if target == "at_start" else ""
-    (tmp_path / "conf.py").write_text(f"workers = {workers}\n{worker}")
-    command = [*GUNICORN, "--config", str(tmp_path / "conf.py"), f"tests.e2e.{target}:app"]
+def test_workers_of_gunicorn_are_counted(tmp_path: Path, target: str, workers: int) -> None:
+    """Several workers on memory:// are reported by each; one is not."""
+    kind = ["--worker-class", "uvicorn_worker.UvicornWorker"] if target == "at_start" else []
+    command = [*GUNICORN, "--workers", str(workers), *kind, f"tests.e2e.{target}:app"]
     log = tmp_path / "gunicorn.log"
     with server_process(command, log, lambda text: text.count("Booting worker") == workers, {}) as url:
         served = {httpx.get(url, timeout=PATIENCE).text.split()[0] for _ in range(3)}
@@ -174,8 +169,7 @@ def test_local_limits_of_workers_that_are_not_divided(
     tmp_path: Path, redis_server: RedisServer, processes: str, says: object
 ) -> None:
     """Under ``on_error: local`` several workers have to be told how many they are."""
-    (tmp_path / "conf.py").write_text("workers = 2\n")
-    command = [*GUNICORN, "--config", str(tmp_path / "conf.py"), "tests.e2e.flask_at_start:app"]
+    command = [*GUNICORN, "--workers", "2", "tests.e2e.flask_at_start:app"]
     environment = {
         "LIMITGATE_STORE": redis_server.url,
         "LIMITGATE_ON_ERROR": "local",
@@ -200,57 +194,7 @@ def test_a_reloader_is_no_worker(tmp_path: Path) -> None:
 
 
 def test_uvicorn_s_workers_are_counted(tmp_path: Path) -> None:
-    """Processes that a supervisor has spawned and not forked share its socket as well."""
-    program = "import uvicorn\nif __name__ == '__main__':\n    uvicorn.run('tests.e2e.at_start:app', port=0, workers=3)\n"
-    (tmp_path / "main.py").write_text(program)
-    log, environment = tmp_path / "uvicorn.log", {"PYTHONPATH": str(ROOT)}
-    ready = "Application startup complete"
-    with server_process(
-        [sys.executable, str(tmp_path / "main.py")], log, lambda text: text.count(ready) == 3, environment
-    ) as url:
+    """Processes that a supervisor has spawned and not forked see its command line as well."""
+    with uvicorn_process("tests.e2e.at_start:app", tmp_path, "--workers", "3") as url:
         assert httpx.get(url, timeout=PATIENCE).status_code == 200
-        assert "LG001 3 workers" in told(log, "LG001")[0][1]
-
-
-ODD = """
-import logging, os, sys
-import flask
-import limitgate.flask
-from limitgate import Rule
-
-logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s", stream=sys.stderr)
-app = flask.Flask(__name__)
-app.add_url_rule("/", "who", lambda: str(os.getpid()))
-limitgate.flask.LimitGate(app, rules=[Rule("all", "9999/minute"), Rule("odd", "9/minute", path="/od")])
-"""
-"""A module of an application with a rule that no route has."""
-
-
-def until_served_by(url: str, log: Path, *, others: set[int], many: int) -> set[int]:
-    """Ask until so many workers have answered that are none of these; every worker that answers tells of the rule."""
-    found, deadline = set[int](), time.monotonic() + PATIENCE
-    while len(found) < many:
-        assert time.monotonic() < deadline, log.read_text()
-        with suppress(httpx.TransportError):  # a worker that is about to go
-            found |= {int(httpx.get(url, timeout=PATIENCE).text)} - others
-        time.sleep(MOMENT)
-    return found
-
-
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
-def test_each_worker_tells_once(tmp_path: Path, ending: signal.Signals) -> None:
-    """However workers end, those in their places tell what they find, once each, and the others nothing again."""
-    (tmp_path / "odd.py").write_text(ODD)
-    log = tmp_path / "gunicorn.log"
-    command = [*GUNICORN, "--workers", "2", "--pythonpath", str(tmp_path), "odd:app"]
-    with server_process(command, log, listening, {}) as url:
-        first = until_served_by(url, log, others=set(), many=2)
-        ended = min(first)
-        os.kill(ended, ending)
-        later = until_served_by(url, log, others=first, many=1)
-        until_served_by(url, log, others={ended}, many=2)
-        (arbiter,) = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in later}
-        os.kill(arbiter, signal.SIGHUP)
-        last = until_served_by(url, log, others=first | later, many=2)
-        every = first | later | last
-        assert sorted(pid for pid, _ in told(log, "LG030", len(every))) == sorted(every)
+        assert "LG001 3 workers" in told(tmp_path / "uvicorn.log", "LG001")[0][1]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from asgiref.sync import iscoroutinefunction
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
 from starlette.middleware import Middleware
@@ -330,10 +330,12 @@ def test_send_is_a_coroutine_function() -> None:
     handed = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        handed.append(inspect.iscoroutinefunction(send))
+        handed.append(iscoroutinefunction(send))
 
     call(gated(app))
-    assert handed == [True]
+    call(gated(app, Rule("adaptive", "9/minute", adaptive=True)))
+    call(gated(app, Rule("slots", "9 at once")))
+    assert handed == [True] * 3
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import re
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
@@ -20,16 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-import fastapi
 import pytest
-from flask import Flask
 
-from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, limit
-from limitgate.gate.planning.identity import WITHOUT_USER
-from limitgate.messages.diagnostics import APART, PAGE, Diagnosis, Once, clock_comparison
+from limitgate import Caller, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError
+from limitgate.messages.diagnostics import PAGE, Diagnosis, Once
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
-from tests.support.doors import PATIENCE, PEER, SITES, Site, asgi_reply, wsgi_reply
+from tests.support.doors import PATIENCE, PEER, SITES, Site, wsgi_reply
 from tests.support.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -78,15 +74,9 @@ CURES = {
     "LG005": "list their digests under callers, or name callers by identify",
     "LG006": "add its address to trusted_proxies",
     "LG007": "'burst %d' would hold it",
-    "LG008": "narrow that one, or remove the other",
-    "LG009": "list callers in the tier's file, or name them by identify",
-    "LG010": "let NTP set both",
     "LG011": "let NTP slew it",
-    "LG012": "belongs below",
     "LG013": "add it to trusted_proxies, if it has as many customers, raise new_buckets",
-    "LG014": "give some priority: high, or take the reserve away",
     "LG015": "bound what a process takes in, or add processes",
-    "LG016": "say set_by_proxy: true",
     "LG017": "let NTP slew clocks",
     "LG018": "let it be volatile-ttl or noeviction",
     "LG019": "appendonly yes saves it",
@@ -97,22 +87,11 @@ CURES = {
     "LG024": ": %s",
     "LG025": ": %s",
     "LG026": ": %s",  # the message of the `ConfigError`
-    "LG027": "name one that there is, or '*' for all",
     "LG028": "say how many by option processes",
-    "LG029": "use an AsyncLimiter",
-    "LG030": "correct or remove them",
-    "LG031": "authentication has to stand around LimitGate",
-    "LG032": "set trusted_proxies for headers, or name them by identify",
-    "LG033": "name one that there is",
     "LG034": "cannot be used: %s",  # the message of the `ConfigError`
     "LG036": "look into its own log",
     "LG035": "takes effect with a restart",
-    "LG037": "add it after LimitGate",
-    "LG038": "did you mean",
     "LG039": "expected %s",  # the code that keeps it
-    "LG040": "keep one of them, or give their rules different names",
-    "LG041": "their counterparts are in docs/migrating.md",
-    "LG042": "did you mean",
     "LG049": "expected %s",  # what has an id
 }
 """What each line says to do: who installs with pip has no folder of docs."""
@@ -212,36 +191,9 @@ def workers(stage: Stage, arguments: tuple[str, ...], store: Any = "memory://", 
     stage.asked(store=store, **options)
 
 
-def decorated(stage: Stage, arguments: tuple[str, ...], store: Any, **options: Any) -> None:
-    """Workers of an application whose rules are of this process in no failure, but a limit in its code may be."""
-    stage.argv(*arguments)
-    view: Any = limit("9/m", **options)(lambda: "hello")
-    app = Flask(__name__)
-    app.add_url_rule("/", view_func=view)
-    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[Rule("a", "99/m")], store=store)  # type: ignore[method-assign]
-    for _ in range(2):
-        app.test_client().get("/")
-
-
 def variable(stage: Stage, name: str, value: str) -> None:
     stage.setenv(name, value)
     stage.asked()
-
-
-def keeping(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
-    """A rule that keeps something for high priority, and callers who may have it."""
-    stage.asked(rules=RuleSet([KEEPING], callers), **options)
-
-
-def tiered(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
-    rules = [Rule("api", "9/m"), Rule("api", "99/m", tier="vip"), Rule("more", "99/m", tier="vip")]
-    stage.asked(rules=RuleSet(rules, callers), **options)
-
-
-def named(stage: Stage, headers: dict[str, str], trusted_proxies: Sequence[str] = (PEER,), **options: Any) -> None:
-    """A request that came through a proxy, and a caller who is listed by a header."""
-    known = KnownCaller(id="a", header={"X-A": "a"}, **options)
-    stage.asked(rules=RuleSet([Rule("api", "9/m")], [known]), headers=headers, trusted_proxies=trusted_proxies)
 
 
 def stepping(stage: Stage, seconds: float) -> None:
@@ -249,10 +201,6 @@ def stepping(stage: Stage, seconds: float) -> None:
     for _ in range(3):
         stage.clock.advance(seconds)
         it.ask()
-
-
-def health(stage: Stage, exempt: list[Rule], *rules: Rule, **options: Any) -> None:
-    stage.asked(Rule("all", "9/m"), *rules, *exempt, **options)
 
 
 def inventing(stage: Stage, part: str, **options: Any) -> None:
@@ -339,47 +287,6 @@ def behind_tls(stage: Stage, folder: Path, scheme: str, trust: str = "", **optio
     told(stage, f"{scheme}://127.0.0.1:{port}{trust.format(folder)}", **options)
 
 
-FREE = Rule("free", path="/health/**", exempt=True)
-LIVE = Rule("live", "9/m", path="/health/live")
-KEEPING = Rule("api", "9/m", reserve="9%")
-
-
-def replacing(stage: Stage, name: str) -> None:
-    """Two decorators on a Flask view, one of which replaces what has this name."""
-    app = Flask(__name__)
-    view: Any = limit("9/m", replaces=[name])(limit("99/m", name="big")(lambda: "hello"))
-    app.add_url_rule("/", "view", view)
-    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[Rule("all", "9/m")])  # type: ignore[method-assign]
-    for _ in range(3):
-        assert wsgi_reply(app).status == 200
-
-
-def limited_for(stage: Stage, method: str) -> None:
-    """A decorator for one method on a Flask view."""
-    app = Flask(__name__)
-    app.add_url_rule("/", "view", limit("9/m", methods=[method])(lambda: "hello"))
-    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[])  # type: ignore[method-assign]
-    for _ in range(3):
-        assert wsgi_reply(app).status == 200
-
-
-def without_user(stage: Stage, requests: int, key: str = "user", after: str | None = None, **named: Any) -> None:
-    """Requests without a user under a rule that counts by user, and afterwards, if ``after`` is given, one by that user."""
-    it = stage.site(Rule("a", "9999/m", key=[key]))
-    for _ in range(requests):
-        it.ask(**named)
-    if after is not None:
-        it.ask(**{"user" if it.door == "asgi" else "REMOTE_USER": after})
-
-
-def before_others(stage: Stage) -> None:
-    """A user, and then many requests without one."""
-    it = stage.site(Rule("a", "9999/m", key=["user"]))
-    it.ask(**{"user" if it.door == "asgi" else "REMOTE_USER": "ada"})
-    for _ in range(WITHOUT_USER + 9):
-        it.ask()
-
-
 def by_user(stage: Stage, *users: object) -> None:
     """Requests of these users under rules that count by user."""
     rules = [Rule("a", "9/m", key=["user"]), Rule("b", "9/m", key=["user|ip", "method"])]
@@ -397,11 +304,6 @@ def hello(_: Any, start_response: Any) -> list[bytes]:
     return [b"hello"]
 
 
-def having(stage: Stage, *names: str) -> None:
-    """A caller with limits of its own by these names."""
-    stage.asked(Rule("api", "9/m"), identify=lambda _: Caller("a", limits=dict.fromkeys(names, "9/m")))
-
-
 def rewritten(stage: Stage, name: str, *texts: str, looks: int = 3) -> None:
     """A rule file, or a file of variables, in which one text after the other is written while the gate looks."""
     with TemporaryDirectory() as folder:
@@ -415,31 +317,6 @@ def rewritten(stage: Stage, name: str, *texts: str, looks: int = 3) -> None:
                 Path(folder, name).write_text(text)
             for _ in range(looks):
                 it.app.gate.looker.look()
-
-
-LISTED_BY_HEADER = KnownCaller(id="a", header={"X-A": "a"})
-NAMED = limit("9/m", name="big-by-name")(lambda: "hello")
-"""A view that no gate has met, with a limit of a name."""
-BY_CALLER = Rule("a", "9/m", key=["caller"])
-
-
-def of_tier(stage: Stage, tier: str) -> None:
-    stage.asked(BY_CALLER, Rule("a", "9/m", tier="vip"), identify=lambda _: Caller("ann", tier))
-
-
-def within(stage: Stage, inner: Any, outer: Any, name: str = "all", **options: Any) -> None:
-    """A gate inside of another one, with the stores of both and the name of the outer one's rule."""
-    it = stage.site(Rule("all", "99/minute"), store=inner)
-    outermost = stage.site(Rule(name, "99/minute"), store=outer, **options)
-    outermost.app.app = it.app
-    for _ in range(3):
-        assert outermost.ask("/api").status == 200
-
-
-def on_redis(stage: Stage, **options: Any) -> None:
-    """A gate inside of another one on one server, where they have to name it differently."""
-    server = stage.redis()
-    within(stage, server.url, server.url, **options)
 
 
 SITUATIONS: dict[str, list[Play]] = {
@@ -479,27 +356,6 @@ SITUATIONS: dict[str, list[Play]] = {
             rules=RuleSet([Rule("api", "60/minute")], tiers=["vip"]), identify=lambda _: None, strict=True
         ),
     ],
-    "LG008": [
-        lambda stage: health(stage, [FREE], LIVE),
-        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/health", methods=["POST"])),
-        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/health/{x}/y/**")),
-        lambda stage: health(
-            stage,
-            [Rule("f", path="/x", methods=["GET"], exempt=True), Rule("g", path="/**", methods=["HEAD", "POST"], exempt=True)],
-            Rule("r", "9/m", path="/x", methods=["GET", "POST"]),
-        ),
-        lambda stage: health(stage, [FREE, Rule("free", tier="vip", exempt=True)], LIVE, identify=lambda _: None),
-        lambda stage: stage.asked(rules=RuleSet([FREE, LIVE], tiers=["vip"]), identify=lambda _: None),
-    ],
-    "LG009": [
-        tiered,
-        lambda stage: tiered(stage, KnownCaller(id="a", api_key=DIGEST)),
-        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip")),
-    ],
-    "LG010": [
-        lambda stage: stage.asked(store=FarAway(60)),
-        lambda stage: stage.asked(store=FarAway(-60)),
-    ],
     "LG011": [lambda stage: stepping(stage, -5)],
     "LG013": [
         lambda stage: inventing(stage, "header:x-id", new_buckets=2),
@@ -507,13 +363,7 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: inventing(stage, "api_key", new_buckets=2),
         lambda stage: inventing(stage, "header:x-id", new_buckets=2, trusted_proxies=["10.0.0.0/8"]),
     ],
-    "LG014": [
-        keeping,
-        lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST)),
-        lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high")),
-    ],
     "LG015": [lambda stage: stage.asked(store=Failing("overload"))],
-    "LG016": [lambda stage: named(stage, {"X-A": "a"} | XFF)],
     "LG017": [lambda stage: leaping(stage, 60), lambda stage: leaping(stage, 3600, 7200)],
     "LG018": [
         lambda stage: filling(stage, "100mb", "allkeys-lru"),
@@ -546,22 +396,10 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: stage.asked(Rule("a", lambda _: "often", qpm=9)),
         lambda stage: stage.asked(Rule("a", "9/m"), identify=lambda _: Caller("b", limits={"a": "often"})),
     ],
-    "LG027": [lambda stage: replacing(stage, "al"), lambda stage: replacing(stage, "other")],
     "LG028": [
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="local"),
         lambda stage: workers(stage, ("uvicorn", "-w4"), FarAway(0), rules=[Rule("a", "9/m", on_error="local")]),
-        lambda stage: decorated(stage, ("uvicorn", "-w4"), FarAway(0), on_error="local"),
     ],
-    "LG031": [
-        lambda stage: without_user(stage, WITHOUT_USER * 2 + 9),
-        lambda stage: without_user(stage, WITHOUT_USER, after="ada"),
-        lambda stage: without_user(stage, WITHOUT_USER, "user|ip"),
-    ],
-    "LG032": [
-        lambda stage: stage.asked(BY_CALLER, Rule("b", "9/m", key=["ip", "caller|ip"])),
-        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [LISTED_BY_HEADER])),
-    ],
-    "LG033": [lambda stage: having(stage, "apii"), lambda stage: having(stage, "api", "a", "b")],
     "LG034": [
         lambda stage: rewritten(stage, "rules.yaml", "rules: ["),
         lambda stage: rewritten(stage, "rules.yaml", "tier: default"),
@@ -569,14 +407,6 @@ SITUATIONS: dict[str, list[Play]] = {
     "LG035": [
         lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=two"),
         lambda stage: rewritten(stage, "variables", "LIMITGATE_IPV6_PREFIX=often"),
-    ],
-    "LG038": [lambda stage: of_tier(stage, "VIP"), lambda stage: of_tier(stage, "vips"), lambda stage: of_tier(stage, "vpi")],
-    "LG040": [lambda stage: within(stage, *[MemoryStore()] * 2), on_redis],
-    "LG042": [
-        lambda stage: stage.asked(Rule("a", "9/m", methods=["POST", "GTE"])),
-        lambda stage: stage.asked(Rule("a", "9/m", methods=["ALL"])),
-        lambda stage: stage.asked(rules=RuleSet([Rule("a", "9/m", methods=["GTE"])], tiers=["vip"]), identify=lambda _: None),
-        lambda stage: limited_for(stage, "POTS"),
     ],
     "LG049": [
         lambda stage: by_user(stage, {"name": "Ada"}, {"name": "Bob"}, "ada", object()),
@@ -628,36 +458,6 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: stage.asked(Rule("api", "60/minute burst 5", cost=5), strict=True),
         lambda stage: stage.asked(Rule("free", exempt=True), strict=True),
     ],
-    "LG008": [
-        lambda stage: health(stage, [FREE]),
-        lambda stage: health(stage, [], LIVE),
-        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/healthy")),
-        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/{x}/live")),
-        lambda stage: health(stage, [Rule("f", path="/health", exempt=True)], Rule("r", "9/m", path="/health/**")),
-        lambda stage: health(stage, [Rule("f", path="/health/{x}", exempt=True)], Rule("r", "9/m", path="/health")),
-        lambda stage: health(
-            stage, [Rule("f", path="/health", methods=["GET"], exempt=True)], Rule("r", "9/m", path="/health")
-        ),
-        lambda stage: health(stage, [FREE, Rule("also", path="/health", exempt=True)]),
-        # it applies to one tier
-        lambda stage: health(stage, [FREE], LIVE, Rule("free", "9/m", tier="vip"), identify=lambda _: None),
-        # staff are let off everything
-        lambda stage: health(stage, [Rule("off", tier="staff", exempt=True)], LIVE, identify=lambda _: Caller("a", "staff")),
-    ],
-    "LG009": [
-        lambda stage: tiered(stage, identify=lambda _: None),
-        lambda stage: tiered(stage, KnownCaller(id="a", api_key=DIGEST, tier="vip")),
-        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip"), trusted_proxies=["10.0.0.0/8"]),
-        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip"), trusted_proxies=["unix"]),
-        lambda stage: stage.asked(Rule("api", "9/m", tier="default")),
-    ],
-    "LG010": [
-        lambda stage: stage.asked(store=FarAway(0)),
-        lambda stage: stage.asked(store=FarAway(1.5)),
-        lambda stage: stage.asked(store=FarAway(-1.5)),
-        lambda stage: stage.asked(store=FarAway(-5), timeout=10),  # so long it may have been on its way
-        lambda stage: stage.asked(store=MemoryStore(stage.clock)),
-    ],
     "LG011": [lambda stage: stepping(stage, 5), lambda stage: stepping(stage, -0.5)],
     "LG013": [
         lambda stage: inventing(stage, "header:x-id"),
@@ -666,19 +466,6 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: inventing(stage, "api_key", new_buckets=2, identify=lambda _: None),
         lambda stage: inventing(stage, "ip", new_buckets=2),
         lambda stage: stage.asked(Rule("a", "9/m", key=["header:x-id"]), headers={"X-Id": "203"}, new_buckets=2),
-    ],
-    "LG014": [
-        lambda stage: keeping(stage, identify=lambda _: None),
-        lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST, priority="high")),
-        lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high"), trusted_proxies=["10.0.0.0/8"]),
-        lambda stage: stage.asked(rules=RuleSet([KEEPING, Rule("api", "9/m", reserve="9%", priority="high", tier="vip")])),
-        lambda stage: stage.asked(Rule("api", "9/m")),
-    ],
-    "LG016": [
-        lambda stage: named(stage, {"X-A": "b"} | XFF),
-        lambda stage: named(stage, {"X-A": "a"}),
-        lambda stage: named(stage, {"X-A": "a"} | XFF, set_by_proxy=True),
-        lambda stage: named(stage, {"X-A": "a"} | XFF, trusted_proxies=["198.51.100.1"]),
     ],
     "LG017": [
         leaping,
@@ -714,32 +501,12 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: stage.asked(Rule("a", lambda _: None)),
         lambda stage: stage.asked(Rule("a", "9/m"), identify=lambda _: Caller("b", limits={"c": "often"})),
     ],
-    "LG027": [
-        lambda stage: replacing(stage, "all"),
-        lambda stage: replacing(stage, "*"),
-        lambda stage: replacing(stage, "big"),
-    ],
     "LG028": [
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="local", processes=4),
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="closed"),
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), on_error="local"),
         lambda stage: workers(stage, ("uvicorn",), FarAway(0), on_error="local"),
-        lambda stage: decorated(stage, ("uvicorn", "-w4"), FarAway(0), on_error="closed"),
-        lambda stage: decorated(stage, ("uvicorn", "-w4"), MemoryStore(), on_error="local"),
     ],
-    "LG031": [
-        lambda stage: without_user(stage, WITHOUT_USER - 1, after="ada"),
-        lambda stage: without_user(stage, WITHOUT_USER * 2, "ip"),
-        lambda stage: without_user(stage, WITHOUT_USER * 2, "api_key|user", headers={"X-API-Key": "a"}),
-        before_others,
-    ],
-    "LG032": [
-        lambda stage: stage.asked(BY_CALLER, identify=lambda _: None),
-        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [KnownCaller(id="a", api_key=DIGEST)])),
-        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [LISTED_BY_HEADER]), trusted_proxies=["10.0.0.0/8"]),
-        lambda stage: stage.asked(Rule("a", "9/m", key=["tier"])),
-    ],
-    "LG033": [lambda stage: having(stage, "api"), lambda stage: having(stage, "big-by-name"), having],
     "LG034": [
         lambda stage: rewritten(stage, "rules.yaml", "rules: [{name: all, qpm: 9}]"),
         lambda stage: rewritten(stage, "rules.yaml", "rules: [", looks=1),
@@ -748,22 +515,7 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=one\nOTHER=1"),
         lambda stage: rewritten(stage, "rules.yaml", "rules: [{name: all, qpm: 9}]"),
     ],
-    "LG038": [
-        lambda stage: of_tier(stage, "vip"),
-        lambda stage: of_tier(stage, "free"),
-        lambda stage: of_tier(stage, "default"),
-    ],
-    "LG040": [
-        lambda stage: within(stage, "memory://", "memory://"),
-        lambda stage: within(stage, MemoryStore(), MemoryStore()),
-        lambda stage: within(stage, *[MemoryStore()] * 2, name="other"),
-        lambda stage: on_redis(stage, key_prefix="other"),
-    ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
-    "LG042": [
-        lambda stage: stage.asked(Rule("a", "9/m", methods=["GET", "PURGE", "PROPFIND", "M-SEARCH"])),
-        lambda stage: limited_for(stage, "post"),
-    ],
     "LG049": [
         lambda stage: by_user(stage, 5, UUID(int=7), {"sub": "ada"}, ("acme", 5), "ada", SimpleNamespace(email="a@b.example")),
         lambda stage: by_user(stage, None, "", True, {}, SimpleNamespace(is_authenticated=False)),
@@ -806,76 +558,19 @@ def test_it_is_not_said_in_vain(stage: Stage, caplog: pytest.LogCaptureFixture, 
     assert code not in codes(caplog)
 
 
-def above(where: str) -> Any:
-    """An application whose ``@limit`` stands above or below its route."""
-    app = fastapi.FastAPI()
-    if where == "above":
-
-        @limit("9/minute")
-        @app.get("/api")
-        def api() -> str:
-            return "hello"
-
-    else:
-
-        @app.get("/api")
-        @limit("9/minute")
-        def api() -> str:
-            return "hello"
-
-    return LimitGate(app, rules=[])
-
-
-async def asked_thrice(where: str) -> None:
-    gate = above(where)
-    for _ in range(3):
-        await asgi_reply(gate, "/api")
-
-
-@pytest.mark.parametrize("where", ["above", "below"])
-def test_a_limit_above_the_route(caplog: pytest.LogCaptureFixture, where: str) -> None:
-    """Where ``@limit`` stands above its route that is said, once, and not where it stands below."""
-    asyncio.run(asked_thrice(where))
-    assert codes(caplog) == (["LG012"] if where == "above" else [])
-
-
 def test_every_code_has_its_situation() -> None:
     """No diagnosis is left without a test."""
     assert SITUATIONS.keys() == INNOCENT.keys()
-    assert (
-        SITUATIONS.keys() | {"LG012", "LG020", "LG029", "LG030", "LG036", "LG037", "LG039", "LG041"} == CODES
-    )  # those are in tests of their own
+    assert SITUATIONS.keys() | {"LG020", "LG036", "LG039"} == CODES  # those are in tests of their own
 
 
 @pytest.mark.parametrize("play", [play for code in sorted(SITUATIONS) for play in SITUATIONS[code]])
 def test_nothing_is_said_where_it_is_switched_off(stage: Stage, caplog: pytest.LogCaptureFixture, play: Play) -> None:
-    """A gate that is not enabled looks at nothing. A store and a decorator have looked before."""
+    """A gate that is not enabled looks at nothing. A store has looked before."""
     stage.setenv("LIMITGATE_ENABLED", "false")
     with caplog.at_level(logging.DEBUG, "limitgate"), contextlib.suppress(AttributeError):
         play(stage)
-    assert [code for code in codes(caplog) if code not in ("LG011", "LG042")] == []
-
-
-@pytest.mark.parametrize("ahead", [0, 60])
-def test_the_clock_of_redis_is_compared(
-    redis_server: RedisServer, stage: Stage, caplog: pytest.LogCaptureFixture, ahead: float
-) -> None:
-    """A real Redis on this machine has this machine's clock; where this machine's is another one, that is said."""
-    clocks = {"time": lambda: time.time() + ahead, "monotonic": time.monotonic}
-    stage.setattr("limitgate.gate.lifecycle.build.time", type("time", (), clocks))
-    stage.asked(store=redis_server.url, timeout=5)
-    assert codes(caplog) == (["LG010"] if ahead else [])
-
-
-def test_it_says_which_clock_is_ahead(caplog: pytest.LogCaptureFixture) -> None:
-    """The line on two clocks says by how much they differ and in which direction."""
-    for now in (1_000_000_000, 1_002_500_000, 997_000_000):
-        clock_comparison(lambda: 1000.0, late=0.1)(now)
-    assert [re.search(r"clock is (.*) this", message)[1] for message in caplog.messages] == [
-        "2.5 seconds ahead of",
-        "3.0 seconds behind",
-    ]
-    assert APART == 2
+    assert [code for code in codes(caplog) if code != "LG011"] == []
 
 
 def test_once_is_once_under_threads(caplog: pytest.LogCaptureFixture) -> None:
@@ -887,19 +582,18 @@ def test_once_is_once_under_threads(caplog: pytest.LogCaptureFixture) -> None:
     assert codes(caplog) == ["LG002"]
 
 
-def test_a_proxy_is_missed_only_for_a_while(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """A proxy that comes after other requests is noticed; after the first thousand nobody looks any more."""
+@pytest.mark.parametrize(
+    ("before", "logged"), [(0, True), (1, True), (2, False), (7, True), (62, False), (63, True), (1023, True)]
+)
+def test_requests_are_searched_for_a_proxy_ever_more_seldom(
+    stage: Stage, caplog: pytest.LogCaptureFixture, *, before: int, logged: bool
+) -> None:
+    """The first, second, fourth, eighth and so on; a proxy writes its header into all of them."""
     it = stage.site(Rule("all", "9999/second"))
-    for _ in range(999):
+    for _ in range(before):
         it.ask()
     it.ask(headers=XFF)
-    assert codes(caplog) == ["LG006"]
-    caplog.clear()
-    it = stage.site(Rule("all", "9999/second"))
-    for _ in range(1000):
-        it.ask()
-    it.ask(headers=XFF)
-    assert codes(caplog) == []
+    assert codes(caplog) == ["LG006"] * logged
 
 
 def test_a_client_that_names_itself_hides_no_proxy(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

@@ -340,11 +340,11 @@ def test_the_doors_take_exactly_the_settings() -> None:
     assert GateOptions.__required_keys__ == frozenset()
 
 
-def warnings_for(caplog: pytest.LogCaptureFixture, store: object = "memory://") -> list[str]:
+def warnings_for(caplog: pytest.LogCaptureFixture, store: str = "memory://") -> list[str]:
     """What is logged when a gate on this store is built."""
     caplog.clear()
-    with caplog.at_level(logging.DEBUG, "limitgate"):
-        warn_about_environment(store)
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        _made = LimitGate(lambda *_: None, rules=[Rule("a", "1/s")], store=store)
     assert all(record.levelno == logging.WARNING and record.name == "limitgate" for record in caplog.records)
     return [record.getMessage() for record in caplog.records]
 
@@ -354,7 +354,8 @@ def test_nothing_is_logged_where_nothing_is_odd(caplog: pytest.LogCaptureFixture
     for name in Settings.model_fields:
         monkeypatch.setenv(f"LIMITGATE_{name.upper()}", "x")
     monkeypatch.setenv("LIMITGATE", "x")
-    assert warnings_for(caplog) == []
+    warn_about_environment()
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("name", ["LIMITGATE_TRUSTED_PROXY", "LIMITGATE_STORES", "LIMITGATE_"])
@@ -422,13 +423,25 @@ def test_several_workers_on_memory_are_pointed_out(
     assert warnings_for(caplog, "redis://localhost") == []
 
 
-@pytest.mark.parametrize(("value", "warns"), [("*", True), ("127.0.0.1", False), ("10.0.0.0/8,::1", False), ("", False)])
-def test_a_server_that_believes_everybody_is_pointed_out(
-    value: str, warns: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_workers_in_gunicorn_s_variable_are_pointed_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With FORWARDED_ALLOW_IPS=* every client chooses its address, and that is said."""
-    monkeypatch.setenv("FORWARDED_ALLOW_IPS", value)
-    assert any("FORWARDED_ALLOW_IPS" in warning for warning in warnings_for(caplog)) is warns
+    """It takes options as the command line does."""
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", "--workers=3 --forwarded-allow-ips='*'")
+    assert [warning.split(" on")[0] for warning in warnings_for(caplog)][1:] == ["LG001 3 workers"]
+    assert warnings_for(caplog)[0].startswith("LG002")
+
+
+@pytest.mark.parametrize(("value", "warns"), [("*", True), ("127.0.0.1", False), ("10.0.0.0/8,::1", False), ("", False)])
+@pytest.mark.parametrize("is_option", [False, True])
+def test_a_server_that_believes_everybody_is_pointed_out(
+    value: str, warns: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, is_option: bool
+) -> None:
+    """By an option or a variable of the server every client chooses its address, and that is reported."""
+    monkeypatch.setattr(sys, "argv", ["uvicorn", "app:app", *(["--forwarded-allow-ips", value] if is_option else [])])
+    if not is_option:
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", value)
+    assert any(warning.startswith("LG002") for warning in warnings_for(caplog)) is warns
 
 
 @pytest.mark.parametrize("door", [LimitGate, LimitGateWSGI])

@@ -27,7 +27,8 @@ def test_the_straight_line_is_gcra(data: st.DataObject) -> None:
     fits = [capacity - increment for _, increment, capacity in rows]
     debts = [data.draw(st.sampled_from([0, 1, most, most + 1, most * 2]) | st.integers(0, most)) for most in fits]
     elapsed = data.draw(st.sampled_from([0, 1, 10**6, 10**9]) | st.integers(0, 10**7))
-    layout = Layout(bucket, number=5)
+    layout = Layout(bucket)
+    layout.number = 5
     charged = layout.charge(layout.pack(5, NOW - elapsed, cost, *debts), NOW, 5, cost, rows)
     before = gcra.advance(debts, elapsed, bucket)
     after = gcra.try_charge(before, bucket, cost)
@@ -49,6 +50,7 @@ def test_a_value_that_is_not_as_expected_is_not_charged(value: bytes) -> None:
     """What has to be weighed is left to those who weigh it."""
     bucket = bucket_of("5/second", "100/minute")
     ((_, cost, _, rows),) = PlanTemplate([Charge("", bucket, 1, enforced=True, rule=None)]).buckets
-    layout = Layout(bucket, number=5)
+    layout = Layout(bucket)
+    layout.number = 5
     assert layout.charge(layout.opened(NOW, 1), NOW, 5, cost, rows) is not None
     assert layout.charge(value, NOW, 5, cost, rows) is None

@@ -13,40 +13,35 @@ from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.reload import OptionsWatch, Reloader
 from limitgate.gate.lifecycle.start import announce, ask_in_background, is_going_to_fork, require
-from limitgate.gate.lifecycle.workers import told_of_workers
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
-from limitgate.gate.planning.identity import Identities, Users
+from limitgate.gate.planning.identity import Identities
 from limitgate.gate.planning.planner import Planner
 from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.limits.priority import RESERVES
-from limitgate.messages.diagnostics import Diagnosis, clock_comparison
+from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.masking import Names
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
-from limitgate.own_errors import survived
 from limitgate.process.looker import Looker, Watched
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import OnError
-from limitgate.rules.review import lint
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import (
     GateSettings,
     Settings,
-    is_told_to_trust_all,
     named_env_file,
-    seems_to_have_workers,
+    trusted_by_server,
     warn_about_environment,
+    workers_of_server,
 )
 from limitgate.rules.watch import WatchedFiles, WatchedRules
 from limitgate.stores import MemoryStore, Opener, opened
 from limitgate.stores.memory import system_clock
-from limitgate.stores.redis.dial.url import shown
 
 Store = TypeVar("Store")
 Identify = TypeVar("Identify")
@@ -150,18 +145,18 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     if not settings.enabled:
         announce(settings, None)
         return Built(None, None, owns_store=False)
-    warn_about_environment(settings.store)
+    warn_about_environment()
     owns_store = isinstance(settings.store, str)
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
-    proxies.judges_server = not is_told_to_trust_all()
+    proxies.judges_server = not trusted_by_server()
     for internet in proxies.trust_everybody:
         Diagnosis.TRUSTS_ALL.log(internet)
     observers = observers_of(settings.observers)
     counts = Counts() if observers else None
     rules = rules_of(settings.rules)
     store = opened(settings.store, open_store, settings.key_prefix)
-    at_local = _at_local(settings, rules, store)
-    ready = _compiler(settings, routes, proxies, counts, at_local, store=store)
+    _warn_about_workers(settings, rules, store)
+    ready = _compiler(settings, routes, proxies, counts, store)
     gate = Gate(
         ready(rules),
         store,
@@ -170,7 +165,6 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         processes=settings.processes,
         refusals=Refusals(store, settings.key_prefix, settings.secret_bytes),
         identify=settings.identify,
-        at_first_answer=_at_first_answer(settings, rules, store),
         refusal_log=RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None,
     )
     if settings.reload:
@@ -198,26 +192,21 @@ def _compiler(
     routes: Routes,
     proxies: TrustedProxies,
     counts: Counts | None,
-    at_local: Callable[[], None] | None,
-    *,
     store: object,
 ) -> Callable[[RuleSet], RulesInForce]:
-    """Make the function that reviews a rule set and makes it ready for a gate with these settings."""
+    """Make the function that makes a rule set ready for a gate with these settings."""
     cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
-    identifies = settings.identify is not None
-    users, adaptive_limits = Users(), AdaptiveLimits(shadow=settings.shadow)
-    kept_in = store if isinstance(store, MemoryStore) or not isinstance(settings.store, str) else shown(settings.store)
+    no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
 
     def compiled(rules: RuleSet) -> RulesInForce:
-        _review(rules, proxies, identifies=identifies)
         identities = Identities(
             rules.callers,
             proxies,
             rules.tiers,
-            identifies=identifies,
+            identifies=settings.identify is not None,
             api_key_header=settings.api_key_header,
             ipv6_prefix=settings.ipv6_prefix,
-            users=users,
+            no_id=no_id,
         )
         planner = Planner(
             rules,
@@ -229,7 +218,6 @@ def _compiler(
             strict=settings.strict,
             cardinality=cardinality,
             counts=counts,
-            at_local=at_local,
             adaptive_limits=adaptive_limits,
         )
         return RulesInForce(
@@ -238,7 +226,6 @@ def _compiler(
             timeout=settings.timeout,
             is_measured=measures_silence(store),
             counts=counts,
-            kept_in=kept_in,
             clock=store.now if isinstance(store, MemoryStore) else system_clock,
         )
 
@@ -263,62 +250,15 @@ def _looker(
     return Looker(settings.reload, watched)
 
 
-def _review(rules: RuleSet, proxies: TrustedProxies, *, identifies: bool) -> None:
-    """Log what is odd about the rules as a whole."""
-    known = rules.tiers.keys() if identifies else rules.callers.tiers(by_header=proxies.trust_anybody)
-    for tier in lint.tiers_of_nobody(rules, known):
-        Diagnosis.TIER_OF_NOBODY.log(tier)
-    for rule, exempt in lint.shadowed(rules, known):
-        Diagnosis.SHADOWED.log(rule.name, exempt.name)
-    priorities = RESERVES.keys() if identifies else rules.callers.priorities(by_header=proxies.trust_anybody)
-    for name in lint.reserves_of_nobody(rules, priorities):
-        Diagnosis.RESERVE_OF_NOBODY.log(name)
-
-
-def _at_first_answer(settings: Settings, rules: RuleSet, store: object) -> Callable[[int], None]:
-    """Make the function that is told the ``now`` of the first answer: what cannot be known before is looked at then.
-
-    By then the server has started its other workers.
-    """
-    is_memory = isinstance(store, MemoryStore)
-    is_local = settings.processes == 1 and _has_local_rules(settings, rules)
-    workers = seems_to_have_workers()
-    if workers > 1 and is_local and not is_memory:
+def _warn_about_workers(settings: Settings, rules: RuleSet, store: object) -> None:
+    """Log what several workers of a server make of limits that each of them counts by itself (LG001, LG028)."""
+    workers = workers_of_server()
+    if workers > 1 and isinstance(store, MemoryStore):
+        Diagnosis.MEMORY_PER_WORKER.log(workers)
+    elif workers > 1 and settings.processes == 1 and _has_local_rules(settings, rules):
         Diagnosis.LOCAL_PER_WORKER.log(workers)
-    tell_of_workers = told_of_workers(is_memory=is_memory, is_local=is_local) if workers == 1 else None
-    compare_clocks = clock_comparison(time.time, settings.timeout) if _has_own_clock(store) else None
-
-    def first_answer(now: int) -> None:
-        if compare_clocks is not None:
-            compare_clocks(now)
-        if tell_of_workers is not None:
-            with survived():
-                tell_of_workers()
-
-    return first_answer
-
-
-def _at_local(settings: Settings, rules: RuleSet, store: object) -> Callable[[], None] | None:
-    """Make the function that is called for each limit in code with ``on_error: local``; None where that is nothing new."""
-    if settings.processes > 1 or isinstance(store, MemoryStore) or _has_local_rules(settings, rules):
-        return None
-    told = False
-
-    def tell() -> None:
-        nonlocal told
-        if not told:
-            told = True
-            with survived():
-                told_of_workers(is_memory=False, is_local=True)()
-
-    return tell
 
 
 def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
     every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
     return "local" in (settings.on_error, *(rule.on_error for rule in every))
-
-
-def _has_own_clock(store: object) -> bool:
-    """True if a store goes by a clock that may be another machine's: it counts how often that stepped back."""
-    return hasattr(store, "clock_steps") and not isinstance(store, MemoryStore)

@@ -84,8 +84,6 @@ class Reloader:
     def _enforce(self, gate: Gate, rules: RulesInForce) -> None:
         """Put rules in force, and keep the parts of those before until no request has these any more."""
         before = gate.rules
-        if before.planner.has_reviewed_paths:
-            rules.planner.review_paths()
         self._retired.append(_Retired(ref(before), list(before.planner.parts())))
         gate.enforce(rules)
         if rules.counts is not None:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from limitgate.errors import StoreError
@@ -18,7 +17,7 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.listed import listed
 from limitgate.rules.rule import RuleSet
-from limitgate.rules.settings import Settings
+from limitgate.rules.settings import Settings, server_options
 from limitgate.stores import AsyncStore, SyncStore, is_redis
 from limitgate.stores.redis.dial.url import shown
 
@@ -107,19 +106,5 @@ def ask_in_background(store: object) -> None:
 
 
 def is_going_to_fork() -> bool:
-    """True in the main process of a server that loads the application before it forks.
-
-    gunicorn under ``--preload`` does so out of its arbiter; in a worker, a worker's frames are between. uWSGI forks in C and
-    tells nobody, so nothing is asked there before the first request.
-    """
-    if "uwsgi" in sys.modules:
-        return True
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the stack is all that tells
-    by_gunicorn = False
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("gunicorn.workers"):
-            return False
-        by_gunicorn |= module == "gunicorn.arbiter"
-        frame = frame.f_back
-    return by_gunicorn
+    """True if the server loads the application before it forks: uWSGI, which forks in C unsaid, or gunicorn --preload."""
+    return "uwsgi" in sys.modules or "--preload" in server_options()

@@ -15,10 +15,9 @@ from limitgate.http.request import Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.limit import Limit
 from limitgate.limits.remembered import Remembered
-from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.decorators import Mark
 from limitgate.rules.options import read_limits
-from limitgate.rules.rule import is_placed
 
 _LONG = 200
 """Characters that the text of limits may have which are remembered."""
@@ -29,10 +28,6 @@ _AS_WRITTEN = object()
 """Stands for the limits of a rule to which none are given."""
 _TOLD = 200
 """Characters of a mistake that are logged."""
-_LOOKS = 1000
-"""Requests of callers with limits of their own whose names are looked at."""
-_MOST_NAMES = 5
-"""Names that are logged."""
 
 
 class PendingPlan:
@@ -68,15 +63,11 @@ class PendingPlan:
 
 
 class GivenLimits:
-    """Puts limits that are given at run time in the place of those that are written. ``names`` are those of all rules."""
+    """Puts limits that are given at run time in the place of those that are written."""
 
-    def __init__(self, names: Container[str]) -> None:
+    def __init__(self) -> None:
         self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
         self._told: set[str] = set()
-        self._names = names
-        self.looks = _LOOKS
-        """Callers with limits of their own whose names are still to be looked at."""
-        self._unknown = Once(Diagnosis.LIMITS_OF_NO_RULE)
 
     def applied(
         self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
@@ -87,8 +78,6 @@ class GivenLimits:
         called once for a request. Raises `ConfigError` where limits cannot be read and none are written.
         """
         given = request.given_limits
-        if own and self.looks:
-            self.look_at(own)
         found, pending = [], []
         for compiled_rule in compiled_rules:
             limited: CompiledRule | None = compiled_rule
@@ -108,14 +97,6 @@ class GivenLimits:
             if limited is not None:
                 found.append(limited)
         return tuple(found), pending
-
-    def look_at(self, own: Mapping[str, Any]) -> None:
-        """Log limits of a caller for what is the name of no rule, decorator, dependency or throttle (LG033)."""
-        self.looks = max(0, self.looks - 1)
-        unknown = [name for name in own if name not in self._names and not is_placed(name)]
-        if unknown:
-            self.looks = 0
-            self._unknown.log(", ".join([f"{name!r:.80}" for name in unknown[:_MOST_NAMES]]))
 
     def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
         """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""
@@ -217,8 +198,6 @@ class GivenPlans:
 
     def _limits(self, request: Request, own: Mapping[str, Any], given: dict[int, Any]) -> tuple[Any, ...]:
         """What is given to each rule, by the caller or else by its callable."""
-        if self._given.looks:
-            self._given.look_at(own)
         limits: list[Any] = []
         for name, key, limits_by in self._sources:
             if name in own:

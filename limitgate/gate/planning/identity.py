@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from itertools import count
-from operator import attrgetter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from limitgate.gate.planning.user_ids import EXPECTED
@@ -12,17 +10,8 @@ from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import HeaderNames, Request
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.suggestions import misspelt
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
-
-WITHOUT_USER = 100
-"""Requests without a user that suffice to say that nobody sets one."""
-
-_LOOKS = 1000
-"""Callers of a tier without rules among which one is looked for that is misspelt."""
-
-_user_of = attrgetter("user")
 
 
 class Subject:
@@ -54,11 +43,11 @@ class Subject:
     @property
     def user(self) -> Any:
         """The user that a layer around this one has set, None if there is none."""
-        return self._identities.user_of(self.request)
+        return self.request.user
 
     def report_no_id(self, user: object) -> None:
-        """Log that the user has no id."""
-        self._identities.users.report_no_id(user)
+        """Log a user without an id, once (LG049)."""
+        self._identities.no_id.log(type(user).__name__, EXPECTED)
 
     @property
     def is_real(self) -> bool:
@@ -74,30 +63,6 @@ class Subject:
         """Address or network that the client is counted by; None without a peer address."""
         client = self.request.client
         return None if client is None else grouped(client, self._identities.ipv6_prefix)
-
-
-class Users:
-    """Gives the user of a request, under whatever rules a gate has."""
-
-    def __init__(self) -> None:
-        self._without = count(1)
-        self._no_id = Once(Diagnosis.USER_WITHOUT_ID)
-        self.of: Callable[[Request], Any] = self._at_first
-        """Gives the user of a request."""
-
-    def _at_first(self, request: Request) -> Any:
-        """The user of one of the first requests: that `WITHOUT_USER` had none, and nobody else one, is logged (LG031)."""
-        user = request.user
-        if user is not None:
-            self.of = _user_of
-        elif next(self._without) == WITHOUT_USER:
-            self.of = _user_of
-            Diagnosis.USER_OF_NOBODY.log(WITHOUT_USER)
-        return user
-
-    def report_no_id(self, user: object) -> None:
-        """Log a user without an id, once (LG049)."""
-        self._no_id.log(type(user).__name__, EXPECTED)
 
 
 class Identities:
@@ -116,32 +81,23 @@ class Identities:
         identifies: bool,
         api_key_header: str,
         ipv6_prefix: int,
-        users: Users | None = None,
+        no_id: Once | None = None,
     ) -> None:
         self.ipv6_prefix = ipv6_prefix
         self._callers = callers
         self.proxies = proxies
         self._tiers = tiers
-        self._looks = _LOOKS
         self._identifies = identifies
         self._api_key_header = api_key_header.lower()
         keys = [self._api_key_header] if callers.list_keys else []
         self._telling = HeaderNames([*keys, *callers.header_names])
         """Headers of which a request of a listed caller has one at least."""
-        self.users = users or Users()
-
-    def user_of(self, request: Request) -> Any:
-        """The user of a request, None if there is none."""
-        return self.users.of(request)
+        self.no_id = no_id or Once(Diagnosis.USER_WITHOUT_ID)
+        """Logs a user without an id."""
 
     def may_be_invented(self, label: str) -> bool:
         """True if a client may make up values of a key's part. Methods are no such part: invented ones are all one."""
         return label == "host" or label.startswith("header:") or (label == "api_key" and not self.vouch_for_keys)
-
-    @property
-    def know_callers(self) -> bool:
-        """True if anybody may be known as a caller."""
-        return self._identifies or self._callers.are_known(by_header=self.proxies.trust_anybody)
 
     @property
     def list_callers(self) -> bool:
@@ -150,7 +106,7 @@ class Identities:
 
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
-        client = request.peer if self.proxies.take_peers else request.client
+        client = request.client
         return None if client is None else grouped(client, self.ipv6_prefix)
 
     @property
@@ -183,21 +139,7 @@ class Identities:
 
     def tier_of(self, caller: Caller | None) -> str:
         """The tier whose rules apply to a caller."""
-        if caller is None:
-            return DEFAULT_TIER
-        if caller.tier in self._tiers:
-            return caller.tier
-        if self._looks:
-            self._look_at(caller.tier)
-        return DEFAULT_TIER
-
-    def _look_at(self, tier: str) -> None:
-        """Log a tier without rules that is spelled almost like one that has some (LG038). Others may be meant to have none."""
-        self._looks -= 1
-        near = misspelt(tier, [each for each in self._tiers if each != DEFAULT_TIER])
-        if near is not None:
-            self._looks = 0
-            Diagnosis.TIER_MISSPELT.log(tier[:80], near)
+        return DEFAULT_TIER if caller is None or caller.tier not in self._tiers else caller.tier
 
     def api_key(self, subject: Subject) -> str | None:
         """Text that stands for the API key of a request.

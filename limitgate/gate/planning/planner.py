@@ -23,13 +23,12 @@ from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.listed import listed
 from limitgate.observing.counts import Counts
-from limitgate.own_errors import survived
 from limitgate.process.gil import yield_gil
-from limitgate.routes import NoRoutes, Routes, fills_with_nothing, has_cors_inside, mounts_of
+from limitgate.routes import NoRoutes, Routes, fills_with_nothing, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.review import lint
-from limitgate.rules.rule import EVERY, Rule, RuleSet
+from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
 """Paths whose rules a planner remembers, and the characters that one may have: clients choose both."""
@@ -125,13 +124,10 @@ class Planner:
         cardinality: CardinalityGuard | None = None,
         counts: Counts | None = None,
         adaptive_limits: AdaptiveLimits | None = None,
-        at_local: Callable[[], None] | None = None,
         paths: int = _PATHS,
     ) -> None:
         self.rule_set = rules
         self._most_paths = paths
-        self._at_local = at_local
-        """Called when a decorator, dependency or throttle is met that is limited by this process while the store fails."""
         self.cardinality = cardinality
         """Counts the buckets that each source opens; None where sources may open any number."""
         self._adaptive_limits = adaptive_limits
@@ -174,17 +170,11 @@ class Planner:
         """True if headers of any peer are believed."""
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
-        self._given = GivenLimits(self.names)
-        self.has_reviewed_paths = False
-        """True if it was looked whether there are routes for the rules."""
-        self._without_route = Once(Diagnosis.PATHS_OF_NO_ROUTE)
-        self._cors_inside = Once(Diagnosis.CORS_INSIDE)
+        self._given = GivenLimits()
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
-        self._unknown_callers = Once(Diagnosis.CALLER_OF_NOBODY)
         for rule in every:
             self._review(rule)
-            rule.tell_of_methods()
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | PendingPlan:
         """Plan the charges of a request. ``identified`` is the caller that ``identify`` found, if any.
@@ -207,7 +197,7 @@ class Planner:
         subject, match, marks = applying
         if match.denying is not None and match.denying.enforced:
             return RequestPlan(None, (), marks, denying=match.denying)
-        if match.asks_limits or (subject.caller is not None and subject.caller.limits):
+        if match.callables or (subject.caller is not None and subject.caller.limits):
             return self._plan_given(match, marks, subject)
         return self._plan_of(match.request_rules, match.message_rules, match.denying, marks, subject)
 
@@ -284,7 +274,12 @@ class Planner:
                 prepared = prepared.with_costs(request)
         plan: PreparedPlan = prepared  # type: ignore[assignment]  # a `GivenPlans` is never ready
         if plan.is_by_address:
-            client = request.peer if identities.proxies.take_peers else request.resolved_client()
+            proxies = identities.proxies
+            if proxies.take_peers and proxies.until_sample > 0:
+                proxies.until_sample -= 1
+                client = request.peer
+            else:
+                client = request.resolved_client()
             return plan, keys_of_client(plan.keys, client, identities.ipv6_prefix)
         return plan, plan.keys_of(Subject(request, caller, tier, identities))
 
@@ -426,7 +421,7 @@ class Planner:
             if marks:
                 match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
         if match.is_conditional:
-            match = EXEMPT if match.exempts(request) else self._match_of(match.narrowed(request))
+            match = EXEMPT if match.exempts(request) else self._match_of(match.narrowed(request), ())
         return match, marks
 
     def _template(self, tier: str, request: Request) -> tuple[str | None, tuple[Mark, ...]]:
@@ -483,7 +478,7 @@ class Planner:
         self, tier: str, template: str | None, marks: tuple[Mark, ...], request: Request, applying: CompiledRules
     ) -> PreparedPlan | GivenPlans | None:
         """What the requests of a tier, method and route have in common to which these rules apply."""
-        match = self._match_of(applying)
+        match = self._match_of(applying, ())
         if match.denying:
             return None
         adaptive = None
@@ -514,13 +509,9 @@ class Planner:
         return match
 
     def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
-        if not self.has_reviewed_paths:
-            self.review_paths()
-            if has_cors_inside(self._routes):
-                self._cors_inside.log()
         paths = self.interpretations(sent, root)
         if paths is None:
-            return self._match_of(self._for_any_path(tier, method))
+            return self._match_of(self._for_any_path(tier, method), ())
         exempting = [self._at(self._exempt[tier], method, (path,)) for path in paths] if self._has_exempt else []
         if not all(exempting):  # a path that may be read otherwise is not let off
             exempting = []
@@ -538,15 +529,6 @@ class Planner:
         if fills_with_nothing(self._routes):
             return (*paths, *with_empty_segments(sent, root))
         return paths
-
-    def review_paths(self) -> None:
-        """Log rules whose paths no route has, which is known when the first request comes: until then routes are added."""
-        self.has_reviewed_paths = True
-        with survived():
-            routes = self._routes.patterns()
-            idle = [] if routes is None else lint.without_route(self.rule_set, routes)
-            if idle:
-                self._without_route.log(listed([f"{rule.name} ({listed(rule.paths)})" for rule in idle], "; "))
 
     def _for_any_path(self, tier: str, method: str) -> CompiledRules:
         """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
@@ -573,21 +555,16 @@ class Planner:
                     raise ConfigError(f"limit {rule.name!r} is per message, expected it on a WebSocket endpoint only")
                 if any(compiled_rule.rule.name == rule.name for compiled_rule in compiled_rules):
                     raise ConfigError(f"limit {rule.name!r} applies twice to one request, expected different names")
-                compiled_rules.append(self._compiled(rule, marks))
+                compiled_rules.append(self._compiled(rule))
         return tuple(compiled_rules)
 
-    def _compiled(self, rule: Rule, marks: Sequence[Mark] = ()) -> CompiledRule:
-        """A rule that is not from the rule set, compiled when it is first met; if it is a decorator, with all ``marks``."""
+    def _compiled(self, rule: Rule) -> CompiledRule:
+        """A rule that is not from the rule set, compiled when it is first met."""
         compiled_rule = self._decorated.get(id(rule))
         if compiled_rule is None:
             compiled_rule = self._decorated[id(rule)] = self._compile(rule, "limit")
             self.adapts |= compiled_rule.places is not None
             self._review(rule)
-            if rule.on_error == "local" and self._at_local is not None:
-                self._at_local()
-            known = {EVERY, *self.names, *[mark.name for mark in marks if isinstance(mark, Rule)]}
-            for name in sorted({*rule.replaces} - known):
-                Diagnosis.REPLACES_NOTHING.log(rule.name, name)
         return compiled_rule
 
     def _review(self, rule: Rule) -> None:
@@ -595,7 +572,5 @@ class Planner:
         yield_gil()
         if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
             self._unlisted.log(rule.name)
-        if rule.key_asks("caller") and not self._identities.know_callers:
-            self._unknown_callers.log(rule.name)
         for limit, most, burst in lint.overshooting(rule) if self._strict else ():
             Diagnosis.OVERSHOOTS.log(rule.name, limit, most, burst, limit.count)

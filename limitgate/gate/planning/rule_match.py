@@ -21,7 +21,6 @@ class RuleMatch:
 
     __slots__ = (
         "adaptive_rules",
-        "asks_limits",
         "asks_route",
         "callables",
         "compiled_rules",
@@ -43,8 +42,6 @@ class RuleMatch:
         """True if it has to be `narrowed` to the rules that are for a request."""
         self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
         """True if a key, or an adaptive limit, needs the route that the framework will take."""
-        self.asks_limits = any(each.limits_by is not None for each in compiled_rules)
-        """True if a callable gives the limits of a rule."""
         applying = _applying(compiled_rules)
         denying = [each for each in applying if each.rule.deny]
         self.denying = next((each for each in denying if each.enforced), denying[0] if denying else None)

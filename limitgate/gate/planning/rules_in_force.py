@@ -8,12 +8,9 @@ from collections.abc import Callable
 from limitgate.gate.planning.planner import Planner
 from limitgate.http.rate_fields import Fields, rate_fields
 from limitgate.limits.decision import Decision
-from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.counts import Counts
 from limitgate.observing.exporter import exporter
 from limitgate.stores.memory import system_clock
-
-_LOOKS = 1000
 
 
 class Loads:
@@ -41,8 +38,8 @@ class RulesInForce:
     """What all requests under one rule set of one gate have in common. Another rule set has another object, whole at once.
 
     ``timeout`` is the seconds that a request may wait for the store, and ``is_measured`` is true if the store says for how long
-    it was silent. ``counts`` are the figures of its gate, None without observers. ``kept_in`` is its store, or the URL of
-    one that other gates may have, too. ``clock`` gives Unix µs where no store is asked.
+    it was silent. ``counts`` are the figures of its gate, None without observers. ``clock`` gives Unix µs where no store is
+    asked.
     """
 
     def __init__(
@@ -53,7 +50,6 @@ class RulesInForce:
         timeout: float,
         is_measured: bool,
         counts: Counts | None = None,
-        kept_in: object = None,
         clock: Callable[[], int] = system_clock,
     ) -> None:
         self.planner = planner
@@ -66,11 +62,7 @@ class RulesInForce:
         self.timeout = timeout
         self.is_measured = is_measured
         self.counts = counts
-        self.kept_in = kept_in
         self.clock = clock
-        self.looks_at_nesting = _LOOKS
-        """Requests inside of another gate in which it is still looked whether both charge the same buckets."""
-        self.charged_twice = Once(Diagnosis.CHARGED_TWICE)
 
     def fields(self, decision: Decision, now: int) -> Fields:
         """Rate fields of a decision at ``now`` by the store's clock, Unix µs."""

@@ -1,1 +1,1 @@
-"""What is odd about rules, though no mistake: found at start, and by ``limitgate check``."""
+"""What is odd about rules, though no mistake: found by ``limitgate check``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from limitgate.algorithms import ALGORITHMS, gcra
-from limitgate.http.paths import covers, meet, segments
+from limitgate.http.paths import covers, segments
 from limitgate.limits.limit import Limit
 from limitgate.limits.priority import Priority
 from limitgate.process.gil import yield_gil
@@ -52,35 +52,18 @@ def reserves_of_nobody(rules: RuleSet, known: Collection[Priority]) -> list[str]
     return list(dict.fromkeys(rule.name for rule in every if rule.reserve and rule.name not in high))
 
 
-def without_route(rules: RuleSet, routes: Sequence[Sequence[str]]) -> list[Rule]:
-    """The rules with limits whose paths are those of no route; ``routes`` are patterns of `limitgate.http.paths.segments`."""
-    every = {id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier if rule.has_limits}
-    return [rule for rule in every.values() if not any(_meets(segments(path), routes) for path in rule.paths)]
-
-
-def _meets(pattern: Sequence[str], routes: Sequence[Sequence[str]]) -> bool:
-    yield_gil()
-    return any(meet(pattern, route) is not None for route in routes)
-
-
 Find = Callable[[Rule, str], Sequence[Rule]]
 """Finds the rules that may leave nothing for another one at one of its paths, in the order of their tier."""
-MOST_COMPARED = 100
-"""Exempt rules of a tier that each rule is compared with when a service starts."""
 
 
-def shadowed(
-    rules: RuleSet, known: Collection[str], index: Callable[[Sequence[Rule]], Find] | None = None
-) -> Iterator[tuple[Rule, Rule]]:
+def shadowed(rules: RuleSet, known: Collection[str], index: Callable[[Sequence[Rule]], Find]) -> Iterator[tuple[Rule, Rule]]:
     """The rules that an exempt rule leaves nothing for in any tier that they are of, with the first such exempt rule.
 
-    Tiers that are not ``known`` are left out: there nothing applies anyway. ``index`` makes what finds exempt rules; without it
-    the first `MOST_COMPARED` of each tier are looked at.
+    Tiers that are not ``known`` are left out: there nothing applies anyway. ``index`` makes what finds exempt rules.
     """
 
     def finder(of_tier: Sequence[Rule]) -> Find:
-        exempt = [rule for rule in of_tier if rule.exempt]
-        find = index(exempt) if index else lambda *_: exempt[:MOST_COMPARED]
+        find = index([rule for rule in of_tier if rule.exempt])
         return lambda rule, path: [] if rule.exempt else find(rule, path)
 
     return switched_off(rules, known, finder)

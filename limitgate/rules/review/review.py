@@ -1,7 +1,7 @@
 """Review of a rule set by ``limitgate check``: what is odd about it, each with the rule, caller or tier that it is about. Pure.
 
-`lint` and `idle` beside it find the facts; here is said what they mean and what was probably wanted. A service at its start
-uses `lint` alone.
+`lint` and `idle` beside it find the facts; here is said what they mean and what was probably wanted. A service uses none of it
+but `lint.overshooting`.
 """
 
 from __future__ import annotations
@@ -40,30 +40,28 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
 
     ``identifies`` is true if the application names callers, too, by ``identify``.
     """
-    known = set(rules.tiers) if identifies else rules.callers.tiers(by_header=True)
+    known = set(rules.tiers) if identifies else rules.callers.tiers()
     every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
     for tier in lint.tiers_of_nobody(rules, known):
-        yield Oddity(
-            tier, ("tier",), f"no caller of tier {tier} is listed, expected some, or identify{_code('TIER_OF_NOBODY')}"
-        )
+        yield Oddity(tier, ("tier",), f"no caller of tier {tier} is listed, expected some, or identify")
     yield from _without_effect(rules, known)
     for rule in every:
         yield from chain(_limits(rule), _methods(rule), _clients(rule), _on_error(rule))
         if rule.key_asks("caller") and not (rules.callers or identifies):
-            yield Oddity(rule, ("key",), f"counts by caller, but none are listed, expected some{_code('CALLER_OF_NOBODY')}")
+            yield Oddity(rule, ("key",), "counts by caller, but none are listed, expected some")
     yield from _callers(rules, callers)
     yield from _inventable(rules, identifies=identifies)
-    priorities = RESERVES.keys() if identifies else rules.callers.priorities(by_header=True)
+    priorities = RESERVES.keys() if identifies else rules.callers.priorities()
     nobody = lint.reserves_of_nobody(rules, priorities)
     for rule in (rule for rule in every if rule.name in nobody and rule.reserve):
-        message = f"no caller of high priority is listed, so it is kept for nobody{_code('RESERVE_OF_NOBODY')}"
+        message = "no caller of high priority is listed, so it is kept for nobody"
         yield Oddity(rule, ("reserve",), message)
 
 
 def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
     """Rules that never apply, and those that never refuse."""
     for rule, other in lint.shadowed(rules, known, lambda exempt: Coverage(exempt).around):
-        message = f"never applies: every request that it is for is exempt by {other.name}{_code('SHADOWED')}"
+        message = f"never applies: every request that it is for is exempt by {other.name}"
         yield Oddity(rule, (), message)
     for rule, other in denied(rules, known):
         yield Oddity(rule, (), f"never applies: every request that it is for is denied by {other.name}")
@@ -140,7 +138,7 @@ def _limits(rule: Rule) -> Iterator[Oddity]:
 def _methods(rule: Rule) -> Iterator[Oddity]:
     """Methods that look like slips of the pen: any name is allowed, and most are sent by nobody."""
     for method, wanted in rule.misspelt_methods():
-        message = f"hardly any client sends {method!r}, did you mean {wanted}?{_code('METHOD_MISSPELT')}"
+        message = f"hardly any client sends {method!r}, did you mean {wanted}?"
         yield Oddity(rule, ("methods",), message)
 
 
@@ -190,7 +188,7 @@ def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
             for place, label in _invented(rule, rules, identifies):
                 if not any(is_for_all_of(other, rule) for other in bounding.covering(rule)):
                     told.add(id(rule))
-                    code = _code("UNLISTED_KEYS") if label == "api_key" else ""
+                    code = f" ({Diagnosis.UNLISTED_KEYS.code})" if label == "api_key" else ""
                     expected = "callers with their keys" if label == "api_key" else "a rule by ip beside it, or key: [caller]"
                     message = f"clients can make up {label}, and each value has a limit of its own, expected {expected}{code}"
                     yield Oddity(rule, ("key", place), message)
@@ -210,8 +208,3 @@ def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, s
                 found.append((place, label))
                 break
     return found
-
-
-def _code(name: str) -> str:
-    """The code under which the service tells the same at start."""
-    return f" ({Diagnosis[name].code})"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from limitgate.messages.diagnostics import APART
-
+APART = 2.0
+"""Seconds by which a clock may leap ahead unreported."""
 DRIFT = 0.001
 """By how much faster than ours a clock may run: one that is slewed, beside one that is wrong."""
 

@@ -22,7 +22,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 
 from limitgate import (
     AsyncRedisStore,
@@ -414,26 +414,6 @@ def test_one_line_says_what_has_changed(config: Path, caplog: pytest.LogCaptureF
     _, _, difference = line.partition(f"{config}: ")
     changed = "added vip/r1; removed r3; changed r0, r1, vip/r0"
     assert difference == f"{changed}; begun anew r0 (sliding_window instead of gcra); callers changed a, b"
-
-
-def test_what_is_odd_about_new_rules_is_told(config: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As at start."""
-    gate = LimitGateWSGI(None, rules=config, reload=NEVER).gate
-    write(config, "limits: [2/minute]")
-    write(config, "limits: [2/minute]", name="vip")
-    look(gate)
-    assert any("LG009" in line for line in told(caplog, logging.WARNING))
-
-
-def test_rules_without_a_route_are_told_aside(config: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """After the first request the routes are known, so the request after a change does not have to look."""
-    app = LimitGate(Starlette(routes=[Route("/", lambda _: PlainTextResponse("x"))]), rules=config, reload=NEVER)
-    asyncio.run(asgi_reply(app))
-    write(config, "limits: [2/minute], path: /nowhere")
-    look(app.gate)
-    assert any("LG030" in line for line in told(caplog, logging.WARNING))
-    assert app.gate is not None
-    assert app.gate.rules.planner.has_reviewed_paths
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------

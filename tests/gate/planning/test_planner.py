@@ -33,9 +33,6 @@ class OneRoute:
         self.asked += 1
         return self._route
 
-    def patterns(self) -> None:
-        return None
-
 
 def planner(
     *rules: Rule, callers: Iterable[KnownCaller] = (), routes: Any = None, trusted: tuple[str, ...] = (), **options: Any
@@ -570,9 +567,8 @@ def test_unlisted_keys_are_pointed_out_at_start(
     """Where a rule goes by API keys that anybody can invent, a warning at start says so, once."""
     with caplog.at_level(logging.WARNING, "limitgate"):
         gate = planner(*rules, **options)
-    told = [message for message in caplog.messages if not message.startswith("LG032")]
-    assert (len(told) == 1) is bool(warns)
-    assert all("API key" in message for message in told)
+    assert (len(caplog.messages) == 1) is bool(warns)
+    assert all("API key" in message for message in caplog.messages)
     caplog.clear()
     gate.plan(asked(x_api_key="k"), None)
     assert caplog.records == []

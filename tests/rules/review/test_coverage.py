@@ -176,15 +176,8 @@ def counting(function: Any, calls: list[Any]) -> Any:
     return counted
 
 
-def test_a_service_starts_without_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compares each rule with some exempt ones, so that it starts fast; `limitgate check` finds all."""
-    compared: list[Any] = []
-    monkeypatch.setattr(lint, "covers", counting(lint.covers, compared))
-    exempt = [Rule(f"e{number}", exempt=True, path=f"/{number}") for number in range(2 * lint.MOST_COMPARED)]
-    rules = RuleSet([*exempt, Rule("first", "5/s", path="/0"), Rule("last", "5/s", path=exempt[-1].paths[0])])
-    assert [(rule.name, other.name) for rule, other in lint.shadowed(rules, {"default"})] == [("first", "e0")]
-    assert len(compared) <= 2 * lint.MOST_COMPARED
-    assert [each.about.name for each in review.review(rules) if each.about.name == "last"] == ["last"]  # type: ignore[union-attr]
+def test_a_service_starts_without_the_index() -> None:
+    """`limitgate check` reports rules without effect."""
     code = "import sys, limitgate, limitgate.middleware, limitgate.gate.lifecycle.build; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not {f"limitgate.rules.review.{each}" for each in ("coverage", "idle", "review")} & set(done.stdout.split())

@@ -34,11 +34,11 @@ def odd(folder: Path, *, identifies: bool = False, **files: str) -> list[tuple[s
     ("rules", "field", "message"),
     [
         # never applies
-        ("{name: a, path: /x, exempt: true}, {name: b, path: /x, qps: 5}", "rules[1]", r"exempt by a \(LG008\)"),
+        ("{name: a, path: /x, exempt: true}, {name: b, path: /x, qps: 5}", "rules[1]", r"exempt by a"),
         (
             "{name: a, exempt: true, clients: [10.0.0.0/8]}, {name: b, qps: 5, clients: [10.1.0.0/16, 10.2.0.1]}",
             "rules[1]",
-            r"exempt by a \(LG008\)",
+            r"exempt by a",
         ),
         ("{name: a, path: /x/**, deny: true}, {name: b, path: /x/y, qps: 5}", "rules[1]", "denied by a$"),
         ("{name: a, qps: 5, replaces: [b]}, {name: b, path: /x, qps: 9}", "rules[1]", "a replaces it"),
@@ -67,8 +67,8 @@ def odd(folder: Path, *, identifies: bool = False, **files: str) -> list[tuple[s
         # without effect
         ("{name: a, qps: 5, shadow: true, on_error: closed}", "rules[0].on_error", "no effect, as the rule is a shadow"),
         ("{name: a, deny: true, path: /x, on_error: closed}", "rules[0].on_error", "no effect, as the rule has no limits"),
-        ("{name: a, qps: 5, key: [caller]}", "rules[0].key", r"counts by caller.*\(LG032\)"),
-        ("{name: a, qps: 5, reserve: 20%}", "rules[0].reserve", r"kept for nobody \(LG014\)"),
+        ("{name: a, qps: 5, key: [caller]}", "rules[0].key", r"counts by caller"),
+        ("{name: a, qps: 5, reserve: 20%}", "rules[0].reserve", r"kept for nobody"),
     ],
 )
 def test_one_thing_is_odd(tmp_path: Path, rules: str, field: str, message: str) -> None:

@@ -17,11 +17,10 @@ from redis.asyncio.connection import ConnectionPool as AsyncPool
 from redis.connection import ConnectionPool
 
 from limitgate import RedisStore
-from limitgate.messages.diagnostics import APART
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.server_clock import DRIFT, ServerClock
+from limitgate.stores.redis.server_clock import APART, DRIFT, ServerClock
 from limitgate.stores.redis.threads.node import Node
 from limitgate.stores.redis.threads.patience import Patience
 from tests.faults.stages import Clock, compiler
