@@ -25,6 +25,8 @@ from tests.support.redis_server import RedisServer
 PACKAGE = str(Path(limitgate.__file__).parent)
 WARM = 1100
 """Requests after which nothing is looked for any more that only the first ones are checked for."""
+TRACED = 5
+"""Requests of which the shortest way counts: a call while an earlier one is under way takes more now and then."""
 WIDE = ("900000/second", "1000000/minute")
 
 
@@ -88,9 +90,12 @@ def way_of_asgi(warm: int, **options: Any) -> Way:
     async def trace() -> Way:
         for _ in range(warm):
             await ask()
-        with Tracer() as tracer:
-            await ask()
-        return tracer.way()
+        ways = []
+        for _ in range(TRACED if warm else 1):
+            with Tracer() as tracer:
+                await ask()
+            ways.append(tracer.way())
+        return min(ways)
 
     return asyncio.run(trace())
 

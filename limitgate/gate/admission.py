@@ -454,6 +454,8 @@ class Admission:
     @property
     def has_to_refund(self) -> bool:
         """True if there are charges that must not stay."""
+        if self._charged is None and self.reading is None:
+            return False  # nothing was charged
         return bool(self.charged) and (self.is_undone or (self.has_slots and self.is_sent))
 
     def may_need_refund(self) -> bool:
@@ -461,17 +463,18 @@ class Admission:
         if self.is_plain and type(self.decision) is DeferredDecision:
             return False  # almost all requests
         if self._charged is None and self.reading is None:
-            return False  # nothing was charged
-        if not (self.is_by_outcome or self.has_slots or self.refusal or self.has_news):
             return False
-        return self.has_to_refund or (
-            bool(self.charged) and (self.has_news or (self.is_by_outcome and self.status != self._settled_by))
-        )
+        if self.is_by_outcome and self.sent_status is not None and self.status != self._settled_by:
+            return True
+        if not (self.has_slots or self.refusal or self.has_news):
+            return False
+        return self.has_to_refund or (self.has_news and bool(self.charged))
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
         """Take out the refunds that are due by what is known now; from now on they count as made.
 
-        ``any_has_own_cost`` is true if a rule that the request was charged for by any gate has a cost of its own.
+        ``any_has_own_cost`` is true if costs were told, and a rule that the request was charged for by any gate has a cost of
+        its own.
         """
         self.settlement.has_news = False
         self._settled_by = self.status
@@ -491,18 +494,19 @@ class Admission:
         """The right cost of each charge, by what is known now."""
         if self.is_undone:
             return [0] * len(charged.plan.charges)
-        settled, status = self.settlement.costs, self.status
+        settled, status = self.settlement.costs, self._settled_by
         request_plan = charged.request_plan
         costs = {}
         for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
-            rule = compiled_rule.rule
+            rule, cost = compiled_rule.rule, charge.cost
             if charge.bucket.has_slots:
-                costs[charge.key] = 0 if self.is_sent else charge.cost
+                cost = 0 if self.is_sent else cost
             elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
-                costs[charge.key] = 0
-            else:
-                unnamed = settled.get(None, charge.cost) if rule.has_own_cost or not any_has_own_cost else charge.cost
-                costs[charge.key] = settled.get(rule.name, unnamed)
+                cost = 0
+            elif settled:
+                unnamed = settled.get(None, cost) if rule.has_own_cost or not any_has_own_cost else cost
+                cost = settled.get(rule.name, unnamed)
+            costs[charge.key] = cost
         return [costs[charge.key] for charge in charged.plan.charges]
 
 

@@ -112,4 +112,5 @@ class Refunds:
 
 
 def _refunds_of(admission: Admission) -> list[Refund]:
-    return admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))
+    any_has_own_cost = bool(admission.settlement.costs) and nesting.any_has_own_cost(admission)
+    return admission.refunds(any_has_own_cost=any_has_own_cost)
