@@ -193,14 +193,14 @@ class Admission:
 
     @property
     def now(self) -> int:
-        """Clock of the store that the fields go by, Unix µs."""
+        """Clock of the store that the fields go by, Unix µs. Once it is set, the fields follow from the decision."""
         if self._now is None:
             return 0 if self.reading is None else self.reading.now
         return self._now
 
     @now.setter
     def now(self, now: int) -> None:
-        self._now = now
+        self._now, self._fields = now, None
 
     @property
     def outcome(self) -> Outcome:
@@ -292,7 +292,6 @@ class Admission:
         """Note that a request has its places under adaptive limits, ``now`` in Unix µs, and that nothing else is decided."""
         self.decision = decision
         self.now = now
-        self._fields = None
         self.decide("admitted", "nobody")
 
     def decide(self, outcome: Outcome, source: Source) -> None:

@@ -504,7 +504,7 @@ class Gate:
         admission.decide(outcome_of(decision), reading.source)
         if admission.rules.counts is not None:
             count_decision(decision, request_plan.row)
-        admission.now, admission.fields = reading.now, admission.rules.fields(decision, reading.now)
+        admission.now = reading.now
         if decision.allowed:
             admission.charged = (Charged(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
@@ -589,7 +589,7 @@ class Gate:
             decision = joined(first, decision)
         admission.decision = replace(decision, settlement=admission.settlement)
         if verdict.now is not None:
-            admission.now, admission.fields = verdict.now, admission.rules.fields(decision, verdict.now)
+            admission.now = verdict.now
         elif first is None or not decision.allowed:
             admission.fields = []
         return booking
