@@ -398,15 +398,15 @@ def _lookup(operations: Operations, name: str) -> ConfigFlow[Configuration]:
     return known or Configuration((Limit("1/second"),))
 
 
-def _run(limiter: Limiter, flow: ConfigFlow[T], waited: float = 0.0) -> T:
+def _run(limiter: Limiter, flow: ConfigFlow[T]) -> T:
     if not _OFF.is_wanted:  # somebody has kept this method
-        return limiter._run(flow, waited)  # noqa: SLF001 - in the place of a method
+        return limiter._run(flow)  # noqa: SLF001 - in the place of a method
     return run(_UNUSED, flow)
 
 
-def _arun(limiter: AsyncLimiter, flow: ConfigFlow[T], waited: float = 0.0) -> Coroutine[Any, Any, T]:
+def _arun(limiter: AsyncLimiter, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T]:
     if not _OFF.is_wanted:  # somebody has kept this method
-        return limiter._arun(flow, waited)  # noqa: SLF001 - in the place of a method
+        return limiter._arun(flow)  # noqa: SLF001 - in the place of a method
     return arun(_UNUSED, flow)
 
 

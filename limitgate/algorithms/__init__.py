@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Final
 
@@ -40,9 +41,33 @@ NUMBERS: Final[dict[Algorithm, int]] = {algorithm: number for number, algorithm 
 """Numbers by which the script calls them, no part of the stored state."""
 
 
+_PLAIN = "\n--PLAIN\n"
+"""Stands in the twins in front of what is for plain.lua."""
+
+
 def script() -> str:
     """Assemble limitgate/lua/spend.lua with every algorithm in it."""
     folder = files("limitgate") / "lua"
-    texts = [(folder / f"{name}.lua").read_text("utf-8") for name in SCRIPTS]
+    texts = [(folder / f"{name}.lua").read_text("utf-8").partition(_PLAIN)[0] for name in SCRIPTS]
     cases = [f"if number == {number} then\n{text}end\n" for number, text in enumerate(texts)]
     return (folder / "spend.lua").read_text("utf-8").replace("--ALGORITHMS\n", "".join(cases))
+
+
+def plain_pieces() -> Mapping[Algorithm, Mapping[str, Sequence[str]]]:
+    """What the twins have for limitgate/lua/plain.lua: by algorithm the lines that stand for a line there, if any do."""
+    folder = files("limitgate") / "lua"
+    return {
+        algorithm: _pieces((folder / f"{name}.lua").read_text("utf-8").partition(_PLAIN)[2])
+        for name, algorithm in SCRIPTS.items()
+    }
+
+
+def _pieces(text: str) -> Mapping[str, Sequence[str]]:
+    pieces: dict[str, list[str]] = {}
+    piece: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("--") and line[2:].isalpha():
+            pieces[line] = piece = []
+        else:
+            piece.append(line)
+    return pieces

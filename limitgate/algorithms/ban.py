@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, always
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, always
 from limitgate.algorithms.gcra import MAX_OWED_US
 
 REPLY_FIELDS = 1
 CAN_WAIT = False
 MAX_TURNS = 0
 refusal_is_stable = always
+IS_PLAIN = False
+STRAIGHT: Straight | None = None
 IS_LIMIT = False
 RESCALES = False
 

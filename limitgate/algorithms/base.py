@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 State = Any
@@ -27,6 +27,35 @@ class Load(NamedTuple):
     def plus(self, other: Load) -> Load:
         """The load of both."""
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
+
+
+class Straight(NamedTuple):
+    """A charge that fits now or does not, in pieces of Python that are written out for each window; ``{n}`` is its number.
+
+    They know the time ``now``, the microseconds ``elapsed`` since the bucket was written, and the ``cost``. The Lua twin has
+    the same behind ``--PLAIN``, see limitgate/lua/plain.lua.
+    """
+
+    kept: str
+    """Names of the integers that a state consists of, each with a comma behind it."""
+    state: str
+    """The state, of these."""
+    row: str
+    """Names of what `row_of` gives, as ``kept``."""
+    row_of: Callable[[LimitNumbers, int], tuple[int, ...]]
+    """Gives the numbers of a limit and a cost that the lines need."""
+    advance: str
+    """Lines that let the time go by."""
+    fits: str
+    """Condition under which the charge fits."""
+    charged: str
+    """The integers after the charge, as ``kept``."""
+    asked: Callable[[LimitNumbers, int, int], bytes]
+    """Packs what the Lua twin is asked of a window, given its number and the cost."""
+    reported: str
+    """Names of the integers that it reports, as ``kept``."""
+    reported_state: str
+    """The state, of these and of the limit's ``count{n}``."""
 
 
 class LimitNumbers(Protocol):
@@ -94,6 +123,10 @@ class Algorithm(Protocol):
     """True if turns can be booked ahead, so that a request may wait for its own."""
     MAX_TURNS: int
     """Turns that can be booked ahead at most, each remembered by its moment; 0 where none is, and any number can be booked."""
+    IS_PLAIN: bool
+    """True if a charge may be a plain one, see `limitgate.limits.template`."""
+    STRAIGHT: Straight | None
+    """Its charge in straight lines; None where stores ask the functions below."""
     IS_LIMIT: bool
     """False for a state that is no limit (a ban): hidden from `Decision.windows` while it is empty."""
     RESCALES: bool

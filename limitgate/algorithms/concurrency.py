@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, never
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, never
 
 REPLY_FIELDS = 4
 CAN_WAIT = False
 MAX_TURNS = 0
 refusal_is_stable = never
+IS_PLAIN = False
+STRAIGHT: Straight | None = None
 IS_LIMIT = True
 RESCALES = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from limitgate.algorithms.base import MAX_USED, BucketNumbers, LimitNumbers, Load, State
+from limitgate.algorithms.base import MAX_USED, BucketNumbers, LimitNumbers, Load, State, Straight
 
 
 class ForOne(Protocol):
@@ -14,6 +14,8 @@ class ForOne(Protocol):
     REPLY_FIELDS: int
     CAN_WAIT: bool
     MAX_TURNS: int
+    IS_PLAIN: bool
+    STRAIGHT: Straight | None
 
     def check(self, limit: LimitNumbers) -> str | None: ...  # noqa: D102 - these are as in `base.Algorithm`
     def load(self, limit: LimitNumbers) -> Load: ...  # noqa: D102
@@ -51,6 +53,8 @@ class Each:
         self.REPLY_FIELDS = one.REPLY_FIELDS
         self.CAN_WAIT = one.CAN_WAIT
         self.MAX_TURNS = one.MAX_TURNS
+        self.IS_PLAIN = one.IS_PLAIN
+        self.STRAIGHT = one.STRAIGHT
         self.refusal_is_stable = one.refusal_is_stable
         self.check = one.check
         self.load = one.load

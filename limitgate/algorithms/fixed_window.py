@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from struct import pack
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, always
+from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, Straight, always
 
 REPLY_FIELDS = 2
 CAN_WAIT = False
@@ -34,6 +35,27 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of a wall clock, wherever it han
 _BY_CLOCK, _BY_FIRST_REQUEST, _BY_DATE = 0, 1, 2
 
 State = tuple[int, int]
+
+IS_PLAIN = True
+STRAIGHT: Straight | None = Straight(
+    kept="used{n}, left{n},",
+    state="(used{n}, left{n}),",
+    row="burst{n}, period{n}, by_first{n},",
+    row_of=lambda limit, _: (limit.burst, limit.period_us, limit.align == FIRST_REQUEST),
+    advance="""
+    if elapsed >= left{n}:
+        used{n} = 0
+    if by_first{n}:
+        left{n} = left{n} - elapsed if used{n} else period{n}
+    else:
+        left{n} = period{n} - now % period{n}
+    """,
+    fits="used{n} + cost <= burst{n}",
+    charged="used{n} + cost, left{n},",
+    asked=lambda limit, _, cost: pack("<4d", *encode_charge(limit, cost, 0)[:4]),
+    reported="used{n}, left{n},",
+    reported_state="(used{n}, left{n}),",
+)
 
 
 def check(limit: LimitNumbers) -> str | None:

@@ -9,8 +9,9 @@ harmless: a tick is the same share of a request under any count, and time never 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import pack
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, always
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, always
 
 REPLY_FIELDS = 2
 CAN_WAIT = True
@@ -25,6 +26,29 @@ LOAD_OF_LEASE = 0.8
 """Microseconds for each bit of a lease, in each window. Measured: 15 µs for 10, 22 µs for 1,000, 39 µs for a million."""
 MAX_OWED_US = 2**52
 """Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
+
+
+IS_PLAIN = True
+STRAIGHT: Straight | None = Straight(
+    kept="debt{n},",
+    state="debt{n},",
+    row="count{n}, increment{n}, capacity{n},",
+    row_of=lambda limit, cost: (limit.count, cost * limit.period_us, limit.capacity),
+    advance="""
+    if (debt{n} := debt{n} - elapsed * count{n}) < 0:
+        debt{n} = 0
+    after{n} = debt{n} + increment{n}
+    """,
+    fits="after{n} <= capacity{n}",
+    charged="after{n},",
+    asked=lambda limit, window, cost: (
+        window.to_bytes(6, "little")
+        + limit.count.to_bytes(6, "little")
+        + pack("<5d", *encode_charge(limit, window, cost, 0, 0)[1:])
+    ),
+    reported="whole{n}, rest{n},",
+    reported_state="whole{n} * count{n} + rest{n},",
+)
 
 
 def load(limit: LimitNumbers) -> Load:

@@ -27,11 +27,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight
 from limitgate.algorithms.gcra import MAX_OWED_US
 
 REPLY_FIELDS = 6
 CAN_WAIT = True
+
+IS_PLAIN = True
+STRAIGHT: Straight | None = None
 
 MAX_ENTRIES = 10_000
 """The highest count of a limit: each entry takes 16 bytes here and 13 to 30 in Redis."""
@@ -81,7 +84,7 @@ class Log(NamedTuple):
         if kept and (self.times[-1] == moment or (most is not None and kept >= most)):
             kept -= 1
         times, totals = array("q", (moment,)), array("q", (self.total + requests,))
-        return self._replace(times=self.times[:kept] + times, totals=self.totals[:kept] + totals)
+        return Log(self.now, self.times[:kept] + times, self.totals[:kept] + totals, self.before)
 
     def with_less(self, requests: int, moment: int) -> Log:
         """Without requests of a moment by the log's clock, as far as they count; at `LATEST` without the last that have come.
@@ -162,14 +165,14 @@ def advance(log: State, elapsed_us: int, limit: LimitNumbers, now: int | None = 
     clock = log.now + elapsed_us
     gone = bisect_right(log.times, clock - limit.period_us)
     if not gone:
-        return log._replace(now=clock)
+        return Log(clock, log.times, log.totals, log.before)  # `_replace` takes three times as long, here and below
     return Log(clock, log.times[gone:], log.totals[gone:], log.totals[gone - 1])
 
 
 def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:
     """The state after ``cost`` requests, whether they fit or not, whose turn is so many µs from now."""
     if isinstance(state, LogReport):
-        return state._replace(used=state.used + cost, refill=limit.period_us + turn_us)
+        return LogReport(state.used + cost, state.cost, state.wait, limit.period_us + turn_us, state.now, state.steady)
     return state.with_more(cost, state.now + turn_us)
 
 

@@ -19,8 +19,9 @@ Source: the approximated sliding window counter as Cloudflare has described it (
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import pack
 
-from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, always
+from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, Straight, always
 
 REPLY_FIELDS = 3
 CAN_WAIT = False
@@ -30,6 +31,25 @@ LOAD = Load(4, 3, 2)
 """Measured: 14 µs for a charge, 15 µs to put something right, among 32 in a call."""
 
 State = tuple[int, int, int]
+
+IS_PLAIN = True
+STRAIGHT: Straight | None = Straight(
+    kept="current{n}, previous{n}, left{n},",
+    state="(current{n}, previous{n}, left{n}),",
+    row="burst{n}, period{n},",
+    row_of=lambda limit, _: (limit.burst, limit.period_us),
+    advance="""
+    if elapsed >= left{n}:
+        previous{n} = current{n} if elapsed < left{n} + period{n} else 0
+        current{n} = 0
+    left{n} = period{n} - now % period{n}
+    """,
+    fits="previous{n} * left{n} <= (burst{n} - cost - current{n}) * period{n}",
+    charged="current{n} + cost, previous{n}, left{n},",
+    asked=lambda limit, _, cost: pack("<3d", *encode_charge(limit, cost, 0)),
+    reported="current{n}, previous{n}, left{n},",
+    reported_state="(current{n}, previous{n}, left{n}),",
+)
 
 
 def check(limit: LimitNumbers) -> str | None:

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, always
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, always
 
 REPLY_FIELDS = 3
 CAN_WAIT = True
 MAX_TURNS = 0
 refusal_is_stable = always
+IS_PLAIN = False
+STRAIGHT: Straight | None = None
 IS_LIMIT = True
 RESCALES = True
 LOAD = Load(5, 3, 4)

@@ -344,13 +344,13 @@ class Admission:
         if type(decision) is DeferredDecision:
             reading: Any = self.reading
             tightest = reading.template.tightest  # what is no method is called faster by a name of its own
-            limit, remaining, refill_us, _ = tightest(reading.debts)
+            limit, remaining, refill_us, _ = tightest(reading.states)
             full_at_us = reading.now + refill_us
             if self.in_flight is not None:
                 limit, remaining, full_at_us = self._under_places(limit, remaining, full_at_us)
             if self.rules.has_commonest_style:
                 return x_ratelimit(limit, remaining, full_at_us)
-            return self._written(Numbers(limit, remaining, full_at_us, reading.template.windows(reading.debts)))
+            return self._written(Numbers(limit, remaining, full_at_us, reading.template.windows(reading.states)))
         if self._fields is None and decision is not None:
             self._fields = self.rules.fields(decision, self.now)
         return self._fields or []
@@ -366,7 +366,7 @@ class Admission:
             if type(decision) is DeferredDecision:
                 reading: Any = self.reading
                 tightest = reading.template.tightest  # what is no method is called faster by a name of its own
-                limit, remaining, refill_us, _ = tightest(reading.debts)
+                limit, remaining, refill_us, _ = tightest(reading.states)
                 if self.in_flight is None:
                     return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
                 return raw_x_ratelimit(*self._under_places(limit, remaining, reading.now + refill_us))

@@ -158,8 +158,8 @@ class Gate:
         if rest is not None:
             run(self.store, rest, admission.budget)
             self.refunds.settle_refused(admission)
-            if waits and isinstance(admission.booking, Booking):
-                self.turns.wait_for(admission, admission.booking)
+        if not admission.is_plain and waits and isinstance(admission.booking, Booking):
+            self.turns.wait_for(admission, admission.booking)
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
@@ -383,7 +383,7 @@ class Gate:
                 self.store_health.answered()
             prepared: Any = admission.prepared
             if prepared.counter is not None:
-                prepared.counter.charged(answer.debts)
+                prepared.counter.charged(answer.states)
             admission.reading = answer
             admission.is_plain = True
             if in_flight is None:
@@ -396,7 +396,7 @@ class Gate:
         return self._conclude_worked_out(admission, answer)
 
     def _conclude_worked_out(self, admission: Admission, answer: AnyReading | StoreError) -> Flow[None] | None:
-        """`conclude` where the decision is needed: of refusals and of plans with shadows; and where the store has none."""
+        """`conclude` where the decision is needed: of refusals, shadows and turns to wait for; and where the store has none."""
         prepared: Any = admission.prepared
         template: Any = admission.template
         admission.waited = answer.waited
@@ -405,20 +405,18 @@ class Gate:
             return self._charge_without_store(admission, request_plan, answer)
         decision = template.decide(answer, admission.request.open_settlement())
         if decision is None or not isinstance(answer, PlainSpend):
-            if not answer.buckets:  # it was declined
-                return self._charge(admission, prepared.request_plan(template.plan(admission.keys)))
-            plan = Plan.spend([bucket.charge for bucket in answer.buckets])
+            plan = template.plan(admission.keys)
             self._admit(admission, prepared.request_plan(plan), plan, whole_reading(answer))
             return None
         if not self.store_health.is_known:
             self.store_health.answered()
         if not decision.allowed:
             if prepared.counter is not None:
-                prepared.counter.refused(answer.debts)
+                prepared.counter.refused(answer.states)
             self._refuse_prepared(admission, answer, decision)
             return None
         if prepared.counter is not None:
-            prepared.counter.charged(answer.debts)
+            prepared.counter.charged(answer.states)
         admission.admit(answer, decision)
         in_flight = admission.in_flight
         if in_flight is None or not in_flight.would_refuse:

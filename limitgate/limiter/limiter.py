@@ -21,6 +21,7 @@ from limitgate.limiter.operations import (
     Limits,
     Operations,
     ask_again_in,
+    decided_as_any,
     seconds_left,
 )
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
@@ -96,7 +97,7 @@ class AsyncLimiter(Operations):
             raise
         decision: Decision | None = prepared[0].decide(reading, None)
         if decision is None:
-            return await self._arun(self._undecided(*prepared, reading), reading.waited)
+            decision = decided_as_any(*prepared, reading)
         if self._figures is not None:
             self._figures.decided(decision, reading.source)
         return decision
@@ -227,9 +228,9 @@ class AsyncLimiter(Operations):
         """Lift the ban of ``key``, if there is one. ``reason`` is for the audit log."""
         await self._arun(audited(self._pardoning(key), "pardon", partial(masked, key), reason))
 
-    def _arun(self, flow: ConfigFlow[T], waited: float = 0.0) -> Coroutine[Any, Any, T]:
-        """Run a flow that waits for the store no longer than the timeout, of which some seconds may be over."""
-        return arun(self._store, flow, Budget(self._timeout - waited, measured=measures_silence(self._store)))
+    def _arun(self, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T]:
+        """Run a flow that waits for the store no longer than the timeout."""
+        return arun(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
@@ -357,7 +358,7 @@ class Limiter(Operations):
             raise
         decision: Decision | None = prepared[0].decide(reading, None)
         if decision is None:
-            return self._run(self._undecided(*prepared, reading), reading.waited)
+            decision = decided_as_any(*prepared, reading)
         if self._figures is not None:
             self._figures.decided(decision, reading.source)
         return decision
@@ -466,9 +467,9 @@ class Limiter(Operations):
         """Lift the ban of ``key``, if there is one. ``reason`` is for the audit log."""
         self._run(audited(self._pardoning(key), "pardon", partial(masked, key), reason))
 
-    def _run(self, flow: ConfigFlow[T], waited: float = 0.0) -> T:
-        """Run a flow that waits for the store no longer than the timeout, of which some seconds may be over."""
-        return run(self._store, flow, Budget(self._timeout - waited, measured=measures_silence(self._store)))
+    def _run(self, flow: ConfigFlow[T]) -> T:
+        """Run a flow that waits for the store no longer than the timeout."""
+        return run(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

@@ -168,7 +168,7 @@ class Operations:
             ipv6_prefix=self._ipv6_prefix,
         )
 
-    def _prepared(self, key: str, limits: Limits, cost: int) -> tuple[PlanTemplate, tuple[str, str]] | None:
+    def _prepared(self, key: str, limits: Limits, cost: int) -> tuple[PlanTemplate, Sequence[str]] | None:
         """The prepared plan of a hit and its keys; None if it is not plain, or there is a mistake: then `_deciding` knows."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str):
             return None
@@ -181,13 +181,9 @@ class Operations:
         if template is None:
             return None
         name = self._name(key)
-        return template, (name, _ban_key(name))
-
-    def _undecided(self, template: PlanTemplate, keys: Sequence[str], reading: AnyReading) -> Flow[Decision]:
-        """Decision of a prepared plan that was not admitted; if the store has declined it, it is asked as for any other."""
-        plan = template.plan(keys)
-        whole = whole_reading(reading) if reading.buckets else (yield from self._spending(plan))
-        return self._counted(decide(plan, whole), whole)
+        if template.is_of_debts:  # windows of GCRA share a bucket
+            return template, (name, _ban_key(name))
+        return template, (*[_bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name))
 
     def _spending(self, plan: Plan) -> Flow[Reading]:
         """Charge a plan."""
@@ -378,6 +374,11 @@ class Operations:
         if not isinstance(key, str):
             raise TypeError(f"key is {key!r:.80}, expected text")
         return self._prefix + self._key.digest(key)
+
+
+def decided_as_any(template: PlanTemplate, keys: Sequence[str], reading: AnyReading) -> Decision:
+    """Decision about a prepared hit to which there is more: the reading is that of a plan of any kind."""
+    return decide(template.plan(keys), whole_reading(reading))
 
 
 def seconds_left(timeout: float | None, began: float) -> float | None:

@@ -1,8 +1,10 @@
-"""Plain plans: charges of GCRA buckets that fit now or do not, prepared once for all plans that differ in keys alone.
+"""Plain plans: charges that fit now or do not, prepared once for all plans that differ in keys alone.
 
-Behind these a plan may look for bans, of which there must be none, or stores decline it.
-Almost every request makes one. What follows from the debts that were read is worked out here without an object for each charge.
-It is the same as what `limitgate.limits.plan.read` and `limitgate.limits.decision.decide` say, which know every kind of plan.
+Almost every request makes one. A store may find that there is more to it: a request has to wait, somebody is banned, a bucket
+is kept in another way than the plan asks for it. Then it carries the plan out as one of any kind.
+
+What follows from debts of GCRA, which most plans read, is worked out here without an object for each charge. It is the same as
+what `limitgate.limits.plan.read` and `limitgate.limits.decision.decide` say, which know every kind of plan and of state.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
-from limitgate.limits.decision import SECOND, Decision, Settlement, decision_of
-from limitgate.limits.plan import BucketReading, CachedReading, Charge, Plan, Reading, Source, Verb, read
+from limitgate.algorithms.base import Algorithm, State, Straight
+from limitgate.limits.bucket import Bucket
+from limitgate.limits.decision import SECOND, Decision, Settlement, decide, decision_of, tightest_window
+from limitgate.limits.limit import Limit
+from limitgate.limits.plan import BucketReading, CachedReading, Charge, Plan, Reading, Source, Verb, read, wait_us
 from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
@@ -23,44 +28,64 @@ MAX_WINDOWS = 12
 _MAX_DEBT = 2**63 - 1
 """Ticks that a window of a plain plan may owe at most, so that 64 bits hold them."""
 
-DECLINED = Reading(0, (), admitted=False)
-"""Reading of no buckets, for a plain plan that a store has not carried out: it has to be asked for as a plan of any kind."""
-
-Row = tuple[int, int, int]
-"""Of a window the ticks that a microsecond pays back, that the charge takes, and that fit."""
+Row = tuple[int, ...]
+"""The numbers of a window and a cost that the `Straight` lines of its algorithm need. Of GCRA the ticks that a microsecond pays
+back, that the charge takes, and that fit."""
 
 
 def is_plain(charge: Charge) -> bool:
-    """True if a charge is one of GCRA that fits now or does not: nothing is leased, booked, borrowed or adjusted."""
+    """True if a charge mostly fits now or does not: nothing is leased, borrowed or adjusted, and no date matters."""
     bucket = charge.bucket
     return (
-        bucket.algorithm is gcra
-        and not (bucket.lease or bucket.borrow or charge.adjustment or charge.max_wait_us)
+        bucket.algorithm.IS_PLAIN
+        and not (bucket.lease or bucket.borrow or bucket.is_dated or charge.adjustment)
         and 0 < charge.cost <= min([limit.most for limit in bucket.limits])
         and max(bucket.capacities) <= _MAX_DEBT
     )
 
 
 class PlainShape:
-    """Numbers of buckets and windows, by which a store may carry out plain plans in one call. Each is one object.
+    """What a script depends on that carries out plain plans, by which they may share a call. Each is one object."""
 
-    A bucket without windows is that of a ban, which must not be there.
-    """
+    __slots__ = ("buckets", "may_wait")
 
-    __slots__ = ("buckets",)
-
-    def __init__(self, buckets: tuple[tuple[int, bool], ...]) -> None:
+    def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool) -> None:
         self.buckets = buckets
-        """Per bucket the number of its windows, and true if it may refuse."""
+        self.may_wait = may_wait
+        """True if a plan is declined that does not fit now, as the request may wait."""
+
+
+class BucketShape(NamedTuple):
+    """What a script depends on of a bucket."""
+
+    algorithm: Algorithm
+    windows: int
+    """Number of windows; 0 for a ban, which must not be there."""
+    enforced: bool
+    """True if it may refuse."""
 
 
 @cache
-def _shape(*buckets: tuple[int, bool]) -> PlainShape:
-    return PlainShape(buckets)
+def _shape(*buckets: BucketShape, may_wait: bool) -> PlainShape:
+    return PlainShape(buckets, may_wait=may_wait)
+
+
+OF_ANY = PlainShape((), may_wait=True)
+"""Shape of the plans that the script for plans of any kind carries out: those with an algorithm that is not `Straight`."""
+
+
+def straight_of(algorithm: Algorithm) -> Straight:
+    """The straight lines of an algorithm that has some."""
+    if algorithm.STRAIGHT is None:
+        raise TypeError(f"{algorithm!r} has no straight lines, expected an algorithm that has some")
+    return algorithm.STRAIGHT
 
 
 class PlanTemplate:
-    """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain."""
+    """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain.
+
+    Behind them a plan may look for bans.
+    """
 
     __slots__ = (
         "_only_rule",
@@ -69,8 +94,11 @@ class PlanTemplate:
         "buckets",
         "charges",
         "counts",
+        "facts",
         "is_enforced",
+        "is_of_debts",
         "load",
+        "may_wait",
         "only",
         "shape",
         "tightest",
@@ -80,49 +108,66 @@ class PlanTemplate:
         self.bans = len([charge for charge in charges if charge.bucket.algorithm is ban])
         """Number of bans that are looked for, by the last keys."""
         counted = charges[: len(charges) - self.bans]
-        count = sum([len(charge.bucket.limits) for charge in counted])
-        if not (all(map(is_plain, counted)) and 0 < count <= MAX_WINDOWS):
-            raise ValueError(f"{charges!r} are not plain, expected GCRA without lease, delay, borrowing and adjustment")
+        windows = sum([len(charge.bucket.limits) for charge in counted])
+        if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
+            raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment, slots and dates")
         self.charges = tuple(charges)
         self.buckets = tuple([(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted])
         """Per charge but those of bans its bucket, its cost, true if it may refuse, and its rows."""
         self.only = self.buckets[0] if len(counted) == 1 else None
         """The first of ``buckets`` if there are no others."""
-        windows = [
-            (charge, limit, *row)
-            for charge, (bucket, _, _, rows) in zip(counted, self.buckets)
-            for limit, row in zip(bucket.limits, rows)
-        ]
-        self.counts = tuple([count for _, _, count, _, _ in windows])
-        """Per window the ticks that a microsecond pays back."""
-        least_burst = min([limit.burst for _, limit, _, _, _ in windows])
-        self._windows: tuple[_Window, ...] = tuple(
-            [
-                (
-                    capacity - increment - least_burst * limit.period_us,
-                    capacity - increment,
-                    limit.period_us,
-                    count,
-                    increment,
-                    limit.burst,
-                    charge,
-                )
-                for charge, limit, count, increment, capacity in windows
-            ]
-        )
-        self.tightest = _straight_tightest(self._windows)
-        """Function that gives the tightest window once the charges are made, by the debts before.
-
-        It raises `ValueError` if a charge does not fit.
-        """
-        self.is_enforced = all(charge.enforced for charge in counted)
+        self.may_wait = max([charge.max_wait_us for charge in counted]) > 0
+        """True if a plan that does not fit now may have to wait: it is not plain then."""
+        self.is_enforced = False not in [charge.enforced for charge in counted]
         """True if no rule is a shadow, so that a plan is admitted where every charge fits."""
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         """The rule of the only charge, where there is one: nobody else can have refused."""
-        self.shape = _shape(*[(len(charge.bucket.limits), charge.enforced) for charge in counted], *[(0, True)] * self.bans)
-        """Same object for all templates of as many buckets and windows."""
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
         """Microseconds that a plan takes of Redis at most, by the script for all plans."""
+        self.facts = sum([charge.bucket.facts for charge in charges])
+        """Numbers that the script for all plans reports."""
+        self.counts = tuple([count for charge in counted for count in charge.bucket.counts])
+        """Per window the count of its limit."""
+        straight = {charge.bucket.algorithm.STRAIGHT for charge in counted}
+        self.is_of_debts = straight == {gcra.STRAIGHT}
+        """True if all windows are of GCRA."""
+        self._windows: tuple[_Window, ...] | None = None
+        """The windows, where all are of GCRA."""
+        self.tightest: _TightestOf
+        """Function that gives the tightest window once the charges are made, by the states before.
+
+        It raises `ValueError` if a charge does not fit.
+        """
+        self.shape = OF_ANY
+        """Same object for all templates whose plans may share a call."""
+        if None not in straight:
+            self.shape = _shape(*map(_bucket_shape, charges), may_wait=self.may_wait)
+        if self.is_of_debts:
+            least_burst = min([limit.burst for charge in counted for limit in charge.bucket.limits])
+            self._windows = tuple(
+                [
+                    (
+                        capacity - increment - least_burst * limit.period_us,
+                        capacity - increment,
+                        limit.period_us,
+                        count,
+                        increment,
+                        limit.burst,
+                        charge,
+                    )
+                    for charge, (_, _, _, rows) in zip(counted, self.buckets)
+                    for limit, (count, increment, capacity) in zip(charge.bucket.limits, rows)
+                ]
+            )
+            self.tightest = _straight_tightest(self._windows)
+        elif windows == 1:
+            self.tightest = partial(_tightest_of_one, counted[0], counted[0].bucket, counted[0].bucket.limits[0])
+        else:
+            self.tightest = partial(_tightest_of_states, self.charges[: len(counted)])
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the template itself, as nobody changes it."""
+        return self
 
     def plan(self, keys: Sequence[str]) -> Plan:
         """Plan with these keys, one for each charge."""
@@ -136,43 +181,75 @@ class PlanTemplate:
         plan.waited = 0.0
         return plan
 
-    def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], admitted: bool) -> PlainSpend:  # noqa: FBT001
-        """Reading of the plan with these keys, by the ticks that each window owed at ``now``, Unix µs."""
+    def reading(self, keys: Sequence[str], now: int, states: Sequence[State], admitted: bool) -> PlainSpend:  # noqa: FBT001
+        """Reading of the plan with these keys, by the state of each window at ``now``, Unix µs."""
         reading = PlainSpend()
         reading.template = self
         reading.keys = keys
         reading.now = now
-        reading.debts = debts
+        reading.states = states
         reading.admitted = admitted
         reading.waited = 0.0
         return reading
 
     def decide(self, reading: AnyReading, settlement: Settlement | None) -> Decision | None:
-        """Decision that follows from a `reading` of this template; None if it was declined, or a shadow would have refused."""
+        """Decision that follows from a `reading` of this template; None for another kind, or if a shadow would have refused."""
         if not isinstance(reading, PlainSpend):
             return None
         if not reading.admitted:
-            return self._refused(reading, settlement)
-        tightest = self.tightest(reading.debts) if self.is_enforced else _tightest_of_all(self._windows, reading.debts)
-        if tightest is None:
+            if self._windows is None:
+                return decide(reading.whole_plan, reading.whole, settlement)
+            return self._refused(self._windows, reading, settlement)
+        if self.is_enforced:
+            tightest = self.tightest(reading.states)
+        elif self._windows is not None:
+            found = _tightest_of_all(self._windows, reading.states)
+            if found is None:
+                return None
+            tightest = found
+        elif self.fits(reading.states)[1]:
+            tightest = self.tightest(reading.states)
+        else:
             return None
         burst, left, refill, charge = tightest
         return decision_of(
             True, burst, left, 0.0, refill / SECOND, charge.cost, charge.rule, False, 0.0, reading, True, settlement
         )
 
-    def windows(self, debts: Sequence[int]) -> list[tuple[int, int]]:
+    def windows(self, states: Sequence[State]) -> list[tuple[int, int]]:
         """Per window the whole requests that fit once the charges are made, and the seconds until it is full, rounded up."""
+        if self._windows is None:
+            return [
+                (charge.bucket.algorithm.remaining(state, limit), -(-charge.bucket.algorithm.refill_us(state, limit) // SECOND))
+                for charge, _, after in self.charged(states)
+                for limit, state in zip(charge.bucket.limits, after or ())
+            ]
         return [
             ((room - debt) // ticks, -(-(debt + increment) // (count * SECOND)))
-            for debt, (_, room, ticks, count, increment, _, _) in zip(debts, self._windows)
+            for debt, (_, room, ticks, count, increment, _, _) in zip(states, self._windows)
         ]
 
-    def _refused(self, reading: PlainSpend, settlement: Settlement | None) -> Decision | None:
+    def charged(self, states: Sequence[State]) -> list[BucketReading]:
+        """The buckets but those of bans, charged if that fits now, by the state of each window before."""
+        return _charged(self.charges[: len(self.buckets)], states)
+
+    def fits(self, states: Sequence[State]) -> tuple[bool, bool]:
+        """Whether no charge refuses by these states, and whether every charge fits now."""
+        each = iter(states)
+        is_admitted = all_fit = True
+        for charge, (bucket, *_) in zip(self.charges, self.buckets):
+            if wait_us(charge, list(islice(each, len(bucket.limits)))) != 0:
+                all_fit = False
+                if charge.enforced:
+                    is_admitted = False
+        return is_admitted, all_fit
+
+    @staticmethod
+    def _refused(windows: Sequence[_Window], reading: PlainSpend, settlement: Settlement | None) -> Decision | None:
         """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
         least, latest, limit = -1, -1, 0
         longest, refusing = 0, None
-        for debt, (_, room, ticks, count, increment, burst, charge) in zip(reading.debts, self._windows):
+        for debt, (_, room, ticks, count, increment, burst, charge) in zip(reading.states, windows):
             over = debt - room
             left = max(0, increment - over) // ticks
             if left <= least or least < 0:
@@ -196,7 +273,7 @@ class PlanTemplate:
         """The `Decision.refusing_key` of a refusal that was decided here by this reading."""
         if self._only_rule is None or not isinstance(reading, PlainSpend):
             return refusal.refusing_key
-        return reading.keys[0]
+        return reading.keys[0].removesuffix(self.buckets[0][0].suffix)
 
 
 Tightest = tuple[int, int, int, Charge]
@@ -231,7 +308,35 @@ def _tightest_of_admitted(windows: Sequence[_Window], debts: Sequence[int]) -> T
     return tightest
 
 
-_TightestOf = Callable[[Sequence[int]], Tightest]
+def _charged(charges: Sequence[Charge], states: Sequence[State]) -> list[BucketReading]:
+    """`PlanTemplate.charged`, by its charges."""
+    each, read_buckets = iter(states), []
+    for charge in charges:
+        bucket = charge.bucket
+        before = list(islice(each, len(bucket.limits)))
+        read_buckets.append(BucketReading(charge, before, bucket.algorithm.try_charge(before, bucket, charge.cost)))
+    return read_buckets
+
+
+def _tightest_of_one(charge: Charge, bucket: Bucket, limit: Limit, states: Sequence[State]) -> Tightest:
+    """`PlanTemplate.tightest`, of a single window of any algorithm."""
+    algorithm = bucket.algorithm
+    after = algorithm.try_charge(states, bucket, charge.cost)
+    if after is None:
+        raise ValueError(f"the state {states!r} leaves no room, expected a plan that was admitted")
+    return limit.burst, algorithm.remaining(after[0], limit), algorithm.refill_us(after[0], limit), charge
+
+
+def _tightest_of_states(charges: Sequence[Charge], states: Sequence[State]) -> Tightest:
+    """`PlanTemplate.tightest`, of any algorithms."""
+    buckets = _charged(charges, states)
+    if None in [after for _, _, after in buckets]:
+        raise ValueError(f"of the states {states!r} some leave no room, expected a plan that was admitted")
+    charge, limit, left, refill_us = tightest_window(buckets, is_charged=True)
+    return limit.burst, left, refill_us, charge
+
+
+_TightestOf = Callable[[Sequence[State]], Tightest]
 _STRAIGHT = """
 def tightest(debts, {slacks} room, ticks, count, increment, burst, charge, windows):
     {debts} = debts
@@ -276,7 +381,7 @@ class PlainSpend(_Buckets):
     """
 
     # without an `__init__`, which takes as long as all the rest
-    __slots__ = ("_made", "admitted", "debts", "keys", "now", "template", "waited")
+    __slots__ = ("_made", "admitted", "keys", "now", "states", "template", "waited")
     verb: Verb = "spend"
     ban_us = 0
     gives_back = has_adjustments = False
@@ -287,8 +392,8 @@ class PlainSpend(_Buckets):
     """Key of each charge."""
     now: int
     """The store's clock, Unix µs."""
-    debts: Sequence[int]
-    """Ticks that each window owed before the plan was carried out."""
+    states: Sequence[State]
+    """State of each window before the plan was carried out: of GCRA the ticks that it owed."""
     admitted: bool
     """True if the request passes, as of a `Reading`."""
     waited: float
@@ -345,8 +450,8 @@ class PlainSpend(_Buckets):
         try:
             return self._made
         except AttributeError:
-            each, template = iter(self.debts), self.template
-            states: list[Sequence[int]] = [list(islice(each, len(bucket.limits))) for bucket, *_ in template.buckets]
+            each, template = iter(self.states), self.template
+            states: list[Sequence[State]] = [list(islice(each, len(bucket.limits))) for bucket, *_ in template.buckets]
             if template.bans:
                 states += [ban.initial(0, charge.bucket) for charge in template.charges[len(states) :]]
             self._made = read(template.plan(self.keys).charges, 0, states).buckets
@@ -399,5 +504,11 @@ def whole(plan: AnyPlan) -> Plan:
     return plan.whole_plan if isinstance(plan, PlainSpend) else plan
 
 
+def _bucket_shape(charge: Charge) -> BucketShape:
+    bucket = charge.bucket
+    return BucketShape(bucket.algorithm, len(bucket.limits) if bucket.algorithm.IS_LIMIT else 0, charge.enforced)
+
+
 def _rows(charge: Charge) -> tuple[Row, ...]:
-    return tuple([(limit.count, charge.cost * limit.period_us, limit.capacity) for limit in charge.bucket.limits])
+    straight = charge.bucket.algorithm.STRAIGHT
+    return () if straight is None else tuple([straight.row_of(limit, charge.cost) for limit in charge.bucket.limits])

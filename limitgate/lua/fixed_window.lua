@@ -63,3 +63,24 @@ return {
     if bucket[USED] and bucket[USED] > 0 then return 'I7I7', LEFT, bucket[LEFT] end
   end,
 }
+
+--PLAIN
+--names
+local burst$w, cost$w, period$w, how$w --window
+--asked
+burst$w, cost$w, period$w, how$w, place = unpack('<dddd', text, place) --window
+--charge
+local used$w, left$w = 0, 0 --window
+if value and #value ~= 22 then
+  is_known = false
+elseif value then
+  local version, written, used, left = unpack('<BI7I7I7', value)
+  local elapsed = now - written
+  if version ~= VERSION or elapsed < 0 or used > 2^50 or left > period$w + 86400 * 1000000 then is_known = false end --window
+  if elapsed < left then used$w, left$w = used, left - elapsed end --window
+end
+if how$w == 0 then left$w = period$w - now % period$w elseif used$w == 0 then left$w = period$w end --window
+if used$w + cost$w > burst$w then fits$b = false end --window
+reply[size + $r], reply[size + ($r + 1)] = used$w, left$w --window
+--value
+value, lifetime = pack('<BI7I7I7', VERSION, now, used$w + cost$w, left$w), left$w --window

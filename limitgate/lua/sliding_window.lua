@@ -59,3 +59,27 @@ return {
     if lifetime then return 'I7I7I7', LEFT, lifetime end
   end,
 }
+
+--PLAIN
+--names
+local burst$w, cost$w, period$w --window
+--asked
+burst$w, cost$w, period$w, place = unpack('<ddd', text, place) --window
+--charge
+local current$w, previous$w, left$w = 0, 0, period$w - now % period$w --window
+if value and #value ~= 29 then
+  is_known = false
+elseif value then
+  local version, written, current, previous, left = unpack('<BI7I7I7I7', value)
+  local elapsed = now - written
+  if version ~= VERSION or elapsed < 0 or current > 2^50 or previous > 2^50 or left > period$w then is_known = false end --window
+  if elapsed < left then current$w, previous$w = current, previous --window
+  elseif elapsed < left + period$w then previous$w = current end --window
+end
+local counting$w, room$w = previous$w * left$w, (burst$w - cost$w - current$w) * period$w --window
+if counting$w > room$w then fits$b = false end --window
+-- Products that are too large to be exact, and about the same, are left to spend.lua.
+if counting$w >= 2^53 and math.abs(counting$w - room$w) < counting$w / 2^50 then is_known = false end --window
+reply[size + $r], reply[size + ($r + 1)], reply[size + ($r + 2)] = current$w, previous$w, left$w --window
+--value
+value, lifetime = pack('<BI7I7I7I7', VERSION, now, current$w + cost$w, previous$w, left$w), left$w + period$w --window

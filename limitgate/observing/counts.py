@@ -229,17 +229,26 @@ class LimiterCounts(Counts):
 
 def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | None]) -> None:
     """Count a decision for each of its rules: for those that were charged, and for those that had no room."""
+    counted = [
+        (bucket, rows(bucket.charge))
+        for bucket in decision.evidence
+        if bucket.charge.bucket.algorithm.IS_LIMIT or bucket.after is None
+    ]
+    count_buckets(counted, is_charged=decision.is_charged, is_allowed=decision.allowed)
+
+
+def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *, is_charged: bool, is_allowed: bool) -> None:
+    """Count what was decided about buckets for their rules, as `count_decision` does."""
     found: dict[RuleSeries, tuple[int, float]] = {}
-    for bucket in decision.evidence:
-        row = rows(bucket.charge) if bucket.charge.bucket.algorithm.IS_LIMIT or bucket.after is None else None
+    for bucket, row in buckets:
         if row is None:
             continue
         outcome = ADMITTED if bucket.after is not None else REFUSED if bucket.charge.enforced else SHADOW_REFUSED
-        share = _used(bucket, is_charged=decision.is_charged)
+        share = _used(bucket, is_charged=is_charged)
         worst, most = found.get(row, (ADMITTED, 0.0))
         found[row] = (outcome if worst == ADMITTED else worst), max(share, most)
     for row, (outcome, share) in found.items():
-        if outcome != ADMITTED or decision.allowed:
+        if outcome != ADMITTED or is_allowed:
             row.count(outcome, share)
 
 

@@ -6,16 +6,27 @@ A loop over three windows takes twice as long, and almost every request that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from textwrap import indent
 from typing import Any
 
+from limitgate.algorithms.base import State
 from limitgate.limits.template import PlanTemplate
 from limitgate.limits.written_out import compiled
-from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SHADOW_REFUSED, SUMS, TINY, RuleSeries
+from limitgate.observing.counts import (
+    ADMITTED,
+    BOUNDS,
+    COUNTS,
+    REFUSED,
+    SHADOW_REFUSED,
+    SUMS,
+    TINY,
+    RuleSeries,
+    count_buckets,
+)
 
-_Count = Callable[[Sequence[int]], None]
-"""Counts a decision, by the ticks that each window owed before."""
+_Count = Callable[[Sequence[State]], None]
+"""Counts a decision, by the state of each window before: of GCRA the ticks that it owed."""
 _Window = tuple[int, int, int]
 """Place of a window, the ticks that are charged to it, and its capacity."""
 _Shape = tuple[tuple[int, tuple[int, ...]], ...]
@@ -51,6 +62,10 @@ class PlainCounter:
     __slots__ = ("charged", "refused")
 
     def __init__(self, template: PlanTemplate, rows: Sequence[RuleSeries]) -> None:
+        if not template.is_of_debts:
+            self.charged: _Count = partial(_count_states, template, rows, True)
+            self.refused: _Count = partial(_count_states, template, rows, False)
+            return
         rules: dict[RuleSeries, list[_Window]] = {}
         without_room: dict[RuleSeries, int] = {}
         place = 0
@@ -63,6 +78,16 @@ class PlainCounter:
         """Counts a plan that was charged."""
         self.refused = _refused(rules, without_room)
         """Counts a plan that was refused: for the rules that had no room."""
+
+
+def _count_states(
+    template: PlanTemplate,
+    rows: Sequence[RuleSeries],
+    is_charged: bool,  # noqa: FBT001 - called for each request
+    states: Sequence[State],
+) -> None:
+    """Count a decision about a plan of any algorithms."""
+    count_buckets(zip(template.charged(states), rows), is_charged=is_charged, is_allowed=is_charged)
 
 
 def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:

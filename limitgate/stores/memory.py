@@ -26,7 +26,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
-from limitgate.limits.template import DECLINED, AnyReading, PlainSpend, PlanTemplate
+from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.base import ConfigRequest, StoredConfig
@@ -162,17 +162,19 @@ class MemoryStore:
         return self.spend(plan)
 
     def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> AnyReading:
-        """`spend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `spend` alone to say."""
+        """`spend` the plain plan with these keys. If there is more to it, the reading is that of a plan of any kind."""
         if self._busy:
             self._wait_for_others()
         with self._lock:
             if self._busy:
-                return DECLINED
+                return self._interrupting(template.plan(keys))
             self._busy = True
             try:
                 clock = self._clock  # no method, so called by a name of its own
                 self._now = now = clock()
-                reading = self._carry_out_plain(template, keys, now)
+                reading: AnyReading | None = self._carry_out_plain(template, keys, now)
+                if reading is None:
+                    reading = self._carry_out(template.plan(keys), now)
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
             except (struct.error, TypeError) as error:
@@ -180,6 +182,8 @@ class MemoryStore:
                 raise
             finally:
                 self._busy = False
+        if self._furthest_step >= _STEP:
+            self._stepped.log("this machine")
         return reading
 
     async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> AnyReading:
@@ -203,13 +207,13 @@ class MemoryStore:
         if not isinstance(self._now, int):
             raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
-    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> AnyReading:
-        """`_carry_out` of a plain plan; `DECLINED` if a bucket is not kept as the plan asks for it.
+    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> PlainSpend | None:
+        """`_carry_out` of a plain plan; None if a bucket is not kept as the plan asks for it, or a request has to wait.
 
         Almost every plan is for one bucket that is there: it is charged here without the lists that others need.
         """
         if template.bans and self._keeps_any(keys[-template.bans :]):
-            return DECLINED
+            return None
         only = template.only
         if only is None:
             return self._charge_plain(template, keys, now)
@@ -222,23 +226,25 @@ class MemoryStore:
         charge = layout.charge  # as the clock
         charged = charge(value, now, layout.number, cost, rows)
         if charged is None:
-            return DECLINED
-        debts, after = charged
+            return None
+        states, after = charged
         if after is not None:
             shard[key] = after
+        elif template.may_wait:
+            return None
         reading = PlainSpend()  # `PlanTemplate.reading`, which takes a third more as a call
         reading.template = template
         reading.keys = keys
         reading.now = now
-        reading.debts = debts
+        reading.states = states
         reading.admitted = after is not None or not enforced
         reading.waited = 0.0
         return reading
 
-    def _charge_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> AnyReading:
-        """Charge the buckets of a plain plan, of which any may be new; `DECLINED` as `_carry_out_plain` does."""
+    def _charge_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> PlainSpend | None:
+        """Charge the buckets of a plain plan, of which any may be new; None as `_carry_out_plain`."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
-        debts: tuple[int, ...] = ()
+        states: list[State] = []
         writes = []
         is_admitted = True
         for key, (bucket, cost, enforced, rows) in zip(keys, template.buckets):
@@ -249,14 +255,16 @@ class MemoryStore:
                 layout = layout or Layout(bucket)
                 before = layout.opened(now, cost)
             if before is None or layout is None:
-                return DECLINED
+                return None
             charged = layout.charge(before, now, layout.number, cost, rows)
             if charged is None:
-                return DECLINED
-            owed, after = charged
-            debts += owed
+                return None
+            of_bucket, after = charged
+            states += of_bucket
             if after is not None:
                 writes.append((shard, key, value, layout, after))
+            elif template.may_wait:
+                return None
             elif enforced:
                 is_admitted = False
         for shard, key, value, layout, after in writes if is_admitted else ():
@@ -265,7 +273,7 @@ class MemoryStore:
             else:  # it is new, or was dropped for another one, and maybe the layout with it
                 known_layout = self._layouts.of(layout.bucket, layout)
                 self._put(shard, key, known_layout, known_layout.mark + after[len(known_layout.mark) :], ())
-        return template.reading(keys, now, debts, is_admitted)
+        return template.reading(keys, now, states, is_admitted)
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
         """Carry out ``request`` under the lock and report the text in force afterwards."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from limitgate.algorithms import gcra
 from limitgate.algorithms.base import State
 from limitgate.algorithms.sliding_log import Log
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.template import MAX_WINDOWS
+from limitgate.limits.template import MAX_WINDOWS, Row
 from limitgate.stores.straight import straight_charge
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
@@ -88,14 +88,19 @@ class Layout:
         """`size` where states are plain numbers, else that of no value."""
         self.drains = bucket.algorithm is gcra
         """True for debts that drain by `Bucket.counts`."""
-        if self.drains and numbers <= MAX_WINDOWS:
-            self.charge = straight_charge(form.format, numbers)
+        straight = bucket.algorithm.STRAIGHT
+        if straight is not None and len(initial) <= MAX_WINDOWS:
+            self.charge = straight_charge(straight, form.format, len(initial))
             """Charge of a plain plan, which asks for no other buckets."""
+        elif self.is_log:
+            self.charge = partial(_charge_log, bucket)
         self.advance = bucket.algorithm.advance
 
     def opened(self, now: int, cost: int) -> bytes:
-        """Value of a bucket that owes nothing, where debts drain."""
-        return self.pack(self.number, now, cost, *self._nothing)
+        """Value of a bucket that nobody has used."""
+        if self.drains:
+            return self.pack(self.number, now, cost, *self._nothing)
+        return self.packed(now, cost, self.bucket.algorithm.initial(now, self.bucket))
 
     def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
         """Value of a bucket; the head alone where the states have to be kept beside."""
@@ -178,6 +183,18 @@ def written_at(value: bytes, now: int) -> bytes:
 def with_cost(value: bytes, cost: int) -> bytes:
     """Value with another last cost."""
     return value[:_COST_AT] + _TIME.pack(min(cost, MAX_COST)) + value[HEAD.size :]
+
+
+def _charge_log(
+    bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row]
+) -> tuple[tuple[Log, ...], bytes | None] | None:
+    """The charge of a plain bucket that is a log, as `straight_charge` has it."""
+    kept_number, written, kept_cost = HEAD.unpack_from(value)
+    if kept_number != number or kept_cost != cost or now < written or is_head(value):
+        return None
+    before = bucket.algorithm.advance([_log(value[HEAD.size :])], now - written, bucket, now)
+    after = bucket.algorithm.try_charge(before, bucket, cost)
+    return (*before,), None if after is None else head(number, now, cost) + _packed_log(after[0])
 
 
 def _packed_log(log: Log) -> bytes:

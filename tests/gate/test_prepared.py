@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 from functools import cache
+from time import monotonic
 from typing import Any
 from weakref import ref
 
@@ -22,7 +23,7 @@ from werkzeug.routing import Rule as URLRule
 
 from limitgate import Caller, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
 from limitgate.gate.planning.given_limits import GivenPlans
-from limitgate.limits.template import DECLINED
+from limitgate.limits.template import PlainSpend
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
 from tests.support.doors import Reply, asgi_reply, http_scope, wsgi_reply
@@ -79,6 +80,9 @@ RULES = [
     Rule("measured", "9/minute", path="/measured", cost=lambda _: 2),
     Rule("slow", "9/minute", path="/slow", max_delay=0.001),
     Rule("counted", Limit("9/minute", algorithm="fixed_window"), path="/counted"),
+    Rule("logged", Limit("4/minute", algorithm="sliding_log"), path="/logged", replaces=["all"], shadow=True),
+    Rule("windows", "3/second", "5/minute", path="/windows", algorithm="sliding_window", cost=2, key=["path", "ip"]),
+    Rule("mixed", "4/minute", Limit("9/hour", algorithm="fixed_window"), path="/windows"),
     Rule("several", "4/minute", path=["/health", "/sub/**"], exclude=["/sub/login"], replaces=["all"]),
     Rule("few", "2/minute", path="/few", clients=["192.0.2.0/31"], replaces="*"),
     Rule("no", path="/denied/**", exclude=["/denied/not"], deny=True),
@@ -95,6 +99,8 @@ PATHS = (
     "/costly",
     "/measured",
     "/counted",
+    "/logged",
+    "/windows",
     "/health",
     "/nowhere",
     "/sub/x",
@@ -131,7 +137,7 @@ class General(MemoryStore):
 
 
 class Counted(MemoryStore):
-    """A memory store that counts how often it was asked in which way."""
+    """A memory store that counts how many plans were plain, and how many of any other kind."""
 
     measures_silence = True
     plain = general = 0
@@ -145,7 +151,10 @@ class Counted(MemoryStore):
 
     def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
         found = super().spend_plain(template, keys, timeout)
-        self.plain += bool(found.buckets)
+        if type(found) is PlainSpend:
+            self.plain += 1
+        else:
+            self.general += 1
         return found
 
     async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
@@ -189,7 +198,7 @@ def asgi(store: Any, **options: Any) -> Any:
             Route("/health", exempt(answer)),
             Mount("/sub", routes=[Route("/x", login)]),
             Route("/views", Views),
-            *[Route(path, answer) for path in ("/costly", "/measured", "/slow", "/counted")],
+            *[Route(path, answer) for path in ("/costly", "/measured", "/slow", "/counted", "/logged", "/windows")],
         ]
     )
     gate = LimitGate(app, store=store, **{"rules": rules(), "trusted_proxies": [PROXY], **options})
@@ -233,7 +242,7 @@ def site() -> Flask:
     app.add_url_rule("/api/<item>", "api", answer)
     app.add_url_rule("/login", "login", login, methods=["GET", "POST"])
     app.add_url_rule("/health", "health", exempt(answer))
-    for path in ("/costly", "/measured", "/slow", "/counted"):
+    for path in ("/costly", "/measured", "/slow", "/counted", "/logged", "/windows"):
         app.add_url_rule(path, path[1:], answer)
 
     class Views(MethodView):
@@ -407,7 +416,7 @@ def test_a_condition_is_asked_once_and_its_rules_are_prepared() -> None:
     limits = [ask(path, headers=headers).headers["x-ratelimit-limit"] for path, headers in each]
     assert limits == ["9", "5", "9", "5", "9", "5"]
     assert asked == ["/costly"] * 2 + ["/slow"] * 4 + ["/costly"] * 2
-    assert (store.plain, store.general) == (5, 1)  # all but the one that may wait
+    assert (store.plain, store.general) == (6, 0)
 
 
 def test_keys_that_clients_make_up_are_prepared() -> None:
@@ -423,24 +432,36 @@ def test_keys_that_clients_make_up_are_prepared() -> None:
 
 
 @DOORS
-@pytest.mark.parametrize("path", ["/slow", "/counted"])
-def test_what_needs_more_is_planned_anew(door: Any, path: str) -> None:
-    """Delays and other algorithms are no plain plans."""
+@pytest.mark.parametrize("path", ["/slow", "/counted", "/logged", "/windows"])
+def test_all_algorithms_and_delays_have_plain_plans(door: Any, path: str) -> None:
+    """As long as nobody has to wait."""
     store = Counted(Clock())
     ask = door(store)
     for _ in range(3):
         ask(path)
-    assert (store.general, store.plain) == (3, 0)
+    assert (store.general, store.plain) == (0, 3)
+
+
+@pytest.mark.parametrize("door", [asgi, wsgi])
+def test_a_request_that_has_to_wait_waits_for_its_turn(door: Any) -> None:
+    """Its plan is plain until it does not fit: then it is booked, and one that would have to wait for longer is refused."""
+    store = Counted(Clock())
+    ask = door(store, rules=[Rule("slow", "20/second burst 1", max_delay=0.06)])
+    began = monotonic()
+    replies = [ask("/slow") for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    assert "delay=0.05" in replies[1].body.decode()
+    assert 0.05 <= monotonic() - began < 5
+    assert (store.general, store.plain) == (2, 1)
 
 
 @DOORS
-@pytest.mark.parametrize("plan", ["at once", "both"])
-def test_limits_that_need_more_are_planned_anew(door: Any, plan: str) -> None:
+def test_limits_that_need_more_are_planned_anew(door: Any) -> None:
     """Though others that the same callable gives are prepared."""
     store = Counted(Clock())
     ask = door(store)
     plain = []
-    for each in ("many", plan, "many"):
+    for each in ("many", "at once", "many"):
         for _ in range(3):
             ask("/given", headers={"x-plan": each})
         plain.append(store.plain)
@@ -632,31 +653,6 @@ def test_where_the_store_fails_on_error_decides(door: Any, on_error: str, status
     assert ask("/api/a").status == 429
 
 
-class Silent(Failing):
-    """A memory store that is silent for 60 ms before it declines plain plans, and fails once ``is_down``."""
-
-    measures_silence = True
-    timeouts: tuple[float, ...] = ()
-
-    def spend(self, plan: Any, timeout: float = 0) -> Any:
-        self.timeouts += (timeout,)
-        return super().spend(plan, timeout)
-
-    def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
-        self.timeouts += (timeout,)
-        return DECLINED._replace(waited=0.06)
-
-
-@DOORS
-def test_a_declined_plan_leaves_only_the_rest_of_the_timeout(door: Any) -> None:
-    """However a store lets a plain plan wait, the whole request waits for no longer than its timeout."""
-    store = Silent(Clock())
-    assert door(store, timeout=0.1)("/api/a").status == 200
-    first, *others = store.timeouts
-    assert first == 0.1
-    assert others == [pytest.approx(0.04)]
-
-
 def test_a_request_by_outcome_has_no_prepared_plan() -> None:
     """What is charged by the status of the response is seen to the end, as before."""
     store = Counted(Clock())
@@ -692,12 +688,3 @@ def test_where_nobody_waits_the_store_is_not_awaited() -> None:
         return [ask("/api/a").headers["x-ratelimit-remaining"] for _ in range(2)], store.awaited
 
     assert (found(AtOnce(Clock())), found(Awaited(Clock()))) == ((["0", "0"], 0), (["0", "0"], 2))
-
-
-def test_a_plan_declined_at_once_is_asked_for_again() -> None:
-    """What the memory store does not carry out at once is planned as any other request, by the same budget."""
-    store = MemoryStore(Clock())
-    ask = asgi(store, rules=[Rule("all", "9/minute")])
-    assert ask("/api/a").headers["x-ratelimit-remaining"] == "8"
-    store.spend_plain = lambda *_: DECLINED  # type: ignore[method-assign]
-    assert ask("/api/a").headers["x-ratelimit-remaining"] == "7"

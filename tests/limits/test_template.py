@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
+from math import ceil
 from typing import Any
 from weakref import ref
 
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate import Limit, MemoryStore
+from limitgate import Limit, MemoryStore, StoreError
+from limitgate.algorithms.sliding_log import MAX_ENTRIES
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Settlement, decide
 from limitgate.limits.limit import kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan
-from limitgate.limits.template import DECLINED, MAX_WINDOWS, PlanTemplate, whole_reading
+from limitgate.limits.template import MAX_WINDOWS, PlainSpend, PlanTemplate, whole_reading
 from tests.support.clock import Clock
 from tests.support.stored import buckets
 
@@ -26,20 +29,36 @@ BAN = Charge("", Bucket((kept_as("ban"),)), 1, enforced=True, rule=None)
 STEPS = (0, 0, 1, 999, 10**5, 10**6, 10**7, 86_400 * 10**6, -1, -(10**6))
 
 
+STRAIGHT = ("gcra", "gcra", "fixed_window", "sliding_window")
+"""Algorithms with straight lines of their own, the commonest one more often."""
+
+
 @st.composite
-def plain_charges(draw: st.DrawFn) -> list[Charge]:
+def plain_charges(draw: st.DrawFn, algorithms: Sequence[str] = (*STRAIGHT, "sliding_log")) -> list[Charge]:
     """Charges of one to three rules, each with its windows, a cost that fits into an empty bucket, and maybe a shadow.
 
-    Maybe a ban is looked for besides.
+    Maybe requests may wait where their limit lets them, and a ban is looked for besides.
     """
     charges = []
     for number in range(draw(st.integers(1, 3))):
-        periods = draw(st.lists(st.sampled_from(PERIODS), min_size=1, max_size=3))
-        counts = {period: draw(st.sampled_from([count for count in COUNTS if count <= MOST // period])) for period in periods}
-        limits = tuple(Limit(f"{count} per {period} seconds") for period, count in counts.items())
+        algorithm = draw(st.sampled_from(algorithms))
+        most = 3 if algorithm == "gcra" else 1
+        periods = draw(st.lists(st.sampled_from(PERIODS), min_size=1, max_size=most))
+        limits = tuple([draw(a_limit(algorithm, period)) for period in dict.fromkeys(periods)])
         cost = draw(st.integers(1, min(3, *[limit.burst for limit in limits])))
-        charges.append(Charge("", Bucket(limits), cost, draw(st.booleans()), f"rule {number}"))
+        bucket = Bucket(limits)
+        wait = draw(st.sampled_from([0, 0, 0, 10**6, bucket.longest_wait_us])) if bucket.algorithm.CAN_WAIT else 0
+        charges.append(Charge("", bucket, cost, draw(st.booleans()), f"rule {number}", None, wait))
     return [*charges, BAN] if draw(st.booleans()) else charges
+
+
+@st.composite
+def a_limit(draw: st.DrawFn, algorithm: str, period: int) -> Limit:
+    """A limit of an algorithm, whose numbers are within 64 bits."""
+    most = MAX_ENTRIES if algorithm == "sliding_log" else MOST // period
+    count = draw(st.sampled_from([count for count in COUNTS if count <= most]))
+    align = draw(st.sampled_from([None, "first-request"])) if algorithm == "fixed_window" else None
+    return Limit(f"{count} per {period} seconds", algorithm=algorithm, align=align)
 
 
 def as_seen(decision: Any) -> dict[str, Any]:
@@ -53,7 +72,7 @@ def owing(store: MemoryStore, now: int) -> dict[str, Any]:
     return {
         key: entry
         for key, entry in buckets(store).items()
-        if any(debt > (now - entry[0]) * count for debt, count in zip(entry[3], entry[2].counts))
+        if max(map(entry[2].algorithm.ttl_us, entry[3], entry[2].limits)) > now - entry[0]
     }
 
 
@@ -69,41 +88,63 @@ def test_a_plain_plan_is_carried_out_like_any_other(charges: list[Charge], visit
         plan = template.plan(keys)
         expected = general.spend(plan)
         found = plain.spend_plain(template, keys)
-        if found is DECLINED:
-            assert plain.spend(plan) == expected
-        else:
-            assert whole_reading(found) == expected
-            decision = template.decide(found, Settlement())
-            if decision is None:
-                assert expected.admitted
-                assert None in [bucket.after for bucket in expected.buckets]
-            else:
-                assert as_seen(decision) == as_seen(decide(plan, expected, Settlement()))
-                assert repr(decision) == repr(decide(plan, expected, Settlement()))
-                assert decision.allowed or template.refusing(decision) == decision.refusing
+        assert whole_reading(found) == expected
+        decision = template.decide(found, Settlement())
+        if decision is not None:
+            whole = decide(plan, expected, Settlement())
+            assert as_seen(decision) == as_seen(whole)
+            assert repr(decision) == repr(whole)
+            assert decision.allowed or template.refusing(decision) == decision.refusing
+            assert decision.allowed or template.refusing_key(decision, found) == whole.refusing_key
+            if decision.allowed and template.is_enforced:
+                assert template.windows(found.states) == [(each.remaining, ceil(each.reset_after)) for each in whole.windows]
+        elif isinstance(found, PlainSpend):
+            assert expected.admitted
+            assert None in [bucket.after for bucket in expected.buckets]
         assert owing(plain, clock()) == owing(general, clock())
 
 
-def test_nobody_else_is_asked_where_buckets_are_known() -> None:
-    """Once a bucket of these windows is there, further ones, known or new, are charged without the way that all plans have."""
+KNOWN = [
+    bucket_of("5/second", "100/minute"),
+    *[bucket_of(Limit("5/second", algorithm=algorithm)) for algorithm in ("fixed_window", "sliding_window", "sliding_log")],
+    bucket_of(Limit("5/day", algorithm="fixed_window", align="first-request")),
+]
+
+
+@pytest.mark.parametrize("max_wait_us", [0, 10**6])
+@pytest.mark.parametrize("bucket", KNOWN, ids=lambda bucket: bucket.limits[0].algorithm)
+def test_buckets_are_charged_in_a_straight_line(bucket: Bucket, max_wait_us: int) -> None:
+    """Buckets, known or new, are charged without the way that all plans have."""
     store = MemoryStore(Clock())
-    template = PlanTemplate([Charge("", bucket_of("5/second", "100/minute"), 1, enforced=True, rule="api")])
-    assert store.spend_plain(template, ["first"]) is DECLINED
-    store.spend(template.plan(["first"]))
-    for key in ("first", "second", "second"):
-        assert store.spend_plain(template, [key]) is not DECLINED
+    template = PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api", max_wait_us=max_wait_us)])
+    readings = [store.spend_plain(template, [key]) for key in ("first", "first", "second", "second")]
+    assert [type(reading) for reading in readings] == [PlainSpend] * 4
+    assert all(reading.admitted for reading in readings)
     assert len(store) == 2
 
 
+@pytest.mark.parametrize("bucket", [KNOWN[0], KNOWN[3]], ids=["gcra", "sliding_log"])
+def test_a_request_that_has_to_wait_is_charged_once(bucket: Bucket) -> None:
+    """It is booked like any other, and the next one behind it; whoever would have to wait for longer is refused."""
+    store = MemoryStore(Clock())
+    template = PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api", max_wait_us=10**6)])
+    decisions = []
+    for _ in range(11):
+        reading = store.spend_plain(template, ["a"])
+        decisions.append(template.decide(reading, None) or decide(template.plan(["a"]), whole_reading(reading)))
+    assert [decision.allowed for decision in decisions] == [True] * 10 + [False]
+    assert [decision.delay > 0 for decision in decisions] == [False] * 5 + [True] * 5 + [False]
+
+
 def test_a_full_store_and_another_cost_are_for_the_general_way() -> None:
-    """What has to be weighed against other buckets is not decided in haste; nothing is charged then."""
+    """What has to be weighed against other buckets is not decided in haste."""
     store = MemoryStore(Clock(), max_buckets=1)
     one, two = (PlanTemplate([Charge("", bucket_of("5/second"), cost, enforced=True, rule=None)]) for cost in (1, 2))
     store.spend(one.plan(["a"]))
-    before = buckets(store)
-    assert store.spend_plain(one, ["b"]) is DECLINED
-    assert store.spend_plain(two, ["a"]) is DECLINED
-    assert buckets(store) == before
+    assert not isinstance(store.spend_plain(one, ["b"]), PlainSpend)
+    reading = store.spend_plain(two, ["b"])
+    assert not isinstance(reading, PlainSpend)
+    assert reading.buckets[0].after == [3 * 10**6]
 
 
 @pytest.mark.parametrize(
@@ -111,11 +152,11 @@ def test_a_full_store_and_another_cost_are_for_the_general_way() -> None:
     [
         Charge("", bucket_of("5/second"), 0, enforced=True, rule=None),
         Charge("", bucket_of("5/second"), 6, enforced=True, rule=None),
-        Charge("", bucket_of("5/second"), 1, enforced=True, rule=None, max_wait_us=1),
         Charge("", bucket_of("5/second"), 1, enforced=True, rule=None, adjustment=Adjustment(1, 0, [0], [0])),
         Charge("", bucket_of(Limit("5/second", borrow=True)), 1, enforced=True, rule=None),
         Charge("", bucket_of(Limit("5000/second", lease=10)), 1, enforced=True, rule=None),
-        Charge("", bucket_of(Limit("5/second", algorithm="fixed_window")), 1, enforced=True, rule=None),
+        Charge("", bucket_of(Limit("5/second", warm_up=5)), 1, enforced=True, rule=None),
+        Charge("", bucket_of(Limit("5/day", algorithm="fixed_window", align="Europe/Berlin")), 1, enforced=True, rule=None),
         Charge("", bucket_of("20 at once"), 1, enforced=True, rule=None),
         Charge("", bucket_of(Limit("1000000/second", burst=10**13)), 1, enforced=True, rule=None),
         Charge("", Bucket(tuple(Limit(f"5 per {n + 1} seconds") for n in range(MAX_WINDOWS + 1))), 1, enforced=True, rule=None),
@@ -123,9 +164,22 @@ def test_a_full_store_and_another_cost_are_for_the_general_way() -> None:
     ids=lambda charge: f"{charge.bucket.limits[0]} {charge.cost}",
 )
 def test_what_is_not_plain_is_no_template(charge: Charge) -> None:
-    """Costs of nothing, costs that never fit, delays, leases, borrowing, other algorithms, and numbers beyond 64 bits."""
+    """Costs of nothing, costs that never fit, leases, borrowing, dates, other algorithms, and numbers beyond 64 bits."""
     with pytest.raises(ValueError, match="are not plain, expected"):
         PlanTemplate([charge])
+
+
+@pytest.mark.parametrize("bucket", [bucket_of("2/day"), *KNOWN[1:]], ids=lambda bucket: bucket.limits[0].algorithm)
+def test_states_that_leave_no_room_have_no_tightest_window(bucket: Bucket) -> None:
+    """Whoever asks what an admitted plan has left is told where it was not admitted."""
+    store, template = MemoryStore(Clock()), PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api")])
+    readings = [store.spend_plain(template, ["a"]) for _ in range(6)]
+    assert isinstance(readings[-1], PlainSpend)
+    with pytest.raises(ValueError, match="expected a plan that was admitted"):
+        template.tightest(readings[-1].states)
+    both = PlanTemplate([Charge("", each, 1, enforced=True, rule="api") for each in (bucket, KNOWN[1])])
+    with pytest.raises(ValueError, match="expected a plan that was admitted"):
+        both.tightest([*readings[-1].states, (0, 1)])
 
 
 @pytest.mark.parametrize("charges", [[], [BAN], [BAN, Charge("", bucket_of("5/second"), 1, enforced=True, rule=None)]])
@@ -143,24 +197,22 @@ def test_a_ban_is_for_the_general_way() -> None:
     assert store.spend_plain(template, ["b", "ban of b"]).admitted
     store.spend(Plan.adjust([BAN._replace(key="ban of b", adjustment=Adjustment(0, 0, [10**6], [0]))]))
     before = buckets(store)
-    assert store.spend_plain(template, ["b", "ban of b"]) is DECLINED
+    assert not store.spend_plain(template, ["b", "ban of b"]).admitted
     assert buckets(store) == before
-    assert not store.spend(template.plan(["b", "ban of b"])).admitted
     assert store.spend_plain(template, ["a", "ban of a"]).admitted
 
 
-def test_a_plain_plan_within_another_call_is_for_the_general_way() -> None:
-    """A clock that asks its own store is told nothing in haste."""
-    found: list[object] = []
+def test_a_plain_plan_within_another_call_fails() -> None:
+    """A clock that asks its own store is told so, as by a plan of any kind."""
     template = PlanTemplate([Charge("", bucket_of("5/second"), 1, enforced=True, rule=None)])
 
     def clock() -> int:
-        found.append(store.spend_plain(template, ["a"]))
+        with pytest.raises(StoreError, match="was interrupted"):
+            store.spend_plain(template, ["a"])
         return Clock()()
 
     store = MemoryStore(clock)
-    store.spend(Plan.spend(template.plan(["a"]).charges))
-    assert found == [DECLINED]
+    assert store.spend(Plan.spend(template.plan(["a"]).charges)).admitted
 
 
 def test_a_layout_that_goes_with_its_last_bucket_is_made_anew() -> None:
@@ -172,10 +224,7 @@ def test_a_layout_that_goes_with_its_last_bucket_is_made_anew() -> None:
     store.spend(of.plan(["a", "b"]))
     for number in range(30):
         clock.advance(10)
-        found = store.spend_plain(of, ["a", f"b {number}"])
-        if found is DECLINED:
-            found = store.spend(of.plan(["a", f"b {number}"]))
-        assert found.admitted
+        assert store.spend_plain(of, ["a", f"b {number}"]).admitted
         assert not store.spend(of.plan(["a", "another"])).admitted
 
 

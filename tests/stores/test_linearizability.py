@@ -22,7 +22,8 @@ from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.limit import NAMES
-from limitgate.limits.plan import Charge, Plan, Reading, read
+from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
+from tests.support.clusters import AsyncPlainStore, PlainMemoryStore, PlainStore
 from tests.support.redis_server import RedisServer
 
 PATIENT = 10
@@ -47,18 +48,28 @@ class Call(NamedTuple):
 
 def told(decision: Decision) -> Told:
     """What can be told apart about a decision."""
-    return decision.allowed, decision.remaining, decision.retry_after, decision.reset_after, decision.granted, decision.windows
+    numbers = decision.remaining, decision.retry_after, decision.reset_after, decision.granted, decision.delay
+    return decision.allowed, *numbers, decision.windows
 
 
 def a_plan(rnd: random.Random, name: str, algorithm: str) -> Plan:
-    """A plan over some of three buckets."""
+    """A plan over some of three buckets. Some requests may wait for their turn, where a limit lets them."""
     limits = Limit("50/second burst 5"), Limit("40/minute"), _limit(algorithm)
+    verb: Verb = rnd.choice(("spend", "spend", "spend", "peek", "reset"))
+    wait_us = rnd.choice((0, 0, 200_000)) if verb == "spend" else 0
     charges = [
-        Charge(f"{name}{key}{bucket.suffix}", bucket, rnd.choice((1, 1, 1, 2, 3)), rnd.random() < 0.9, None)
+        Charge(
+            f"{name}{key}{bucket.suffix}",
+            bucket,
+            rnd.choice((1, 1, 1, 2, 3)),
+            rnd.random() < 0.9,
+            None,
+            max_wait_us=wait_us if bucket.algorithm.CAN_WAIT else 0,
+        )
         for key in rnd.sample(("a", "b", "c"), rnd.choice((1, 1, 2)))
         for bucket in buckets_of(tuple(rnd.sample(limits, rnd.choice((1, 2, 3)))))
     ]
-    return Plan(tuple(charges), rnd.choice(("spend", "spend", "spend", "peek", "reset")))
+    return Plan(tuple(charges), verb)
 
 
 def _limit(algorithm: str) -> Limit:
@@ -150,24 +161,27 @@ def by_tasks(open_store: Callable[[], Any], algorithm: str, seed: int) -> list[C
 
 @pytest.mark.parametrize("algorithm", OTHERS)
 @pytest.mark.parametrize("seed", range(2))
-def test_threads_and_redis(redis_server: RedisServer, algorithm: str, seed: int) -> None:
-    """Threads that share calls of the script are served one after the other."""
-    with contextlib.closing(RedisStore(redis_server.url, local_refusals=False)) as store:
+@pytest.mark.parametrize("kind", [RedisStore, PlainStore])
+def test_threads_and_redis(redis_server: RedisServer, kind: type[RedisStore], algorithm: str, seed: int) -> None:
+    """Threads that share calls of the script are served one after the other, also by the scripts for plain plans."""
+    with contextlib.closing(kind(redis_server.url, local_refusals=False)) as store:
         assert explained(by_threads(store, algorithm, seed))
 
 
 @pytest.mark.parametrize("algorithm", OTHERS)
 @pytest.mark.parametrize("seed", range(2))
-def test_threads_and_memory(algorithm: str, seed: int) -> None:
+@pytest.mark.parametrize("kind", [MemoryStore, PlainMemoryStore])
+def test_threads_and_memory(kind: type[MemoryStore], algorithm: str, seed: int) -> None:
     """So they are by the store in this process."""
-    assert explained(by_threads(MemoryStore(), algorithm, seed))
+    assert explained(by_threads(kind(), algorithm, seed))
 
 
 @pytest.mark.parametrize("algorithm", OTHERS)
 @pytest.mark.parametrize("seed", range(2))
-def test_tasks_and_redis(redis_server: RedisServer, algorithm: str, seed: int) -> None:
+@pytest.mark.parametrize("kind", [AsyncRedisStore, AsyncPlainStore])
+def test_tasks_and_redis(redis_server: RedisServer, kind: type[AsyncRedisStore], algorithm: str, seed: int) -> None:
     """So are tasks, though many are told the same time."""
-    assert explained(by_tasks(lambda: AsyncRedisStore(redis_server.url, local_refusals=False), algorithm, seed))
+    assert explained(by_tasks(lambda: kind(redis_server.url, local_refusals=False), algorithm, seed))
 
 
 def test_what_cannot_be_explained_is_found() -> None:

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 from redis.crc import key_slot
 
-from limitgate import AsyncRedisStore, RedisStore, StoreError
+from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading, Verb
-from limitgate.limits.template import DECLINED, PlanTemplate
+from limitgate.limits.template import PlanTemplate, whole_reading
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.redis_cluster import SLOTS, RedisCluster
 from tests.support.redis_server import RedisServer
@@ -28,12 +28,23 @@ US = 1_000_000
 
 
 class PlainStore(RedisStore):
-    """A store that is asked for plain plans first, as gates and limiters do it."""
+    """A store that is asked for plain plans where it can be, as gates and limiters do it."""
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         template = template_of(plan)
-        reading = self.spend_plain(template, [each.key for each in plan.charges], timeout) if template else DECLINED
-        return reading if reading.buckets else super().spend(plan, timeout)
+        if template is None:
+            return super().spend(plan, timeout)
+        return whole_reading(self.spend_plain(template, [each.key for each in plan.charges], timeout))
+
+
+class PlainMemoryStore(MemoryStore):
+    """The same in this process."""
+
+    def spend(self, plan: Plan, timeout: float = 0) -> Reading:
+        template = template_of(plan)
+        if template is None:
+            return super().spend(plan, timeout)
+        return whole_reading(self.spend_plain(template, [each.key for each in plan.charges], timeout))
 
 
 class AsyncPlainStore(AsyncRedisStore):
@@ -41,8 +52,9 @@ class AsyncPlainStore(AsyncRedisStore):
 
     async def aspend(self, plan: Plan, timeout: float) -> Reading:
         template = template_of(plan)
-        reading = await self.aspend_plain(template, [each.key for each in plan.charges], timeout) if template else DECLINED
-        return reading if reading.buckets else await super().aspend(plan, timeout)
+        if template is None:
+            return await super().aspend(plan, timeout)
+        return whole_reading(await self.aspend_plain(template, [each.key for each in plan.charges], timeout))
 
 
 PLAIN_KINDS: dict[str, Callable[..., Door]] = {

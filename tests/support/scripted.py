@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import redis
 
 from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.template import AnyPlan
 from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 
@@ -45,4 +48,7 @@ class Scripted:
         """Nothing to let go of."""
 
     def command(self, plan: Plan, now: int) -> tuple[object, ...]:
-        return "EVALSHA", self.sha, *wire.arguments([plan]), now
+        return self.command_of([plan], now)
+
+    def command_of(self, plans: Sequence[AnyPlan], now: int) -> tuple[object, ...]:
+        return "EVALSHA", self.sha, *wire.arguments(plans), now

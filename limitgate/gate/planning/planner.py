@@ -280,8 +280,10 @@ class Planner:
                 client = request.peer
             else:
                 client = request.resolved_client()
-            return plan, keys_of_client(plan.keys, client, identities.ipv6_prefix)
-        return plan, plan.keys_of(Subject(request, caller, tier, identities))
+            keys: Sequence[str] = keys_of_client(plan.keys, client, identities.ipv6_prefix)
+        else:
+            keys = plan.keys_of(Subject(request, caller, tier, identities))
+        return plan, keys if plan.suffixes is None else plan.spread(keys)
 
     def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
         """The rules that may apply to a request whose headers are unknown: those of every tier, whatever their conditions.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -77,6 +77,7 @@ class PreparedPlan:
 
     __slots__ = (
         "_by_costs",
+        "_charged_rules",
         "_field_writer",
         "adaptive",
         "compiled_rules",
@@ -90,6 +91,7 @@ class PreparedPlan:
         "is_ready",
         "keys",
         "marks",
+        "suffixes",
         "template",
     )
 
@@ -112,9 +114,13 @@ class PreparedPlan:
         """Decorators that were taken into account."""
         self.adaptive = adaptive
         """Adaptive limits to ask before; None for none."""
-        self.template = _template(compiled_rules, costs)
+        self._charged_rules = compiled_rules
+        """The rule behind each charge of the template."""
+        self.suffixes: Sequence[Sequence[str]] | None = None
+        """Per rule the ends of its buckets' keys, for `spread`; None where each rule has a bucket whose key has none."""
+        self.template = self._template()
         """The charges, if they are plain, see `limitgate.limits.template`; else None, also where nothing is charged."""
-        rows = [each.row for each in compiled_rules if each.row is not None]
+        rows = [each.row for each in self._charged_rules if each.row is not None]
         self.counter = PlainCounter(self.template, rows) if self.template and rows else None
         """Counts the decisions of plain plans; None without observers."""
         self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
@@ -158,6 +164,10 @@ class PreparedPlan:
             keys[place] = compiled_rule.admitted_key(keys[place], subject)
         return keys
 
+    def spread(self, keys: Iterable[str]) -> Sequence[str]:
+        """The keys of all buckets, by those of the rules."""
+        return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
+
     def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
         if self._field_writer is None:
@@ -167,7 +177,7 @@ class PreparedPlan:
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
-        return RequestPlan(plan, self.compiled_rules, self.marks)
+        return RequestPlan(plan, self._charged_rules, self.marks)
 
     def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
         """The plan of one request, of any kind, with its keys and its caller."""
@@ -183,22 +193,26 @@ class PreparedPlan:
             plan = plan.named()
         return RequestPlan(plan, tuple(behind), self.marks, self.is_by_outcome, has_slots=self.has_slots)
 
+    def _template(self) -> PlanTemplate | None:
+        """The template of the charges; None if they are not plain, or there are none. Notes which rules are behind them."""
+        rules, costs = self.compiled_rules, self.costs
+        if not rules or None in costs or any(each.is_graded or each.is_by_outcome for each in rules):
+            return None
+        charges = [charge for rule, cost in zip(rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
+        try:
+            template = PlanTemplate([charge._replace(key="") for charge in charges])
+        except ValueError:
+            return None
+        if len(charges) > len(rules) or not template.is_of_debts:
+            self._charged_rules = tuple([rule for rule in rules for _ in rule.rule.buckets])
+            self.suffixes = [[bucket.suffix for bucket in rule.rule.buckets] for rule in rules]
+        return template
+
 
 _NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
 """That of all plans that never ask, so that none of them has one for itself."""
 _MOST_COSTS = 256
 """Costs of a plan that are remembered."""
-
-
-def _template(compiled_rules: CompiledRules, costs: Sequence[int | None]) -> PlanTemplate | None:
-    """The template of the charges of rules at these costs; None if they are not plain, or there are none."""
-    if not compiled_rules or None in costs or any(each.is_graded or each.is_by_outcome for each in compiled_rules):
-        return None
-    charges = [charge for rule, cost in zip(compiled_rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
-    try:
-        return PlanTemplate([charge._replace(key="") for charge in charges])
-    except ValueError:
-        return None
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:

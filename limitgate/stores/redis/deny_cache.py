@@ -103,8 +103,8 @@ class DenyCache:
         return _cached(read(charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states))
 
     def answer_plain(self, template: PlanTemplate, keys: Sequence[str], at: float) -> PlainSpend | None:
-        """`answer` for the plain plan with these keys, without an object for each charge."""
-        if template.bans:
+        """`answer` for the plain plan of GCRA with these keys, without an object for each charge. None, too, for any other."""
+        if template.bans or template.may_wait or not template.is_of_debts:
             return None
         now, debts, is_refused = 0, list[int](), False
         for key, (bucket, _, enforced, rows) in zip(keys, template.buckets):

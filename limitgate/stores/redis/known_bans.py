@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from threading import RLock
 
 from limitgate.algorithms import ban
-from limitgate.limits.plan import Reading
+from limitgate.limits.template import AnyReading
 
 MAX_BANS = 10_000
 """Bans that are remembered; those that were seen first go first."""
@@ -25,7 +25,7 @@ class KnownBans:
         self._next_end = math.inf
         self._lock = RLock()
 
-    def learn(self, reading: Reading, heard: float) -> None:
+    def learn(self, reading: AnyReading, heard: float) -> None:
         """Remember the bans in a reading that was heard at a time, and forget those of buckets that it shows without."""
         for charge, states, _ in reading.buckets:
             if not charge.cost:  # a reading of it shows no ban

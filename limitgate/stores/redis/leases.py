@@ -21,7 +21,7 @@ from threading import RLock
 from limitgate.algorithms import gcra
 from limitgate.limits.bucket import LEASE_SPARE_US, Bucket
 from limitgate.limits.plan import Adjustment, Charge, LeasedReading, Plan, Reading, read
-from limitgate.limits.template import AnyPlan
+from limitgate.limits.template import AnyPlan, AnyReading
 from limitgate.stores.redis.deny_cache import SKEW
 
 LONGEST = 1.0
@@ -127,7 +127,7 @@ class Leases:
         self.pending.add(key)
         return charge._replace(adjustment=lease)
 
-    def learn(self, reading: Reading, sent: float) -> None:
+    def learn(self, reading: AnyReading, sent: float) -> None:
         """Note what a plan from `extend`, which was sent at a time, has taken in advance."""
         for charge, _, after in reading.buckets:
             if charge.adjustment is None or not charge.adjustment.most:

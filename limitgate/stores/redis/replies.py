@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from limitgate.errors import StoreError, StoreFault
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainShape, whole
+from limitgate.limits.template import AnyPlan, AnyReading, PlainShape, PlainSpend
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallSeries, StoreCounts
@@ -26,6 +26,8 @@ from limitgate.stores.redis.server_clock import ServerClock
 
 Outcome = AnyReading | StoreError
 """Outcome of a plan that Redis has answered."""
+DECLINED = Reading(0, (), admitted=False)
+"""Outcome of a plain plan that its script has not carried out: it has to be asked for as a plan of any kind."""
 
 log = logging.getLogger("limitgate.store")
 
@@ -124,7 +126,7 @@ class RedisReplies:
         call.sent = now = clock()
         if call.shape is not None:
             return
-        call.plans = [self.leases.extend(whole(plan), now) for plan in call.plans]
+        call.plans = [plan if isinstance(plan, PlainSpend) else self.leases.extend(plan, now) for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
         """Return the outcomes of a call's plans. Raises `StoreError` for a reply of any other shape.
@@ -221,7 +223,7 @@ class RedisReplies:
             self._stepped.log("Redis")
 
 
-def _lost(plans: Sequence[AnyPlan], readings: Sequence[Reading]) -> set[int]:
+def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyReading]) -> set[int]:
     """The places of plans that Redis had no memory for: what they took was not taken, so nobody was refused for it either."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):

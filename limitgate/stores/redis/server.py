@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from limitgate.errors import StoreError
+from limitgate.limits.template import OF_ANY
 from limitgate.observing.instruments import Result
 from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.stores.base import StoredConfig
@@ -73,7 +74,7 @@ class Server:
                 if self.address is None or not isinstance(event, Redirected):
                     raise store_error(reply) from reply  # noqa: TRY301 - as what is read of a reply does
                 answer: Answer = event.reply
-            elif call.shape is not None:
+            elif call.shape is not None and call.shape is not OF_ANY:
                 answer = replies.understood_plain(call, call.shape, reply, self._clock)
             elif call.config is not None:
                 answer = stored_config(reply)

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from limitgate.limits.template import AnyPlan, PlainShape, PlainSpend
+from limitgate.limits.template import OF_ANY, AnyPlan, PlainShape, PlainSpend
 from limitgate.stores.base import ConfigRequest
+from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.protocol import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
@@ -98,13 +99,15 @@ class RequestQueue:
     A plain plan joins those of its shape that wait already, as many as may share a call.
     """
 
-    __slots__ = ("_entries", "_most", "_open", "size")
+    __slots__ = ("_entries", "_most", "_open", "_room", "size")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._entries: deque[Request | Batch] = deque()
         self._open: dict[PlainShape, Batch] = {}
         """The batches that plain plans may still join."""
+        self._room = Room()
+        """Room in the batch of those that the script for all plans carries out, which may be costly."""
         self.size = 0
         """Number of requests."""
 
@@ -123,11 +126,14 @@ class RequestQueue:
         if type(plan) is PlainSpend:
             shape = plan.template.shape
             batch = self._open.get(shape)
-            if batch is not None and len(batch.plans) < self._most:
+            if batch is not None and len(batch.plans) < self._most and (shape is not OF_ANY or self._room.takes(plan)):
                 batch.requests.append(request)
                 batch.plans.append(plan)
                 return
             self._open[shape] = entry = Batch([request], shape)
+            if shape is OF_ANY:
+                self._room = Room()
+                self._room.takes(plan)
         self._entries.append(entry)
 
     def appendleft(self, request: Request) -> None:

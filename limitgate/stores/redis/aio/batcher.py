@@ -36,7 +36,7 @@ from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.protocol import wire
 from limitgate.stores.redis.protocol.session import CallEvent, Doubts, Resend
-from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.replies import DECLINED, Outcome, RedisReplies
 from limitgate.stores.redis.server import Server, blames_server
 
 MAX_FLYING = 16
@@ -122,8 +122,8 @@ class Batcher:
     ) -> asyncio.Future[Reading]:
         """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds.
 
-        That of a plain plan is `DECLINED` if a bucket is not kept as it asks for. Raises a `StoreError` at once where too many
-        are waiting already, or Redis has stopped answering, unless nobody ``checks`` that.
+        Raises a `StoreError` at once where too many are waiting already, or Redis has stopped answering, unless nobody
+        ``checks`` that.
         """
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
@@ -145,10 +145,8 @@ class Batcher:
     def ask_first(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
         """`spend`, unchecked, before all that wait, however many they are."""
         self._gather(plan)
-        due = self._silence.seconds + timeout
-        self._queue_is_due = min(self._queue_is_due, due)
         waiting = self._loop.create_future()
-        self._queue.appendleft((plan, due, waiting, timeout))
+        self._queue_first([(plan, self._silence.seconds + timeout, waiting, timeout)])
         return waiting
 
     def _gather(self, plan: AnyPlan) -> None:
@@ -352,16 +350,28 @@ class Batcher:
                     waited = silence - due + timeout
                     waiting.set_result(plan.having_waited(waited) if waited > 0 else plan)  # type: ignore[union-attr]
             return
+        declined: list[Request] = []
         for request, outcome in zip(batch.requests, outcomes):
             plan, due, waiting, timeout = request
             if isinstance(outcome, StoreError):
                 _fail([request], outcome, silence)
+            elif outcome is DECLINED:
+                declined.append((whole(plan), self._silence.seconds + due - silence, waiting, timeout))
             elif not waiting.done():
                 waited = silence - due + timeout
                 waiting.set_result(outcome.having_waited(waited) if waited > 0 else outcome)
             elif self._cluster is not None and isinstance(outcome, Reading):
                 with survived():
                     self._cluster.heard_late(whole(plan), waiting, outcome)
+        if declined:
+            self._queue_first(declined)
+
+    def _queue_first(self, requests: Sequence[Request]) -> None:
+        """Have requests sent before all that wait."""
+        for request in reversed(requests):
+            self._queue.appendleft(request)
+            self._queue_is_due = min(self._queue_is_due, request[1])
+        self._silence.watch(self)
 
     def _no_longer_use(self, connection: AsyncConnection) -> None:
         """Later requests get another connection."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from redis.asyncio.connection import ConnectionPool
 
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainSpend, PlanTemplate
+from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, PlanTemplate
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
@@ -112,6 +112,9 @@ class AsyncRedisStore(RedisReplies):
 
     async def aspend(self, plan: Plan, timeout: float) -> Reading:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within ``timeout`` seconds."""
+        return await self._aspend(plan, timeout)
+
+    async def _aspend(self, plan: Plan, timeout: float) -> Reading:
         reading = self.locally(plan)
         if reading is not None:
             return reading
@@ -120,7 +123,7 @@ class AsyncRedisStore(RedisReplies):
         return await state.servers.spend(plan, timeout)
 
     def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Awaitable[AnyReading]:
-        """`aspend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `aspend` alone to say.
+        """`aspend` the plain plan with these keys. If there is more to it, the reading is that of a plan of any kind.
 
         No coroutine, as almost every request comes here and has nothing to wait for but the one future.
         """
@@ -129,7 +132,8 @@ class AsyncRedisStore(RedisReplies):
             return self._aspend_first_plain(template, keys, timeout)
         cache = self.deny_cache
         if cache is not None and cache.refusals and cache.knows(keys):
-            return _told(cache.answer_plain(template, keys, self._clock()) or DECLINED)
+            reading = cache.answer_plain(template, keys, self._clock())
+            return self._aspend(template.plan(keys), timeout) if reading is None else _told(reading)
         self.patience = timeout
         plan = PlainSpend()  # `PlanTemplate.asked`, which takes half as much again as a call
         plan.template = template

@@ -8,24 +8,43 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import chain
 from typing import NamedTuple
 
+from limitgate.algorithms import plain_pieces
 from limitgate.errors import StoreError
-from limitgate.limits.template import PlainShape, PlainSpend, PlanTemplate
+from limitgate.limits.template import PlainShape, PlainSpend, PlanTemplate, straight_of
 from limitgate.limits.written_out import compiled, each_window
 
 _LINES = (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines()
 """Read at once: when the first request comes, no file may be left to open."""
+_PIECES = plain_pieces()
 _HEAD = struct.Struct("<2q")  # the clock, no memory
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
 """Of a plan: a bucket was not as expected, so nothing was charged; it was admitted, and every charge fitted."""
 
 
-_Repetition = tuple[Mapping[str, object], Sequence[int]]
-"""Of a bucket the texts for names in its lines, and the places of its windows."""
+class _Repetition(NamedTuple):
+    """How lines are written out for a bucket."""
+
+    names: Mapping[str, object]
+    """What stands for names in its lines."""
+    windows: Sequence[Mapping[str, object]]
+    """The same in the lines of each window."""
+    pieces: Mapping[str, Sequence[str]]
+    """Lines of its algorithm that stand for a line."""
+
+    def lines(self, block: Sequence[str]) -> Iterator[str]:
+        """Lines of a block, those that end in ``--window`` once for each window."""
+        for line in chain.from_iterable([self.pieces.get(line, (line,)) for line in block]):
+            filled = _filled(line, self.names)
+            if filled.endswith("--window"):
+                yield from [_filled(filled.removesuffix("--window").rstrip(), window) for window in self.windows]
+            else:
+                yield filled
 
 
 class Script(NamedTuple):
@@ -123,16 +142,11 @@ def _asked(template: PlanTemplate) -> bytes:
     """Pack the numbers of a template's windows for the script."""
     return _bulk(
         b"".join(
-            _packed_window(*bucket.algorithm.encode_charge(limit, window, cost, 0, 0))
+            straight_of(bucket.algorithm).asked(limit, window, cost)
             for bucket, cost, *_ in template.buckets
             for limit, window in zip(bucket.limits, bucket.ids)
         )
     )
-
-
-def _packed_window(window: int, count: int, *numbers: int) -> bytes:
-    """Pack what is asked of a window, by the numbers of its charge."""
-    return window.to_bytes(6, "little") + count.to_bytes(6, "little") + struct.pack("<5d", count, *numbers)
 
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
@@ -159,7 +173,7 @@ def note(plans, each, now):
     for plan, (verdict, {numbers}) in zip(plans, each):
         {counts} = plan.template.counts
         plan.now = now
-        plan.debts = {debts}
+        plan.states = {states}
         plan.admitted = verdict > 0
         if verdict != {admitted}:
             all_admitted = False
@@ -173,27 +187,27 @@ def _layout(shape: PlainShape) -> tuple[struct.Struct, _Note]:
 
     It is written out window by window, as the script is: a loop takes twice as long.
     """
-    windows = sum(windows for windows, _ in shape.buckets)
-    each = partial(each_window, windows)
+    windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
     source = _NOTE.format(
         admitted=ADMITTED,
-        numbers=each("whole{n}, rest{n},"),
-        counts=each("count{n},"),
-        debts=f"({each('whole{n} * count{n} + rest{n},')})",
+        numbers=" ".join([each.reported.replace("{n}", str(n)) for n, each in enumerate(windows)]),
+        counts=each_window(len(windows), "count{n},"),
+        states=f"({' '.join([each.reported_state.replace('{n}', str(n)) for n, each in enumerate(windows)])})",
     )
-    return struct.Struct(f"<{1 + 2 * windows}q"), compiled(source, "note")
+    numbers = sum([bucket.algorithm.REPLY_FIELDS * bucket.windows for bucket in shape.buckets if bucket.windows])
+    return struct.Struct(f"<{1 + numbers}q"), compiled(source, "note")
 
 
 def _script(shape: PlainShape) -> str:
     """Write out the repeated lines of limitgate/lua/plain.lua for plans of a shape."""
-    first = 1
+    first, reported = 1, 2
     buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
-    names: Mapping[str, object]
-    for place, (windows, enforced) in enumerate(shape.buckets):
-        value = "<BI7" + "c12I7I6" * windows
-        names = {"$b": place, "$bytes": 8 + 25 * windows, "$value": value, "$refuses": str(enforced).lower()}
-        buckets["--bucket" if windows else "--ban"].append((names, range(first, first + windows)))
-        first += windows
+    for place, (algorithm, windows, enforced) in enumerate(shape.buckets):
+        names = {"$b": place, "$windows": windows, "$refuses": str(enforced).lower()}
+        fields = algorithm.REPLY_FIELDS
+        places = [{"$w": first + n, "$r": reported + fields * n} for n in range(windows)]
+        buckets["--bucket" if windows else "--ban"].append(_Repetition(names, places, _PIECES[algorithm]))
+        first, reported = first + windows, reported + fields * windows
     lines: list[str] = []
     block: list[str] | None = None
     repeated: Sequence[_Repetition] = ()
@@ -201,21 +215,13 @@ def _script(shape: PlainShape) -> str:
         if line in buckets:
             block, repeated = [], buckets[line]
         elif line == "--end" and block is not None:
-            for names, of_bucket in repeated:
-                lines += [_filled(each, names) for each in _unrolled(block, of_bucket)]
+            for repetition in repeated:
+                lines += repetition.lines(block)
             block = None
         else:
             (lines if block is None else block).append(line)
-    return _filled("\n".join(lines), {"$buckets": len(shape.buckets), "$numbers": 2 * (first - 1) + 1})
-
-
-def _unrolled(block: Sequence[str], windows: Sequence[int]) -> Iterator[str]:
-    """Lines of a block, those that end in ``--window`` once for each window."""
-    for line in block:
-        if line.endswith("--window"):
-            yield from [_filled(line.removesuffix("--window").rstrip(), {"$w": window}) for window in windows]
-        else:
-            yield line
+    numbers = {"$buckets": len(shape.buckets), "$numbers": reported - 1, "$may_wait": str(shape.may_wait).lower()}
+    return _filled("\n".join(lines), numbers)
 
 
 def _filled(text: str, names: Mapping[str, object]) -> str:

@@ -13,8 +13,8 @@ from limitgate.algorithms import NUMBERS, script
 from limitgate.algorithms.base import State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.plan import Charge, Plan, Reading, Verb, read, with_bans
-from limitgate.limits.template import AnyPlan, PlainShape
+from limitgate.limits.plan import Charge, Plan, Verb, read, with_bans
+from limitgate.limits.template import OF_ANY, AnyPlan, AnyReading, PlainShape, PlainSpend, PlanTemplate
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, words_of
 from limitgate.stores.redis.protocol.resp import pack_command
@@ -37,7 +37,7 @@ _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 class Answers(NamedTuple):
     """The script's answers to several plans."""
 
-    readings: list[Reading]
+    readings: list[AnyReading]
     unreadable: int
     """Values that were not ours; each was replaced."""
     clock_steps: int
@@ -56,7 +56,7 @@ class Call:
         self.plans = self.requested = plans
         """Plans as they are sent; `requested` are the same without what is taken in advance."""
         self.shape = shape
-        """The shape of all the plans; None if they may be of any kind."""
+        """The shape of all the plans, which are plain; None if they may be of any kind."""
         self.sent = 0.0
         """Time of sending, on a monotonic clock in seconds."""
         self.in_full = False
@@ -98,7 +98,7 @@ class Call:
 
     def packed(self) -> bytes:
         """The call in RESP, behind ASKING if need be: the last reply is the one that counts. Raises one of `UNSENDABLE`."""
-        if self.shape is not None:
+        if self.shape is not None and self.shape is not OF_ANY:
             plain: Any = self.plans
             packed = packed_plain(words_of(self.shape, self.in_full), plain)
         else:
@@ -118,19 +118,35 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
     distinct: dict[bytes, int] = {}
     which = []
     for plan in plans:
-        charges = plan.charges
-        last = len(charges) - 1
-        for place, charge in enumerate(charges):
-            keys.append(charge.key)
-            how = plan.verb, charge.enforced, place == last
-            packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
-            if plan.verb == "ban":
-                packed += _MORE.pack(plan.ban_us, 0, 0, 0)
-            elif charge.adjustment is not None or charge.slot or charge.max_wait_us:
-                packed += _more(charge)
-            which.append(distinct.setdefault(packed, len(distinct) + 1))
+        if isinstance(plan, PlainSpend):
+            keys += plan.keys
+            packed_charges = _packed_plain(plan.template)
+        else:
+            keys += [charge.key for charge in plan.charges]
+            packed_charges = _packed_charges(plan)
+        which += [distinct.setdefault(packed, len(distinct) + 1) for packed in packed_charges]
     keys[0] = str(len(which))
     return [*keys, struct.pack(f"<{len(which)}H", *which), *distinct]
+
+
+@lru_cache(maxsize=1024)
+def _packed_plain(template: PlanTemplate) -> Sequence[bytes]:
+    """The charges of a plain plan as the script reads them."""
+    return _packed_charges(Plan.spend(template.charges))
+
+
+def _packed_charges(plan: Plan) -> Sequence[bytes]:
+    """The charges of a plan as the script reads them."""
+    found, last = [], len(plan.charges) - 1
+    for place, charge in enumerate(plan.charges):
+        how = plan.verb, charge.enforced, place == last
+        packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
+        if plan.verb == "ban":
+            packed += _MORE.pack(plan.ban_us, 0, 0, 0)
+        elif charge.adjustment is not None or charge.slot or charge.max_wait_us:
+            packed += _more(charge)
+        found.append(packed)
+    return found
 
 
 def config_arguments(request: ConfigRequest) -> list[str | bytes]:
@@ -151,13 +167,17 @@ def stored_config(reply: object) -> StoredConfig:
 
 def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
     """Decode a reply. Raises `StoreError` for a reply of any other shape."""
-    facts = sum([charge.bucket.facts for plan in plans for charge in plan.charges])
+    facts = sum(map(_facts, plans))
     if not isinstance(reply, list) or len(reply) < _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
     bans = _bans(plans, reply[_HEAD + facts :]) if len(reply) > _HEAD + facts else {}
-    readings = []
+    readings: list[AnyReading] = []
     at = _HEAD
     for number, plan in enumerate(plans):
+        if isinstance(plan, PlainSpend) and number not in bans and _note(plan, reply, at):
+            readings.append(plan)
+            at += plan.template.facts
+            continue
         charges: Sequence[Charge] = plan.charges
         states: list[Sequence[State]] = []
         for charge in charges:
@@ -168,6 +188,25 @@ def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
             charges, states = with_bans(charges, states, bans[number])
         readings.append(read(charges, reply[0], states))
     return Answers(readings, reply[1], reply[2], bool(reply[3]))
+
+
+def _facts(plan: AnyPlan) -> int:
+    """How many numbers are reported of a plan."""
+    return plan.template.facts if isinstance(plan, PlainSpend) else sum([charge.bucket.facts for charge in plan.charges])
+
+
+def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
+    """Note in a plain plan what is reported of it from a place on. False if there is more to it: a ban, or a turn."""
+    template = plan.template
+    states: list[State] = []
+    for bucket, *_ in template.buckets:
+        states += bucket.algorithm.decode_state(reply[at : at + bucket.facts], bucket)
+        at += bucket.facts
+    admitted, all_fit = template.fits(states)
+    if (template.may_wait and not all_fit) or any(reply[at : at + template.bans]):
+        return False
+    plan.now, plan.states, plan.admitted = reply[0], states, admitted
+    return True
 
 
 def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:

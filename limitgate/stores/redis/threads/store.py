@@ -13,7 +13,7 @@ from redis.connection import ConnectionPool
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainSpend, PlanTemplate, whole_reading
+from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, PlanTemplate, whole_reading
 from limitgate.own_errors import survived
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores.base import ConfigRequest, StoredConfig
@@ -123,11 +123,20 @@ class RedisStore(RedisReplies):
         return whole_reading(self._ask(plan, timeout))
 
     def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> AnyReading:
-        """`spend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `spend` alone to say."""
+        """`spend` the plain plan with these keys. If there is more to it, the reading is that of a plan of any kind."""
         cache = self.deny_cache
         if cache is not None and cache.refusals and cache.knows(keys):
-            return cache.answer_plain(template, keys, self._clock()) or DECLINED
-        return self._ask(template.asked(keys), timeout)
+            return cache.answer_plain(template, keys, self._clock()) or self._ask(template.plan(keys), timeout)
+        reading = self._ask(template.asked(keys), timeout)
+        if type(reading) is PlainSpend or reading.buckets:
+            return reading
+        waited = reading.waited
+        try:
+            reading = self._ask(template.plan(keys), max(0.0, timeout - waited))
+        except StoreError as error:
+            error.waited += waited
+            raise
+        return reading.having_waited(reading.waited + waited)
 
     def _ask(self, plan: AnyPlan, timeout: float) -> AnyReading:
         check_patches()

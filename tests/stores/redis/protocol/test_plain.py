@@ -15,17 +15,19 @@ import pytest
 import redis
 from hypothesis import given, strategies as st
 
-from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
+from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of
-from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.template import DECLINED, PlainSpend, PlanTemplate
+from limitgate.limits.decision import decide
+from limitgate.limits.plan import Charge, Plan, Reading, wait_us
+from limitgate.limits.template import PlainSpend, PlanTemplate, whole_reading
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
 from limitgate.stores.redis.breaker import FAILURES
-from limitgate.stores.redis.protocol import plain
+from limitgate.stores.redis.calls import MAX_LOAD
+from limitgate.stores.redis.protocol import plain, wire
 from limitgate.stores.redis.protocol.resp import Reader, pack_command
 from limitgate.stores.redis.protocol.wire import UNSENDABLE
-from tests.limits.test_template import BAN, plain_charges
+from tests.limits.test_template import BAN, STRAIGHT, plain_charges
 from tests.support.clock import Clock
 from tests.support.clusters import key_on
 from tests.support.proxy import Proxy, calls_to, in_a_loop
@@ -73,7 +75,10 @@ class Twins:
         return [(self.client.get(key), self.client.get(key + TTL_SUFFIX)) for key in keys]
 
 
-@given(plain_charges(), st.lists(st.tuples(st.integers(0, 2), st.sampled_from(STEPS)), min_size=1, max_size=20))
+VISITS = st.tuples(st.integers(0, 2), st.sampled_from(STEPS))
+
+
+@given(plain_charges(STRAIGHT), st.lists(VISITS, min_size=1, max_size=20))
 def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
     """Property: verdicts, debts, bytes in Redis and how long they stay are the same, unless it is left to the other one."""
     twins = Twins(client, charges)
@@ -84,13 +89,31 @@ def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[C
         expected = twins.general.spend(twins.template.plan(keys[0]), 1.0)
         verdicts = twins.plain([keys[1]])
         if verdicts == [plain.NOT_CARRIED_OUT]:
-            twins.general.spend(twins.template.plan(keys[1]), 1.0)
+            assert twins.general.spend(twins.template.plan(keys[1]), 1.0).admitted == expected.admitted
         else:
             (found,) = twins.readings
             assert found.admitted == expected.admitted
             assert (verdicts == [plain.ADMITTED]) == all(bucket.after is not None for bucket in expected.buckets)
             assert [each[1:] for each in found.buckets] == [(list(before), after) for _, before, after in expected.buckets]
         assert twins.kept(keys[0]) == twins.kept(keys[1])
+
+
+@given(plain_charges(("sliding_log", "sliding_log", "gcra", "fixed_window")), st.lists(VISITS, min_size=1, max_size=20))
+def test_the_script_for_all_plans_carries_out_plain_ones(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
+    """Property: plain plans beside others in a call are read like these, and what they keep is the same."""
+    template, clock = PlanTemplate(charges), Clock()
+    script, name = Scripted(client, clock), fresh()[0]
+    for visitor, step in visits:
+        clock.advance(us=step)
+        keys = [[f"{name}:{kind}:{visitor}:{number}" for number in range(len(charges))] for kind in "gp"]
+        command = script.command_of([template.plan(keys[0]), template.asked(keys[1])], clock())
+        plans = [template.plan(keys[0]), template.asked(keys[1])]
+        expected, found = wire.answers(plans, client.execute_command(*command)).readings
+        waits = [wait_us(charge, states) for charge, states, _ in expected.buckets]
+        assert isinstance(found, PlainSpend) or (template.may_wait and any(waits))
+        assert [each[1:] for each in found.buckets] == [each[1:] for each in expected.buckets]
+        assert (found.now, found.admitted) == (expected.now, expected.admitted)
+        assert [client.get(key) for key in keys[0]] == [client.get(key) for key in keys[1]]
 
 
 def test_a_key_that_comes_twice_in_a_call_is_charged_twice(client: redis.Redis) -> None:
@@ -144,6 +167,48 @@ def test_an_odd_bucket_is_left_to_the_other_script(client: redis.Redis, value: b
     assert client.exists(other, another) == 2
 
 
+def in_sevens(*numbers: int) -> bytes:
+    """A bucket of an algorithm that keeps numbers of seven bytes."""
+    return b"\x01" + b"".join([number.to_bytes(7, "little") for number in numbers])
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window"])
+@pytest.mark.parametrize(
+    "odd", ["nothing in it", "banned", "too long", "of the future", "used beyond all", "a window that lasts too long"]
+)
+def test_an_odd_window_is_left_to_the_other_script(client: redis.Redis, algorithm: str, odd: str) -> None:
+    """As above; the one for all plans finds the same in it as it ever did."""
+    before = [0] * (algorithm == "sliding_window")
+    value = {
+        "nothing in it": b"",
+        "banned": b"\x02" + in_sevens(5 * 10**15, 1, 1, *before, 1)[1:],
+        "too long": in_sevens(5, 1, *before, 1) + b"\0",
+        "of the future": in_sevens(2**53, 1, *before, 1),
+        "used beyond all": in_sevens(10**15, 2**50 + 1, *before, 1),
+        "a window that lasts too long": in_sevens(10**15, 1, *before, 2 * 86_400 * 10**6 + 1),
+    }[odd]
+    twins = Twins(client, [Charge("", bucket_of(Limit("9/day", algorithm=algorithm)), 1, enforced=True, rule=None)])
+    key, other = fresh(2)
+    client.set(key, value)
+    assert twins.plain([[key], [other]]) == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert client.get(key) == value
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_products_beyond_doubles_are_left_to_the_other_script(client: redis.Redis, over: int) -> None:
+    """Of a window with billions of requests, whether the last one fits is decided exactly or not here."""
+    limit = Limit("3000000000 per 3000 seconds", algorithm="sliding_window")
+    twins = Twins(client, [Charge("", bucket_of(limit), 1, enforced=True, rule=None)])
+    now, left, used = twins.clock(), limit.period_us - twins.clock() % limit.period_us, limit.count // 3
+    counting = used * left // limit.period_us
+    client.set("edge", in_sevens(now, limit.count - 1 - counting + over, used, left))
+    (verdict,) = twins.plain([["edge"]])
+    if verdict == plain.NOT_CARRIED_OUT:
+        assert twins.general.spend(twins.template.plan(["edge"]), 1.0).admitted == (over < 0)
+    else:
+        assert verdict == (over < 0)
+
+
 def test_a_ban_is_left_to_the_other_script(client: redis.Redis) -> None:
     """Nothing of a plan is carried out where one of the keys that it looks at is banned; others of the same call are."""
     twins = Twins(client, [Charge("", README, 1, enforced=True, rule=None), BAN])
@@ -157,20 +222,19 @@ def test_a_ban_is_left_to_the_other_script(client: redis.Redis) -> None:
 def test_a_key_of_another_type_is_left_to_the_other_script(redis_server: RedisServer, client: redis.Redis) -> None:
     """A list under a bucket's key is replaced by the script for all plans, and counted."""
 
-    async def run() -> tuple[Reading, int]:
+    async def run() -> tuple[list[Any], int]:
         store = AsyncRedisStore(redis_server.url)
         key = fresh()
         client.rpush(key[0], "x")
         try:
-            untold = await store.aspend_plain(template(), key, PATIENT)
-            await store.aspend(template().plan(key), PATIENT)
-            assert (await store.aspend_plain(template(), key, PATIENT)).buckets
-            return untold, store.unreadable
+            return [await store.aspend_plain(template(), key, PATIENT) for _ in range(2)], store.unreadable
         finally:
             await store.aclose()
 
-    reading, unreadable = asyncio.run(run())
-    assert (reading.having_waited(0.0), unreadable) == (DECLINED, 1)
+    readings, unreadable = asyncio.run(run())
+    assert [type(reading) is PlainSpend for reading in readings] == [False, True]
+    assert [reading.buckets[0].before[0] for reading in readings] == [0, pytest.approx(10**6, abs=10**6)]
+    assert unreadable == 1
 
 
 @pytest.mark.parametrize(
@@ -236,14 +300,14 @@ def test_scripts_are_few(client: redis.Redis) -> None:
 
 
 async def spend(store: AsyncRedisStore, plans: Sequence[tuple[PlanTemplate, Sequence[str]]]) -> list[Any]:
-    """What becomes of plain plans that come in one turn: true or false, None, or the class of an error."""
+    """What becomes of plain plans that come in one turn: true or false, or the class of an error."""
 
     async def one(of: PlanTemplate, keys: Sequence[str]) -> Any:
         try:
             reading = await store.aspend_plain(of, keys, 5.0)
         except StoreError as error:
             return error.fault
-        return reading.admitted if reading.buckets else None
+        return reading.admitted
 
     return await asyncio.gather(*[one(*each) for each in plans])
 
@@ -373,8 +437,56 @@ async def test_what_is_for_the_other_script_is_told_after_a_wait_too(redis_serve
         asked = asyncio.ensure_future(store.aspend_plain(of, odd, 20.0))
         await asyncio.sleep(0.1)
         proxy.release()
-        assert not (await asked).buckets
+        reading = await asked
+        assert not isinstance(reading, PlainSpend)
+        assert reading.admitted
+        assert reading.waited > 0.05
         await store.aclose()
+
+
+@in_a_loop
+async def test_what_is_for_the_other_script_is_asked_within_the_timeout(own_redis: RedisServer) -> None:
+    """A server that falls silent between the two scripts is a timeout of the whole."""
+    async with Proxy(own_redis) as proxy:
+        store, of, odd = AsyncRedisStore(proxy.url), template(), fresh()
+        await spend(store, [(of, fresh())])
+        with own_redis.client() as client:
+            client.set(odd[0], "odd")
+        understood = store.understood_plain
+
+        def then_silence(*given: Any) -> Any:
+            proxy.hold()
+            return understood(*given)
+
+        store.understood_plain = then_silence  # type: ignore[method-assign]
+        with pytest.raises(StoreError) as error:
+            await store.aspend_plain(of, odd, 0.2)
+        assert error.value.fault == "timeout"
+        assert error.value.waited == pytest.approx(0.2, abs=0.05)
+        proxy.release()
+        await store.aclose()
+
+
+WAITING = PlanTemplate([Charge("", bucket_of("5/second"), 1, enforced=True, rule=None, max_wait_us=10**6)])
+
+
+def delays(readings: Sequence[Any], key: Sequence[str]) -> list[float | None]:
+    """For how long requests have to wait for their turns, None for those that are refused."""
+    decisions = [decide(WAITING.plan(key), whole_reading(reading)) for reading in readings]
+    return [round(decision.delay, 1) if decision.allowed else None for decision in decisions]
+
+
+@in_a_loop
+async def test_who_has_to_wait_is_charged_once_and_in_order(redis_server: RedisServer) -> None:
+    """A crowd that may wait is admitted by one script as far as it fits, and booked by the other, behind each other."""
+    store, key = AsyncRedisStore(redis_server.url, local_refusals=False), fresh()
+    await spend(store, [(WAITING, fresh())])
+    before = calls_to(redis_server)
+    readings = await asyncio.gather(*[store.aspend_plain(WAITING, key, 5.0) for _ in range(11)])
+    assert delays(readings, key) == [0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0, None]
+    assert [type(reading) is PlainSpend for reading in readings] == [True] * 5 + [False] * 6
+    assert calls_to(redis_server) - before == 2
+    await store.aclose()
 
 
 @in_a_loop
@@ -407,6 +519,19 @@ async def test_plans_that_wait_are_kept_in_order() -> None:
     assert queue.pop_plain().requests == [requests[4]]  # type: ignore[union-attr]
     assert queue.popleft() is requests[5]
     assert (queue.size, queue.first(), queue.pop_plain()) == (0, None, None)
+
+
+@in_a_loop
+async def test_costly_plans_do_not_hold_redis_up_together() -> None:
+    """Logs cost more than other limits: as many share a call as it may take, and all of them come."""
+    queue, loop = RequestQueue(MAX_BATCH), asyncio.get_running_loop()
+    of = PlanTemplate([Charge("", bucket_of(Limit("5/second", algorithm="sliding_log")), 1, enforced=True, rule=None)])
+    for key in range(100):
+        queue.append((of.asked([str(key)]), 0.0, loop.create_future(), 1.0))
+    batches = list(iter(queue.pop_plain, None))
+    assert [plan.keys for batch in batches for plan in batch.plans] == [[str(key)] for key in range(100)]
+    assert max(len(batch.plans) for batch in batches) * of.load <= MAX_LOAD
+    assert len(batches) == -(-100 // (MAX_LOAD // of.load))
 
 
 def test_a_memory_store_and_redis_decide_alike(client: redis.Redis) -> None:
@@ -446,13 +571,46 @@ def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redi
     """An odd bucket is left to the way of all plans; one that is known to refuse is answered without a call."""
     store, of, key, odd = RedisStore(redis_server.url), template("1/day"), fresh(), fresh()
     client.set(odd[0], "odd")
-    assert store.spend_plain(of, odd, 5.0).having_waited(0.0) == DECLINED
+    assert not isinstance(store.spend_plain(of, odd, 5.0), PlainSpend)
+    assert not store.spend_plain(of, odd, 5.0).admitted
     assert [store.spend_plain(of, key, 5.0).admitted for _ in range(2)] == [True, False]
     before = calls_to(redis_server)
     assert not store.spend_plain(of, key, 5.0).admitted
     assert calls_to(redis_server) == before
     assert not store.spend(of.plan(key), 5.0).admitted
     store.close()
+
+
+def test_a_thread_waits_for_both_scripts_within_its_timeout(redis_server: RedisServer) -> None:
+    """A server that is silent to the second one is a timeout of the whole."""
+    with contextlib.closing(RedisStore(redis_server.url, local_refusals=False)) as store:
+        key, ask, timeouts = fresh(), store._calls.spend, list[float]()
+
+        def slowly(plan: Any, timeout: float) -> Any:
+            timeouts.append(timeout)
+            if len(timeouts) == 2:
+                error = StoreError("no answer", "timeout")
+                error.waited = timeout
+                raise error
+            return ask(plan, timeout).having_waited(0.3)
+
+        with redis_server.client() as client:
+            client.set(key[0], "odd")
+        store._calls.spend = slowly  # type: ignore[method-assign]
+        with pytest.raises(StoreError) as error:
+            store.spend_plain(template(), key, 1.0)
+        assert timeouts == [1.0, pytest.approx(0.7)]
+        assert error.value.waited == pytest.approx(1.0)
+
+
+def test_threads_that_have_to_wait_are_charged_once(redis_server: RedisServer) -> None:
+    """A thread that may wait asks the other script where the first one does not admit it."""
+    with contextlib.closing(RedisStore(redis_server.url, local_refusals=False)) as store:
+        key = fresh()
+        with ThreadPoolExecutor(11) as pool:
+            readings = list(pool.map(lambda _: store.spend_plain(WAITING, key, 5.0), range(11)))
+        found = delays(readings, key)
+        assert sorted([delay for delay in found if delay is not None]) == [0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0]
 
 
 # --- clusters ---------------------------------------------------------------------------------------------------------
@@ -518,4 +676,7 @@ def test_on_a_cluster_what_is_for_the_other_script_is_told(redis_cluster: RedisC
     with contextlib.ExitStack() as stack:
         redis_cluster.say(redis_cluster.master_of(odd[0]), "SET", odd[0], "odd")
         for spend_together in spenders(redis_cluster.url, stack):
-            assert [bool(reading.buckets) for reading in spend_together([(of, odd), (of, well)] * 2)] == [False, True] * 2
+            readings = spend_together([(of, odd), (of, well)] * 2)
+            assert [reading.admitted for reading in readings] == [True] * 4
+            assert [isinstance(reading, PlainSpend) for reading in readings].count(False) in (1, 2)
+            redis_cluster.say(redis_cluster.master_of(odd[0]), "SET", odd[0], "odd")
