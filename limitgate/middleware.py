@@ -97,13 +97,13 @@ class LimitGate(Around):
         outer = None if request.comes_straight else admission_around(scope)
         try:
             admission = gate.begin(request, outer)  # `Gate.acheck`, a coroutine more
-            rest, template = admission.rest, admission.template
-            if template is not None:
+            rest, plan = admission.rest, admission.plan
+            if plan is not None:
                 try:
                     if gate.answers_at_once:
-                        reading: AnyReading = gate.store.spend_plain(template, admission.keys, gate.timeout)
+                        reading: AnyReading = gate.store.spend(plan, gate.timeout)
                     else:
-                        reading = await gate.store.aspend_plain(template, admission.keys, gate.timeout)
+                        reading = await gate.store.aspend(plan, gate.timeout)
                 except StoreError as error:
                     rest = gate.conclude(admission, error)
                 else:

@@ -29,7 +29,7 @@ from limitgate.limits.decision import (
     under_places,
 )
 from limitgate.limits.plan import Plan, Reading, Source
-from limitgate.limits.template import PlainSpend, PlanTemplate
+from limitgate.limits.template import PlainSpend
 from limitgate.observing.counts import Counts, outweighs
 from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
@@ -122,8 +122,8 @@ class Admission:
     """True while rate fields are all that is due. Whoever wants more of the request than these sets it to False."""
     prepared: PreparedPlan | None
     """The prepared plan of requests of this kind; None where there is none."""
-    template: PlanTemplate | None
-    """The plain plan that the store is to be asked for, with ``keys``; None where it is not asked for one."""
+    plan: PlainSpend | None
+    """The plain plan that the store is to be asked for; None where it is not asked for one."""
     rest: Flow[None] | None
     """Decides about the request, where more is to be done for that than to carry out a plain plan."""
     decision: Decision | None
@@ -136,8 +136,6 @@ class Admission:
     """True if a response has begun, so that it is too late to refuse."""
     is_counted: bool
     """True if it was counted by its outcome, so that nobody may count it again."""
-    keys: Sequence[str]
-    """Keys of the plain plan, where there is one."""
     sent_status: int | str | None
     """The status that the response has begun with, or the line that begins with that."""
     waited = 0.0
@@ -329,7 +327,7 @@ class Admission:
             reading, prepared = self.reading, self.prepared
             if reading is None or prepared is None:
                 return ()
-            plan = Plan.spend([bucket.charge for bucket in reading.buckets])
+            plan = reading.whole_plan
             self._charged = (Charged(prepared.request_plan(plan), plan, reading.whole),)
         return self._charged
 
@@ -515,7 +513,7 @@ def admission_of(request: Request, rules: RulesInForce) -> Admission:
     admission.request = request
     admission.rules = rules
     admission.marks = ()
-    admission.prepared = admission.template = admission.rest = admission.decision = admission.reading = None
+    admission.prepared = admission.plan = admission.rest = admission.decision = admission.reading = None
     admission.in_flight = admission.sent_status = None
     admission.is_plain = admission.has_begun = admission.is_counted = False
     return admission

@@ -48,11 +48,11 @@ def measures_silence(store: object) -> bool:
 
 
 def takes_plain(store: object) -> bool:
-    """True if a store carries out plain plans in a way of their own: the class that defines ``spend`` has it.
+    """True if a store carries out a `PlainSpend` in a way of its own: told beside ``spend``, as above.
 
     Such a store measures its silence.
     """
-    return measures_silence(store) and not {"spend_plain", "aspend_plain"}.isdisjoint(_beside_spend(store))
+    return measures_silence(store) and bool(_beside_spend(store).get("takes_plain", False))
 
 
 def answers_at_once(store: object) -> bool:
@@ -130,10 +130,8 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
         request, began = wish[0], time.monotonic()
         answer: Any
         try:
-            if isinstance(request, Plan):
-                answer = store.spend(request, budget.within(wish[1]))
-            elif isinstance(request, PlainSpend):
-                answer = _plain(store).spend_plain(request.template, request.keys, budget.within(wish[1]))
+            if isinstance(request, Plan | PlainSpend):
+                answer = store.spend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # to one that takes it
             elif isinstance(store, SyncConfigStore):
                 answer = store.config(request, budget.within(wish[1]))
             else:
@@ -157,10 +155,8 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
         request, began = wish[0], time.monotonic()
         answer: Any
         try:
-            if isinstance(request, Plan):
-                answer = await store.aspend(request, budget.within(wish[1]))
-            elif isinstance(request, PlainSpend):
-                answer = await _plain(store).aspend_plain(request.template, request.keys, budget.within(wish[1]))
+            if isinstance(request, Plan | PlainSpend):
+                answer = await store.aspend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # to one that takes it
             elif isinstance(store, AsyncConfigStore):
                 answer = await store.aconfig(request, budget.within(wish[1]))
             else:
@@ -172,11 +168,6 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
         return answer
 
     return adrive(flow, fulfil)
-
-
-def _plain(store: Any) -> Any:
-    """A store that takes plain plans: nobody else is asked for them."""
-    return store
 
 
 def _keeps_no_config(store: object, method: str) -> ConfigError:

@@ -92,7 +92,7 @@ class Gate:
         self._client_of = client_of
         self.timeout = rules.timeout
         """Seconds that the store is given to answer."""
-        self._can_prepare = takes_plain(store)
+        self._takes_plain = takes_plain(store)
         self.answers_at_once = answers_at_once(store)
         """True if nobody waits for the store, so that an event loop may ask it without awaiting."""
         self.identify = identify
@@ -147,10 +147,10 @@ class Gate:
         ``outer`` is the admission to the gate around.
         """
         admission = self.begin(request, outer)
-        rest, template = admission.rest, admission.template
-        if template is not None:
+        rest, plan = admission.rest, admission.plan
+        if plan is not None:
             try:
-                reading: AnyReading = self.store.spend_plain(template, admission.keys, self.timeout)
+                reading: AnyReading = self.store.spend(plan, self.timeout)
             except StoreError as error:
                 rest = self.conclude(admission, error)
             else:
@@ -165,13 +165,13 @@ class Gate:
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `Turns.await_booking`."""
         admission = self.begin(request, outer)
-        rest, template = admission.rest, admission.template
-        if template is not None:
+        rest, plan = admission.rest, admission.plan
+        if plan is not None:
             try:
                 if self.answers_at_once:
-                    reading: AnyReading = self.store.spend_plain(template, admission.keys, self.timeout)
+                    reading: AnyReading = self.store.spend(plan, self.timeout)
                 else:
-                    reading = await self.store.aspend_plain(template, admission.keys, self.timeout)
+                    reading = await self.store.aspend(plan, self.timeout)
             except StoreError as error:
                 rest = self.conclude(admission, error)
             else:
@@ -190,12 +190,12 @@ class Gate:
     ) -> Admission:
         """Begin to decide about a request: find who asks, the rules for it, and the keys of their buckets. Asks no store.
 
-        If the admission has a ``template``, this plain plan is to be carried out with its ``keys``, and `conclude` told the
-        reading; if it has a ``rest``, that is to be run. Else it is decided already. ``known`` are an admission that was begun
-        before and the caller that ``identify`` has found since.
+        If the admission has a ``plan``, the store is to carry it out, and `conclude` to be told the reading; if it has a
+        ``rest``, that is to be run. Else it is decided already. ``known`` are an admission that was begun before and the caller
+        that ``identify`` has found since.
 
-        There is a prepared plan unless there is a gate around, answered or not, and but for WebSockets, for a store that takes
-        no plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so.
+        There is a prepared plan unless there is a gate around, answered or not, and but for WebSockets, and where
+        `Planner.prepared` says so.
         """
         identified: Any = None
         if known is None:
@@ -204,7 +204,7 @@ class Gate:
             admission.request = request
             admission.rules = self.rules
             admission.marks = ()
-            admission.prepared = admission.template = admission.rest = admission.decision = admission.reading = None
+            admission.prepared = admission.plan = admission.rest = admission.decision = admission.reading = None
             admission.in_flight = admission.sent_status = None
             admission.is_plain = admission.has_begun = admission.is_counted = False
         else:
@@ -217,17 +217,23 @@ class Gate:
                 if identified is not None and isawaitable(identified):
                     admission.rest = self._begin_identified(admission, outer, identified)
                     return admission
-            if self._can_prepare and request.comes_straight:
+            if request.comes_straight:
                 found = planner.prepared(request, identified, partial(self._take_places, planner) if planner.adapts else None)
                 if found is not None:
-                    prepared, admission.keys = found
+                    prepared, keys = found
                     admission.prepared = prepared
                     admission.marks = prepared.marks
                     if prepared.adaptive is not None:
                         admission.in_flight = request.in_flight
-                    template = admission.template = prepared.template
-                    if template is None:
-                        self._bind(admission, prepared)
+                    template = prepared.template
+                    if template is None or not self._takes_plain:
+                        self._bind(admission, prepared, keys)
+                        return admission
+                    admission.plan = plan = PlainSpend()  # `PlanTemplate.asked`, a call more
+                    plan.template = template
+                    plan.keys = keys
+                    plan.waited = 0.0
+                    plan.source = "store"
                     return admission
                 if request.in_flight is not None and request.in_flight.refusal is not None:
                     self._shed(admission)
@@ -238,10 +244,12 @@ class Gate:
             admission.rest = self._plan(admission, outer, identified)
         return admission
 
-    def _bind(self, admission: Admission, prepared: PreparedPlan) -> None:
+    def _bind(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> None:
         """Bind a prepared plan that is not plain to its request; where nothing is charged it is decided already."""
-        if prepared.compiled_rules:
-            admission.rest = self._charge(admission, prepared.bound(admission.keys, admission.request.caller))
+        if prepared.template is not None:
+            admission.rest = self._charge(admission, prepared.request_plan(prepared.template.plan(keys)))
+        elif prepared.compiled_rules:
+            admission.rest = self._charge(admission, prepared.bound(keys, admission.request.caller))
         elif admission.in_flight is not None and not admission.in_flight.would_refuse:
             if admission.rules.counts is not None:
                 admission.in_flight.count()
@@ -260,10 +268,10 @@ class Gate:
             return
         admission.rest = None
         self.begin(admission.request, outer, (admission, caller))
-        rest, template = admission.rest, admission.template
-        if template is not None:
+        rest, plan = admission.rest, admission.plan
+        if plan is not None:
             try:
-                reading = yield template.asked(admission.keys), self.timeout
+                reading = yield plan, self.timeout
             except StoreError as error:
                 rest = self.conclude(admission, error)
             else:
@@ -398,14 +406,14 @@ class Gate:
     def _conclude_worked_out(self, admission: Admission, answer: AnyReading | StoreError) -> Flow[None] | None:
         """`conclude` where the decision is needed: of refusals, shadows and turns to wait for; and where the store has none."""
         prepared: Any = admission.prepared
-        template: Any = admission.template
+        asked: Any = admission.plan
+        template = asked.template
         admission.waited = answer.waited
         if isinstance(answer, StoreError):
-            request_plan = prepared.request_plan(template.plan(admission.keys))
-            return self._charge_without_store(admission, request_plan, answer)
+            return self._charge_without_store(admission, prepared.request_plan(asked.whole_plan), answer)
         decision = template.decide(answer, admission.request.open_settlement())
         if decision is None or not isinstance(answer, PlainSpend):
-            plan = template.plan(admission.keys)
+            plan = asked.whole_plan
             self._admit(admission, prepared.request_plan(plan), plan, whole_reading(answer))
             return None
         if not self.store_health.is_known:

@@ -21,7 +21,6 @@ from limitgate.limiter.operations import (
     Limits,
     Operations,
     ask_again_in,
-    decided_as_any,
     seconds_left,
 )
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
@@ -29,8 +28,9 @@ from limitgate.limiter.reservation import AsyncReservation, Reservation
 from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBucket
 from limitgate.limiter.slot import Entry, aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
-from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.limit import Limit
+from limitgate.limits.template import AnyReading, whole_reading
 from limitgate.messages.masking import masked
 from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
@@ -79,7 +79,7 @@ class AsyncLimiter(Operations):
         super().__init__(timeout, key_prefix, secret, ipv6_prefix, observers)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store, key_prefix)
-        self._spend_plain: Any = getattr(self._store, "aspend_plain", None) if takes_plain(self._store) else None
+        self._takes_plain = takes_plain(self._store)
         self._wait_queues = WaitQueues()
         self._slot_keeper = SlotKeeper(self._store, timeout)
         self._adaptive: dict[str, AsyncAdaptiveWork] = {}
@@ -87,17 +87,17 @@ class AsyncLimiter(Operations):
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        prepared = self._spend_plain and self._prepared(key, limits, cost)
-        if not prepared:
+        plan = self._prepared(key, limits, cost) if self._takes_plain else None
+        if plan is None:
             return await self._arun(self._deciding("spend", key, limits, cost))
         try:
-            reading = await self._spend_plain(*prepared, self._timeout)
+            reading: AnyReading = await self._store.aspend(plan, self._timeout)  # type: ignore[arg-type]  # it takes such plans
         except StoreError:
             self._count_failure()
             raise
-        decision: Decision | None = prepared[0].decide(reading, None)
+        decision = plan.template.decide(reading, None)
         if decision is None:
-            decision = decided_as_any(*prepared, reading)
+            decision = decide(plan.whole_plan, whole_reading(reading))
         if self._figures is not None:
             self._figures.decided(decision, reading.source)
         return decision
@@ -341,24 +341,24 @@ class Limiter(Operations):
         super().__init__(timeout, key_prefix, secret, ipv6_prefix, observers)
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
-        self._spend_plain: Any = getattr(self._store, "spend_plain", None) if takes_plain(self._store) else None
+        self._takes_plain = takes_plain(self._store)
         self._slot_keeper = SlotKeeper(self._store, timeout)
         self._adaptive: dict[str, AdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        prepared = self._spend_plain and self._prepared(key, limits, cost)
-        if not prepared:
+        plan = self._prepared(key, limits, cost) if self._takes_plain else None
+        if plan is None:
             return self._run(self._deciding("spend", key, limits, cost))
         try:
-            reading = self._spend_plain(*prepared, self._timeout)
+            reading: AnyReading = self._store.spend(plan, self._timeout)  # type: ignore[arg-type]  # it takes such plans
         except StoreError:
             self._count_failure()
             raise
-        decision: Decision | None = prepared[0].decide(reading, None)
+        decision = plan.template.decide(reading, None)
         if decision is None:
-            decision = decided_as_any(*prepared, reading)
+            decision = decide(plan.whole_plan, whole_reading(reading))
         if self._figures is not None:
             self._figures.decided(decision, reading.source)
         return decision

@@ -25,7 +25,7 @@ from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
 from limitgate.limits.remembered import Remembered
-from limitgate.limits.template import AnyReading, PlanTemplate, whole_reading
+from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.messages.suggestions import lacking
 from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
@@ -168,8 +168,8 @@ class Operations:
             ipv6_prefix=self._ipv6_prefix,
         )
 
-    def _prepared(self, key: str, limits: Limits, cost: int) -> tuple[PlanTemplate, Sequence[str]] | None:
-        """The prepared plan of a hit and its keys; None if it is not plain, or there is a mistake: then `_deciding` knows."""
+    def _prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
+        """The plain plan of a hit; None if it is not plain, or there is a mistake: then `_deciding` knows."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str):
             return None
         if limits and isinstance(limits[0], Configured):
@@ -182,8 +182,8 @@ class Operations:
             return None
         name = self._name(key)
         if template.is_of_debts:  # windows of GCRA share a bucket
-            return template, (name, _ban_key(name))
-        return template, (*[_bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name))
+            return template.asked((name, _ban_key(name)))
+        return template.asked((*[_bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
 
     def _spending(self, plan: Plan) -> Flow[Reading]:
         """Charge a plan."""
@@ -374,11 +374,6 @@ class Operations:
         if not isinstance(key, str):
             raise TypeError(f"key is {key!r:.80}, expected text")
         return self._prefix + self._key.digest(key)
-
-
-def decided_as_any(template: PlanTemplate, keys: Sequence[str], reading: AnyReading) -> Decision:
-    """Decision about a prepared hit to which there is more: the reading is that of a plan of any kind."""
-    return decide(template.plan(keys), whole_reading(reading))
 
 
 def seconds_left(timeout: float | None, began: float) -> float | None:

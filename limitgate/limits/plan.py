@@ -170,36 +170,12 @@ class Reading(NamedTuple):
     waited: float = 0.0
     """Seconds for which the store was silent before, while this process was there to listen, as far as it measures that."""
 
-    @property
-    def source(self) -> Source:
-        """Where it comes from."""
-        return "store"
+    source: Source = "store"
+    """Where it comes from."""
 
     def having_waited(self, waited: float) -> Reading:
         """The same after so many seconds of silence."""
         return self._replace(waited=waited)
-
-
-class CachedReading(Reading):
-    """Reading that follows from an earlier one: a refusal that holds."""
-
-    __slots__ = ()
-
-    @property
-    def source(self) -> Source:
-        """Where it comes from."""
-        return "cache"
-
-
-class LeasedReading(Reading):
-    """Reading of buckets that had been leased from."""
-
-    __slots__ = ()
-
-    @property
-    def source(self) -> Source:
-        """Where it comes from."""
-        return "lease"
 
 
 def with_bans(
@@ -230,7 +206,7 @@ def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]])
         buckets.append(_new(BucketReading, (charge, before, after)))
     if remembers_turns and admitted:
         buckets = _in_turn(buckets)
-    reading: Reading = _new(Reading, (now, buckets, admitted, 0.0))
+    reading: Reading = _new(Reading, (now, buckets, admitted, 0.0, "store"))
     return reading
 
 

@@ -20,7 +20,7 @@ from limitgate.algorithms.base import Algorithm, State, Straight
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Settlement, decide, decision_of, tightest_window
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import BucketReading, CachedReading, Charge, Plan, Reading, Source, Verb, read, wait_us
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Source, Verb, read, wait_us
 from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
@@ -179,6 +179,7 @@ class PlanTemplate:
         plan.template = self
         plan.keys = keys
         plan.waited = 0.0
+        plan.source = "store"
         return plan
 
     def reading(self, keys: Sequence[str], now: int, states: Sequence[State], admitted: bool) -> PlainSpend:  # noqa: FBT001
@@ -190,6 +191,7 @@ class PlanTemplate:
         reading.states = states
         reading.admitted = admitted
         reading.waited = 0.0
+        reading.source = "store"
         return reading
 
     def decide(self, reading: AnyReading, settlement: Settlement | None) -> Decision | None:
@@ -381,11 +383,11 @@ class PlainSpend(_Buckets):
     """
 
     # without an `__init__`, which takes as long as all the rest
-    __slots__ = ("_made", "admitted", "keys", "now", "states", "template", "waited")
+    __slots__ = ("_made", "admitted", "keys", "now", "source", "states", "template", "waited")
     verb: Verb = "spend"
     ban_us = 0
     gives_back = has_adjustments = False
-    source: Source = "store"
+    source: Source
     """Where the reading comes from."""
     template: PlanTemplate
     keys: Sequence[str]
@@ -418,7 +420,7 @@ class PlainSpend(_Buckets):
     @property
     def whole(self) -> Reading:
         """The reading as one of any kind of plan."""
-        return Reading(self.now, self, self.admitted, self.waited)
+        return Reading(self.now, self, self.admitted, self.waited, self.source)
 
     def decision(self, settlement: Settlement) -> Decision:
         """The decision that it admits, where no rule is a shadow."""
@@ -461,18 +463,6 @@ class PlainSpend(_Buckets):
 
 
 Sequence.register(PlainSpend)
-
-
-class CachedPlainSpend(PlainSpend):
-    """Reading that follows from an earlier one: a refusal that holds."""
-
-    __slots__ = ()
-    source = "cache"
-
-    @property
-    def whole(self) -> Reading:
-        """The reading as one of any kind of plan."""
-        return CachedReading(self.now, self, self.admitted, self.waited)
 
 
 AnyReading = Reading | PlainSpend

@@ -1,7 +1,12 @@
-"""Interface of a store, the only place that does I/O or reads a wall clock."""
+"""Interface of a store, the only place that does I/O or reads a wall clock.
+
+What a store can do besides is told by attributes beside its ``spend`` or ``aspend``, see `limitgate.gate.flow`: one of
+``takes_plain`` is given each `PlainSpend` as it is, any other only a `Plan`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from limitgate.limits.plan import Plan, Reading
@@ -49,7 +54,7 @@ class SyncStore(Protocol):
 class AsyncStore(Protocol):
     """A store for ASGI and `AsyncLimiter`; usable from several event loops in one process."""
 
-    async def aspend(self, plan: Plan, timeout: float) -> Reading:
+    def aspend(self, plan: Plan, timeout: float) -> Awaitable[Reading]:
         """Carry out ``plan`` atomically in one round trip and report the state before it.
 
         Raises `StoreError` when no answer came within ``timeout`` seconds, or an answer of any other shape.

@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
 from threading import RLock
-from typing import Any
+from typing import Any, overload
 
 from limitgate.algorithms.base import State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
-from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate
+from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.base import ConfigRequest, StoredConfig
@@ -72,7 +72,7 @@ class MemoryStore:
     back is noted then, and given back when that call ends. Anything else raises `StoreError`: to wait would be for ever.
     """
 
-    measures_silence = True
+    measures_silence = takes_plain = True
     """Nobody waits for it, so nobody may be told that there is no time left."""
     answers_at_once = True
     """An event loop may ask by the methods for threads, as nobody waits for it."""
@@ -132,7 +132,12 @@ class MemoryStore:
     def __repr__(self) -> str:
         return f"MemoryStore(max_buckets={self._max_buckets})"
 
-    def spend(self, plan: Plan, timeout: float = 0) -> Reading:
+    @overload
+    def spend(self, plan: Plan, timeout: float = 0) -> Reading: ...
+    @overload
+    def spend(self, plan: PlainSpend, timeout: float = 0) -> AnyReading: ...
+
+    def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyReading:
         """Carry out ``plan`` under one lock and report the state before it.
 
         Raises `StoreError` if it interrupts another call of this thread, unless it only gives back.
@@ -141,40 +146,15 @@ class MemoryStore:
             self._wait_for_others()
         with self._lock:
             if self._busy:
-                return self._interrupting(plan)
-            self._busy = True
-            try:
-                self._now = now = self._clock()
-                reading = self._carry_out(plan, now)
-                while self._late:
-                    self._carry_out(self._late.popleft(), now)
-            except (struct.error, TypeError) as error:
-                self._blame_clock(error)
-                raise
-            finally:
-                self._busy = False
-        if self._furthest_step >= _STEP:
-            self._stepped.log("this machine")
-        return reading
-
-    async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
-        """`spend`, for async callers."""
-        return self.spend(plan)
-
-    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> AnyReading:
-        """`spend` the plain plan with these keys. If there is more to it, the reading is that of a plan of any kind."""
-        if self._busy:
-            self._wait_for_others()
-        with self._lock:
-            if self._busy:
-                return self._interrupting(template.plan(keys))
+                return self._interrupting(whole(plan))
             self._busy = True
             try:
                 clock = self._clock  # no method, so called by a name of its own
                 self._now = now = clock()
-                reading: AnyReading | None = self._carry_out_plain(template, keys, now)
-                if reading is None:
-                    reading = self._carry_out(template.plan(keys), now)
+                if type(plan) is PlainSpend and self._carry_out_plain(plan, now):
+                    reading: AnyReading = plan
+                else:
+                    reading = self._carry_out(whole(plan), now)
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
             except (struct.error, TypeError) as error:
@@ -186,9 +166,14 @@ class MemoryStore:
             self._stepped.log("this machine")
         return reading
 
-    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> AnyReading:
-        """`spend_plain`, for async callers."""
-        return self.spend_plain(template, keys)
+    @overload
+    async def aspend(self, plan: Plan, timeout: float = 0) -> Reading: ...
+    @overload
+    async def aspend(self, plan: PlainSpend, timeout: float = 0) -> AnyReading: ...
+
+    async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyReading:
+        """`spend`, for async callers."""
+        return self.spend(plan)
 
     def _wait_for_others(self) -> None:
         """Wait until no other thread is in the midst of a call, by letting others run.
@@ -207,47 +192,43 @@ class MemoryStore:
         if not isinstance(self._now, int):
             raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
-    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> PlainSpend | None:
-        """`_carry_out` of a plain plan; None if a bucket is not kept as the plan asks for it, or a request has to wait.
+    def _carry_out_plain(self, plan: PlainSpend, now: int) -> bool:
+        """`_carry_out` a plain plan; False if a bucket is not kept as the plan asks for it, or a request has to wait.
 
         Almost every plan is for one bucket that is there: it is charged here without the lists that others need.
         """
+        template, keys = plan.template, plan.keys
         if template.bans and self._keeps_any(keys[-template.bans :]):
-            return None
+            return False
         only = template.only
         if only is None:
-            return self._charge_plain(template, keys, now)
+            return self._charge_plain(plan, now)
         bucket, cost, enforced, rows = only
         key = keys[0]
         shard, layout = self._shards[hash(key) & self._mask], self._layouts.known.get(bucket)
         value = shard.get(key)
         if value is None or layout is None:
-            return self._charge_plain(template, keys, now)
+            return self._charge_plain(plan, now)
         charge = layout.charge  # as the clock
         charged = charge(value, now, layout.number, cost, rows)
         if charged is None:
-            return None
-        states, after = charged
+            return False
+        plan.states, after = charged
         if after is not None:
             shard[key] = after
         elif template.may_wait:
-            return None
-        reading = PlainSpend()  # `PlanTemplate.reading`, which takes a third more as a call
-        reading.template = template
-        reading.keys = keys
-        reading.now = now
-        reading.states = states
-        reading.admitted = after is not None or not enforced
-        reading.waited = 0.0
-        return reading
+            return False
+        plan.now = now
+        plan.admitted = after is not None or not enforced
+        return True
 
-    def _charge_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> PlainSpend | None:
-        """Charge the buckets of a plain plan, of which any may be new; None as `_carry_out_plain`."""
+    def _charge_plain(self, plan: PlainSpend, now: int) -> bool:
+        """Charge the buckets of a plain plan, of which any may be new; False as `_carry_out_plain`."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
         states: list[State] = []
         writes = []
         is_admitted = True
-        for key, (bucket, cost, enforced, rows) in zip(keys, template.buckets):
+        for key, (bucket, cost, enforced, rows) in zip(plan.keys, plan.template.buckets):
             shard, layout = shards[hash(key) & mask], known.get(bucket)
             value = before = shard.get(key)
             if value is None and self._count < self._max_buckets:
@@ -255,16 +236,16 @@ class MemoryStore:
                 layout = layout or Layout(bucket)
                 before = layout.opened(now, cost)
             if before is None or layout is None:
-                return None
+                return False
             charged = layout.charge(before, now, layout.number, cost, rows)
             if charged is None:
-                return None
+                return False
             of_bucket, after = charged
             states += of_bucket
             if after is not None:
                 writes.append((shard, key, value, layout, after))
-            elif template.may_wait:
-                return None
+            elif plan.template.may_wait:
+                return False
             elif enforced:
                 is_admitted = False
         for shard, key, value, layout, after in writes if is_admitted else ():
@@ -273,7 +254,8 @@ class MemoryStore:
             else:  # it is new, or was dropped for another one, and maybe the layout with it
                 known_layout = self._layouts.of(layout.bucket, layout)
                 self._put(shard, key, known_layout, known_layout.mark + after[len(known_layout.mark) :], ())
-        return template.reading(keys, now, states, is_admitted)
+        plan.now, plan.states, plan.admitted = now, states, is_admitted
+        return True
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
         """Carry out ``request`` under the lock and report the text in force afterwards."""

@@ -139,26 +139,19 @@ class General(MemoryStore):
 class Counted(MemoryStore):
     """A memory store that counts how many plans were plain, and how many of any other kind."""
 
-    measures_silence = True
+    measures_silence = takes_plain = True
     plain = general = 0
 
     def spend(self, plan: Any, timeout: float = 0) -> Any:
-        self.general += 1
-        return super().spend(plan, timeout)
-
-    async def aspend(self, plan: Any, timeout: float = 0) -> Any:
-        return self.spend(plan, timeout)
-
-    def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
-        found = super().spend_plain(template, keys, timeout)
-        if type(found) is PlainSpend:
+        reading = super().spend(plan, timeout)
+        if isinstance(reading, PlainSpend):
             self.plain += 1
         else:
             self.general += 1
-        return found
+        return reading
 
-    async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
-        return self.spend_plain(template, keys, timeout)
+    async def aspend(self, plan: Any, timeout: float = 0) -> Any:
+        return self.spend(plan, timeout)
 
 
 def kept(store: MemoryStore, now: int) -> dict[str, Any]:
@@ -572,7 +565,7 @@ def test_a_route_by_host_is_not_taken_from_another_request(more: Any) -> None:
 class Failing(MemoryStore):
     """A memory store that fails after a while."""
 
-    measures_silence = True
+    measures_silence = takes_plain = True
     is_down = False
 
     def spend(self, plan: Any, timeout: float = 0) -> Any:
@@ -582,13 +575,6 @@ class Failing(MemoryStore):
     async def aspend(self, plan: Any, timeout: float = 0) -> Any:
         return self.spend(plan, timeout)
 
-    def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
-        self.check()
-        return super().spend_plain(template, keys, timeout)
-
-    async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
-        return self.spend_plain(template, keys, timeout)
-
     def check(self) -> None:
         if self.is_down:
             raise StoreError("down")
@@ -597,8 +583,11 @@ class Failing(MemoryStore):
 class FailingLater(Failing):
     """A memory store that says so by a future, as Redis does."""
 
-    def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
-        return asyncio.ensure_future(super().aspend_plain(template, keys, timeout))
+    def spend(self, plan: Any, timeout: float = 0) -> Any:
+        return super().spend(plan, timeout)
+
+    def aspend(self, plan: Any, timeout: float = 0) -> Any:
+        return asyncio.ensure_future(super().aspend(plan, timeout))
 
 
 class Held:
@@ -667,21 +656,17 @@ def test_where_nobody_waits_the_store_is_not_awaited() -> None:
     class Awaited(Counted):
         awaited = 0
 
-        async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+        measures_silence = takes_plain = True
+
+        async def aspend(self, plan: Any, timeout: float = 0) -> Any:
             self.awaited += 1
-            return self.spend_plain(template, keys, timeout)
+            return self.spend(plan, timeout)
 
     class AtOnce(Awaited):
-        answers_at_once = measures_silence = True
+        answers_at_once = measures_silence = takes_plain = True
 
         def spend(self, plan: Any, timeout: float = 0) -> Any:
             return super().spend(plan, timeout)
-
-        def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
-            return super().spend_plain(template, keys, timeout)
-
-        async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
-            return await super().aspend_plain(template, keys, timeout)
 
     def found(store: Awaited) -> tuple[Any, int]:
         ask = asgi(store)

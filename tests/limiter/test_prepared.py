@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import AsyncLimiter, Decision, Limit, Limiter, LimitGateError, MemoryStore, RedisStore
 from limitgate.limiter.stored_limits import Configured
-from limitgate.limits.plan import CachedReading
+from limitgate.limits.plan import Reading
 from limitgate.limits.template import PlainSpend
 from tests.gate.test_prepared import Counted, General, kept
 from tests.limits.test_template import as_seen
@@ -122,13 +122,13 @@ def test_a_ban_is_seen_on_redis_by_the_next_hit(redis_server: RedisServer) -> No
 def test_a_hit_on_redis_is_a_plain_plan(redis_server: RedisServer) -> None:
     """Redis and memory store alike carry it out in a straight line."""
     store = RedisStore(redis_server.url)
-    taken, spend_plain = [], store.spend_plain
+    taken, spend = [], store.spend
 
     def noted(*given: Any) -> Any:
-        taken.append(spend_plain(*given))
+        taken.append(spend(*given))
         return taken[-1]
 
-    store.spend_plain = noted  # type: ignore[method-assign]
+    store.spend = noted  # type: ignore[method-assign]
     with Limiter(store) as limiter:
         assert [limiter.hit("plain on Redis", "2/day").allowed for _ in range(4)] == [True, True, False, False]
-    assert [type(reading) for reading in taken] == [PlainSpend, PlainSpend, PlainSpend, CachedReading]
+    assert [(type(reading), reading.source) for reading in taken] == [*[(PlainSpend, "store")] * 3, (Reading, "cache")]

@@ -87,7 +87,7 @@ def test_a_plain_plan_is_carried_out_like_any_other(charges: list[Charge], visit
         keys = [f"{client} {number}" for number in range(len(charges))]
         plan = template.plan(keys)
         expected = general.spend(plan)
-        found = plain.spend_plain(template, keys)
+        found = plain.spend(template.asked(keys))
         assert whole_reading(found) == expected
         decision = template.decide(found, Settlement())
         if decision is not None:
@@ -117,7 +117,7 @@ def test_buckets_are_charged_in_a_straight_line(bucket: Bucket, max_wait_us: int
     """Buckets, known or new, are charged without the way that all plans have."""
     store = MemoryStore(Clock())
     template = PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api", max_wait_us=max_wait_us)])
-    readings = [store.spend_plain(template, [key]) for key in ("first", "first", "second", "second")]
+    readings = [store.spend(template.asked([key])) for key in ("first", "first", "second", "second")]
     assert [type(reading) for reading in readings] == [PlainSpend] * 4
     assert all(reading.admitted for reading in readings)
     assert len(store) == 2
@@ -130,7 +130,7 @@ def test_a_request_that_has_to_wait_is_charged_once(bucket: Bucket) -> None:
     template = PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api", max_wait_us=10**6)])
     decisions = []
     for _ in range(11):
-        reading = store.spend_plain(template, ["a"])
+        reading = store.spend(template.asked(["a"]))
         decisions.append(template.decide(reading, None) or decide(template.plan(["a"]), whole_reading(reading)))
     assert [decision.allowed for decision in decisions] == [True] * 10 + [False]
     assert [decision.delay > 0 for decision in decisions] == [False] * 5 + [True] * 5 + [False]
@@ -141,8 +141,8 @@ def test_a_full_store_and_another_cost_are_for_the_general_way() -> None:
     store = MemoryStore(Clock(), max_buckets=1)
     one, two = (PlanTemplate([Charge("", bucket_of("5/second"), cost, enforced=True, rule=None)]) for cost in (1, 2))
     store.spend(one.plan(["a"]))
-    assert not isinstance(store.spend_plain(one, ["b"]), PlainSpend)
-    reading = store.spend_plain(two, ["b"])
+    assert not isinstance(store.spend(one.asked(["b"])), PlainSpend)
+    reading = store.spend(two.asked(["b"]))
     assert not isinstance(reading, PlainSpend)
     assert reading.buckets[0].after == [3 * 10**6]
 
@@ -173,7 +173,7 @@ def test_what_is_not_plain_is_no_template(charge: Charge) -> None:
 def test_states_that_leave_no_room_have_no_tightest_window(bucket: Bucket) -> None:
     """Whoever asks what an admitted plan has left is told where it was not admitted."""
     store, template = MemoryStore(Clock()), PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api")])
-    readings = [store.spend_plain(template, ["a"]) for _ in range(6)]
+    readings = [store.spend(template.asked(["a"])) for _ in range(6)]
     assert isinstance(readings[-1], PlainSpend)
     with pytest.raises(ValueError, match="expected a plan that was admitted"):
         template.tightest(readings[-1].states)
@@ -194,12 +194,12 @@ def test_a_ban_is_for_the_general_way() -> None:
     store = MemoryStore(Clock())
     template = PlanTemplate([Charge("", bucket_of("5/second"), 1, enforced=True, rule=None), BAN])
     store.spend(template.plan(["a", "ban of a"]))
-    assert store.spend_plain(template, ["b", "ban of b"]).admitted
+    assert store.spend(template.asked(["b", "ban of b"])).admitted
     store.spend(Plan.adjust([BAN._replace(key="ban of b", adjustment=Adjustment(0, 0, [10**6], [0]))]))
     before = buckets(store)
-    assert not store.spend_plain(template, ["b", "ban of b"]).admitted
+    assert not store.spend(template.asked(["b", "ban of b"])).admitted
     assert buckets(store) == before
-    assert store.spend_plain(template, ["a", "ban of a"]).admitted
+    assert store.spend(template.asked(["a", "ban of a"])).admitted
 
 
 def test_a_plain_plan_within_another_call_fails() -> None:
@@ -208,7 +208,7 @@ def test_a_plain_plan_within_another_call_fails() -> None:
 
     def clock() -> int:
         with pytest.raises(StoreError, match="was interrupted"):
-            store.spend_plain(template, ["a"])
+            store.spend(template.asked(["a"]))
         return Clock()()
 
     store = MemoryStore(clock)
@@ -224,7 +224,7 @@ def test_a_layout_that_goes_with_its_last_bucket_is_made_anew() -> None:
     store.spend(of.plan(["a", "b"]))
     for number in range(30):
         clock.advance(10)
-        assert store.spend_plain(of, ["a", f"b {number}"]).admitted
+        assert store.spend(of.asked(["a", f"b {number}"])).admitted
         assert not store.spend(of.plan(["a", "another"])).admitted
 
 

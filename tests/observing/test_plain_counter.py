@@ -27,7 +27,7 @@ def test_a_plain_plan_is_counted_like_any_other(charges: Sequence[Charge], steps
     counter = PlainCounter(template, plain)
     for step in steps:
         clock.advance(us=step)
-        reading = store.spend_plain(template, keys)
+        reading = store.spend(template.asked(keys))
         decision = template.decide(reading, None)
         if not isinstance(reading, PlainSpend) or decision is None:
             continue

@@ -34,7 +34,7 @@ class PlainStore(RedisStore):
         template = template_of(plan)
         if template is None:
             return super().spend(plan, timeout)
-        return whole_reading(self.spend_plain(template, [each.key for each in plan.charges], timeout))
+        return whole_reading(super().spend(template.asked([each.key for each in plan.charges]), timeout))
 
 
 class PlainMemoryStore(MemoryStore):
@@ -44,7 +44,7 @@ class PlainMemoryStore(MemoryStore):
         template = template_of(plan)
         if template is None:
             return super().spend(plan, timeout)
-        return whole_reading(self.spend_plain(template, [each.key for each in plan.charges], timeout))
+        return whole_reading(super().spend(template.asked([each.key for each in plan.charges]), timeout))
 
 
 class AsyncPlainStore(AsyncRedisStore):
@@ -54,7 +54,7 @@ class AsyncPlainStore(AsyncRedisStore):
         template = template_of(plan)
         if template is None:
             return await super().aspend(plan, timeout)
-        return whole_reading(await self.aspend_plain(template, [each.key for each in plan.charges], timeout))
+        return whole_reading(await super().aspend(template.asked([each.key for each in plan.charges]), timeout))
 
 
 PLAIN_KINDS: dict[str, Callable[..., Door]] = {

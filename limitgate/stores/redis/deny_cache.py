@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from limitgate.algorithms.base import State
 from limitgate.limits.bucket import Bucket, banned
-from limitgate.limits.plan import CachedReading, Charge, Reading, read
-from limitgate.limits.template import AnyPlan, AnyReading, CachedPlainSpend, PlainSpend, PlanTemplate
+from limitgate.limits.plan import Charge, Reading, read
+from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 
 LONGEST = 1.0
 """Seconds for which a refusal is repeated without asking."""
@@ -100,10 +100,12 @@ class DenyCache:
             return None
         elapsed = [int((at - refusal.heard) * 1e6) for refusal in refusals]
         states = [refusal.later(us) for refusal, us in zip(refusals, elapsed)]
-        return _cached(read(charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states))
+        now = max([refusal.now + us for refusal, us in zip(refusals, elapsed)])
+        return read(charges, now, states)._replace(source="cache")
 
-    def answer_plain(self, template: PlanTemplate, keys: Sequence[str], at: float) -> PlainSpend | None:
-        """`answer` for the plain plan of GCRA with these keys, without an object for each charge. None, too, for any other."""
+    def answer_plain(self, plan: PlainSpend, at: float) -> PlainSpend | None:
+        """`answer` for a plain plan of GCRA, without an object for each charge. None, too, for any other."""
+        template, keys = plan.template, plan.keys
         if template.bans or template.may_wait or not template.is_of_debts:
             return None
         now, debts, is_refused = 0, list[int](), False
@@ -120,7 +122,7 @@ class DenyCache:
         if not is_refused:
             return None
         reading = template.reading(keys, now, debts, False)
-        reading.__class__ = CachedPlainSpend
+        reading.source = "cache"
         return reading
 
     def learn(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> None:
@@ -152,12 +154,6 @@ class DenyCache:
             for kept in (self.refusals, self._given_back):
                 while len(kept) > MAX_BUCKETS:
                     del kept[next(iter(kept))]
-
-
-def _cached(reading: Reading) -> Reading:
-    """A reading as one that Redis was not asked for."""
-    reading.__class__ = CachedReading  # to make another one takes five times as long
-    return reading
 
 
 def _holds(charge: Charge, states: Sequence[State]) -> bool:

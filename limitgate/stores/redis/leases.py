@@ -20,7 +20,7 @@ from threading import RLock
 
 from limitgate.algorithms import gcra
 from limitgate.limits.bucket import LEASE_SPARE_US, Bucket
-from limitgate.limits.plan import Adjustment, Charge, LeasedReading, Plan, Reading, read
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
 from limitgate.limits.template import AnyPlan, AnyReading
 from limitgate.stores.redis.deny_cache import SKEW
 
@@ -99,7 +99,7 @@ class Leases:
             for held, charge in zip(leases, counted):
                 weights = held.bucket.weights
                 held.debts = [debt + charge.cost * weight for debt, weight in zip(held.debts, weights)]
-            return LeasedReading(*reading)
+            return reading._replace(source="lease")
 
     def extend(self, plan: Plan, at: float) -> Plan:
         """The plan as it is sent: its buckets are leased from anew, and what is held of them is given back."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, overload
 
 from redis.asyncio.connection import ConnectionPool
 
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, PlanTemplate
+from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
@@ -97,7 +97,7 @@ class AsyncRedisStore(RedisReplies):
     moment they were promised; ``local_refusals=False`` asks every time.
     """
 
-    measures_silence = True
+    measures_silence = takes_plain = True
     """Readings and errors say for how long Redis was silent while this process was there to listen."""
 
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
@@ -110,42 +110,37 @@ class AsyncRedisStore(RedisReplies):
     def __repr__(self) -> str:
         return "AsyncRedisStore()"
 
-    async def aspend(self, plan: Plan, timeout: float) -> Reading:
-        """Carry out ``plan`` in one round trip at most. Raises `StoreError` within ``timeout`` seconds."""
-        return await self._aspend(plan, timeout)
+    @overload
+    def aspend(self, plan: Plan, timeout: float) -> Awaitable[Reading]: ...
+    @overload
+    def aspend(self, plan: PlainSpend, timeout: float) -> Awaitable[AnyReading]: ...
 
-    async def _aspend(self, plan: Plan, timeout: float) -> Reading:
+    def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyReading]:
+        """Carry out ``plan`` in one round trip at most. Raises `StoreError` within ``timeout`` seconds.
+
+        No coroutine, as a plain plan has nothing to wait for but one future.
+        """
+        state = self._loops.get(asyncio.get_running_loop()) if type(plan) is PlainSpend else None
+        if state is None or not isinstance(plan, PlainSpend):
+            return self._aspend(plan, timeout)
+        cache = self.deny_cache
+        if cache is not None and cache.refusals and cache.knows(plan.keys):
+            reading = cache.answer_plain(plan, self._clock())
+            return self._aspend(plan.whole_plan, timeout) if reading is None else _told(reading)
+        self.patience = timeout
+        return state.servers.spend(plan, timeout)
+
+    async def _aspend(self, plan: AnyPlan, timeout: float) -> AnyReading:
+        """`aspend` a plan of any kind, or in an event loop that has no connections yet."""
+        if asyncio.get_running_loop() not in self._loops:
+            await self._open()
+        if type(plan) is PlainSpend:
+            return await self.aspend(plan, timeout)
         reading = self.locally(plan)
         if reading is not None:
             return reading
         self.patience = timeout
-        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
-        return await state.servers.spend(plan, timeout)
-
-    def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Awaitable[AnyReading]:
-        """`aspend` the plain plan with these keys. If there is more to it, the reading is that of a plan of any kind.
-
-        No coroutine, as almost every request comes here and has nothing to wait for but the one future.
-        """
-        state = self._loops.get(asyncio.get_running_loop())
-        if state is None:
-            return self._aspend_first_plain(template, keys, timeout)
-        cache = self.deny_cache
-        if cache is not None and cache.refusals and cache.knows(keys):
-            reading = cache.answer_plain(template, keys, self._clock())
-            return self._aspend(template.plan(keys), timeout) if reading is None else _told(reading)
-        self.patience = timeout
-        plan = PlainSpend()  # `PlanTemplate.asked`, which takes half as much again as a call
-        plan.template = template
-        plan.keys = keys
-        plan.waited = 0.0
-        return state.servers.spend(plan, timeout)
-
-    async def _aspend_first_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> AnyReading:
-        """`aspend_plain` in an event loop that has no connections yet."""
-        if asyncio.get_running_loop() not in self._loops:  # else another one of this turn was faster
-            await self._open()
-        return await self.aspend_plain(template, keys, timeout)
+        return await self._loops[asyncio.get_running_loop()].servers.spend(plan, timeout)
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""

@@ -6,14 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, overload
 from weakref import ref
 
 from redis.connection import ConnectionPool
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, PlanTemplate, whole_reading
+from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 from limitgate.own_errors import survived
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores.base import ConfigRequest, StoredConfig
@@ -75,7 +75,7 @@ class RedisStore(RedisReplies):
     `StoreError`: to wait would be for ever. `close` closes it when the other call ends.
     """
 
-    measures_silence = True
+    measures_silence = takes_plain = True
     """Readings and errors say for how long Redis was silent while this process was there to listen."""
 
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
@@ -118,21 +118,24 @@ class RedisStore(RedisReplies):
     def __repr__(self) -> str:
         return "RedisStore()"
 
-    def spend(self, plan: Plan, timeout: float) -> Reading:
-        """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
-        return whole_reading(self._ask(plan, timeout))
+    @overload
+    def spend(self, plan: Plan, timeout: float) -> Reading: ...
+    @overload
+    def spend(self, plan: PlainSpend, timeout: float) -> AnyReading: ...
 
-    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> AnyReading:
-        """`spend` the plain plan with these keys. If there is more to it, the reading is that of a plan of any kind."""
+    def spend(self, plan: AnyPlan, timeout: float) -> AnyReading:
+        """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
+        if type(plan) is not PlainSpend:
+            return self._ask(plan, timeout)
         cache = self.deny_cache
-        if cache is not None and cache.refusals and cache.knows(keys):
-            return cache.answer_plain(template, keys, self._clock()) or self._ask(template.plan(keys), timeout)
-        reading = self._ask(template.asked(keys), timeout)
+        if cache is not None and cache.refusals and cache.knows(plan.keys):
+            return cache.answer_plain(plan, self._clock()) or self._ask(plan.whole_plan, timeout)
+        reading = self._ask(plan, timeout)
         if type(reading) is PlainSpend or reading.buckets:
             return reading
         waited = reading.waited
         try:
-            reading = self._ask(template.plan(keys), max(0.0, timeout - waited))
+            reading = self._ask(plan.whole_plan, max(0.0, timeout - waited))
         except StoreError as error:
             error.waited += waited
             raise

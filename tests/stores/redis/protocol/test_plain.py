@@ -227,7 +227,7 @@ def test_a_key_of_another_type_is_left_to_the_other_script(redis_server: RedisSe
         key = fresh()
         client.rpush(key[0], "x")
         try:
-            return [await store.aspend_plain(template(), key, PATIENT) for _ in range(2)], store.unreadable
+            return [await store.aspend(template().asked(key), PATIENT) for _ in range(2)], store.unreadable
         finally:
             await store.aclose()
 
@@ -304,7 +304,7 @@ async def spend(store: AsyncRedisStore, plans: Sequence[tuple[PlanTemplate, Sequ
 
     async def one(of: PlanTemplate, keys: Sequence[str]) -> Any:
         try:
-            reading = await store.aspend_plain(of, keys, 5.0)
+            reading = await store.aspend(of.asked(keys), 5.0)
         except StoreError as error:
             return error.fault
         return reading.admitted
@@ -368,7 +368,7 @@ async def test_who_goes_away_hurts_nobody(redis_server: RedisServer) -> None:
     """Requests that are cancelled while they wait, or while they are on their way, leave the others what they have."""
     store, of, key = AsyncRedisStore(redis_server.url), template("50/day"), fresh()
     await spend(store, [(of, fresh())])
-    tasks = [asyncio.ensure_future(store.aspend_plain(of, key, 5.0)) for _ in range(20)]
+    tasks = [asyncio.ensure_future(store.aspend(of.asked(key), 5.0)) for _ in range(20)]
     await asyncio.sleep(0)
     for task in tasks[::2]:
         task.cancel()
@@ -383,13 +383,13 @@ async def test_who_comes_after_the_breaker_opened_does_not_wait(redis_server: Re
     """Requests of a turn are sent together; if Redis is given up in its midst, those waiting and those to come fail at once."""
     store, of = AsyncRedisStore(redis_server.url), template()
     await spend(store, [(of, fresh())])
-    waiting = asyncio.ensure_future(store.aspend_plain(of, fresh(), 5.0))
+    waiting = asyncio.ensure_future(store.aspend(of.asked(fresh()), 5.0))
     here: Any = store._loops[asyncio.get_running_loop()].servers
     for _ in range(FAILURES):
         here._failed(StoreError("it is gone", "connection"))
     for _ in range(2):
         with pytest.raises(StoreError, match="is not asked until it answers again"):
-            await store.aspend_plain(of, fresh(), 5.0)
+            await store.aspend(of.asked(fresh()), 5.0)
     with pytest.raises(StoreError, match="it is gone"):
         await waiting
     async with asyncio.timeout(PATIENT):
@@ -420,7 +420,7 @@ async def test_a_silent_server_is_a_timeout(redis_server: RedisServer) -> None:
         store, of = AsyncRedisStore(proxy.url), template()
         await spend(store, [(of, fresh())])
         proxy.hold()
-        errors = await asyncio.gather(*[store.aspend_plain(of, fresh(), 0.05) for _ in range(3)], return_exceptions=True)
+        errors = await asyncio.gather(*[store.aspend(of.asked(fresh()), 0.05) for _ in range(3)], return_exceptions=True)
         assert [getattr(error, "fault", error) for error in errors] == ["timeout"] * 3
         assert len(set(map(id, errors))) == 3
         await store.aclose()
@@ -434,7 +434,7 @@ async def test_what_is_for_the_other_script_is_told_after_a_wait_too(redis_serve
         await spend(store, [(of, fresh())])
         client.set(odd[0], "odd")
         proxy.hold()
-        asked = asyncio.ensure_future(store.aspend_plain(of, odd, 20.0))
+        asked = asyncio.ensure_future(store.aspend(of.asked(odd), 20.0))
         await asyncio.sleep(0.1)
         proxy.release()
         reading = await asked
@@ -460,7 +460,7 @@ async def test_what_is_for_the_other_script_is_asked_within_the_timeout(own_redi
 
         store.understood_plain = then_silence  # type: ignore[method-assign]
         with pytest.raises(StoreError) as error:
-            await store.aspend_plain(of, odd, 0.2)
+            await store.aspend(of.asked(odd), 0.2)
         assert error.value.fault == "timeout"
         assert error.value.waited == pytest.approx(0.2, abs=0.05)
         proxy.release()
@@ -482,7 +482,7 @@ async def test_who_has_to_wait_is_charged_once_and_in_order(redis_server: RedisS
     store, key = AsyncRedisStore(redis_server.url, local_refusals=False), fresh()
     await spend(store, [(WAITING, fresh())])
     before = calls_to(redis_server)
-    readings = await asyncio.gather(*[store.aspend_plain(WAITING, key, 5.0) for _ in range(11)])
+    readings = await asyncio.gather(*[store.aspend(WAITING.asked(key), 5.0) for _ in range(11)])
     assert delays(readings, key) == [0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0, None]
     assert [type(reading) is PlainSpend for reading in readings] == [True] * 5 + [False] * 6
     assert calls_to(redis_server) - before == 2
@@ -558,7 +558,7 @@ def test_threads_share_calls_whatever_they_ask(redis_server: RedisServer) -> Non
         of = number % 3
         if number % 4 == 3:
             return of, store.spend(templates[of].plan(keys[of]), 5.0).admitted
-        reading = store.spend_plain(templates[of], keys[of], 5.0)
+        reading = store.spend(templates[of].asked(keys[of]), 5.0)
         return of, reading.admitted
 
     with ThreadPoolExecutor(16) as pool:
@@ -571,11 +571,11 @@ def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redi
     """An odd bucket is left to the way of all plans; one that is known to refuse is answered without a call."""
     store, of, key, odd = RedisStore(redis_server.url), template("1/day"), fresh(), fresh()
     client.set(odd[0], "odd")
-    assert not isinstance(store.spend_plain(of, odd, 5.0), PlainSpend)
-    assert not store.spend_plain(of, odd, 5.0).admitted
-    assert [store.spend_plain(of, key, 5.0).admitted for _ in range(2)] == [True, False]
+    assert not isinstance(store.spend(of.asked(odd), 5.0), PlainSpend)
+    assert not store.spend(of.asked(odd), 5.0).admitted
+    assert [store.spend(of.asked(key), 5.0).admitted for _ in range(2)] == [True, False]
     before = calls_to(redis_server)
-    assert not store.spend_plain(of, key, 5.0).admitted
+    assert not store.spend(of.asked(key), 5.0).admitted
     assert calls_to(redis_server) == before
     assert not store.spend(of.plan(key), 5.0).admitted
     store.close()
@@ -598,7 +598,7 @@ def test_a_thread_waits_for_both_scripts_within_its_timeout(redis_server: RedisS
             client.set(key[0], "odd")
         store._calls.spend = slowly  # type: ignore[method-assign]
         with pytest.raises(StoreError) as error:
-            store.spend_plain(template(), key, 1.0)
+            store.spend(template().asked(key), 1.0)
         assert timeouts == [1.0, pytest.approx(0.7)]
         assert error.value.waited == pytest.approx(1.0)
 
@@ -608,7 +608,7 @@ def test_threads_that_have_to_wait_are_charged_once(redis_server: RedisServer) -
     with contextlib.closing(RedisStore(redis_server.url, local_refusals=False)) as store:
         key = fresh()
         with ThreadPoolExecutor(11) as pool:
-            readings = list(pool.map(lambda _: store.spend_plain(WAITING, key, 5.0), range(11)))
+            readings = list(pool.map(lambda _: store.spend(WAITING.asked(key), 5.0), range(11)))
         found = delays(readings, key)
         assert sorted([delay for delay in found if delay is not None]) == [0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0]
 
@@ -620,13 +620,13 @@ def spenders(url: str, stack: contextlib.ExitStack) -> Iterator[Any]:
     """Functions that send plain plans together, by threads and by tasks of an event loop, and return their readings."""
     store = stack.enter_context(contextlib.closing(RedisStore(url)))
     pool = stack.enter_context(ThreadPoolExecutor(32))
-    yield lambda plans: list(pool.map(lambda each: store.spend_plain(*each, 5.0), plans))
+    yield lambda plans: list(pool.map(lambda each: store.spend(each[0].asked(each[1]), 5.0), plans))
     runner = stack.enter_context(asyncio.Runner())
     aio = AsyncRedisStore(url)
     stack.callback(lambda: runner.run(aio.aclose()))
 
     async def together(plans: Sequence[Any]) -> list[Reading]:
-        return await asyncio.gather(*[aio.aspend_plain(*each, 5.0) for each in plans])
+        return await asyncio.gather(*[aio.aspend(each[0].asked(each[1]), 5.0) for each in plans])
 
     yield lambda plans: runner.run(together(plans))
 
@@ -658,9 +658,9 @@ def test_on_a_cluster_a_crowd_of_one_bucket_shares_calls(redis_cluster: RedisClu
     async def run() -> None:
         store = AsyncRedisStore(redis_cluster.url, local_refusals=False)
         for each in (key, other):  # so that the store knows who holds their slots
-            await store.aspend_plain(of, each, PATIENT)
+            await store.aspend(of.asked(each), PATIENT)
         before = calls_to(redis_cluster.masters[1])
-        readings = await asyncio.gather(*[store.aspend_plain(of, key if n % 2 else other, PATIENT) for n in range(120)])
+        readings = await asyncio.gather(*[store.aspend(of.asked(key if n % 2 else other), PATIENT) for n in range(120)])
         assert calls_to(redis_cluster.masters[1]) - before == 4
         for of_one_bucket in (readings[::2], readings[1::2]):
             assert [reading.admitted for reading in of_one_bucket] == [True] * 39 + [False] * 21

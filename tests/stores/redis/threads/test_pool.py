@@ -47,7 +47,7 @@ class Counted:
 def store(redis_server: RedisServer) -> Iterator[Any]:
     with contextlib.closing(RedisStore(redis_server.url)) as store:
         store.spend(a_plan(), PATIENT)
-        store.spend_plain(TEMPLATE, [uuid4().hex], PATIENT)  # so that Redis knows both scripts
+        store.spend(TEMPLATE.asked([uuid4().hex]), PATIENT)  # so that Redis knows both scripts
         yield store
 
 
@@ -69,7 +69,7 @@ def test_a_call_sends_and_receives_and_nothing_else(store: Any, monkeypatch: pyt
     of_socket, of_connection = counted(store)
     for _ in range(50):
         if plain:
-            assert store.spend_plain(TEMPLATE, [uuid4().hex], PATIENT).admitted
+            assert store.spend(TEMPLATE.asked([uuid4().hex]), PATIENT).admitted
         else:
             assert store.spend(a_plan(), PATIENT).admitted
     assert of_socket == {"send": 50, "recv": 50}
