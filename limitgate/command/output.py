@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
-from limitgate.messages.masking import printable
+from limitgate.messages.masking import ORDERS, printable
+
+_ORDER = re.compile(r"\s*::.*::")
+"""A line that is an order to GitHub; of ``::1`` it makes none."""
 
 
 def write(text: str, *, err: bool = False) -> None:
@@ -32,8 +36,11 @@ def say(*lines: str, err: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value. Infinite numbers become ``null``, as JSON has none; what is not printable is escaped."""
-    text = json.dumps(_finite(value), indent=2, ensure_ascii=False)
+    """Print one JSON value. Infinite numbers become ``null``, as JSON has none; what is not printable is escaped.
+
+    So is what would be an order to CI.
+    """
+    text = ORDERS.sub(r"#\\u0023", json.dumps(_finite(value), indent=2, ensure_ascii=False))
     write("\n".join([line if line.isprintable() else _escaped(line) for line in text.split("\n")]))
 
 
@@ -51,12 +58,18 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
     for head in heads:
         table.add_column(head, header_style="bold", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
+        table.add_row(*(Text(_cell(str(cell))) for cell in row))
     console = Console()
     with console.capture() as captured:
         console.print(table, width=None if console.is_terminal else _WIDE, soft_wrap=not console.is_terminal)
     for line in captured.get().splitlines():
         write(line.rstrip())
+
+
+def _cell(text: str) -> str:
+    """A text that may begin a line."""
+    text = printable(text)
+    return text.replace(":", r"\x3a", 1) if _ORDER.match(text) else text
 
 
 _WIDE = 10_000

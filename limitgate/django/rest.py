@@ -25,7 +25,7 @@ with extra("rest", "rest_framework"):
     from rest_framework.throttling import BaseThrottle
 
 from limitgate.django.request import DjangoRequest
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.gate.planning.user_ids import NoIdError, user_id
 from limitgate.keys import text_of, value_of
@@ -223,7 +223,10 @@ class SimpleRateThrottle(Throttle):
             return True
         if self.get_cache_key.__module__ == __name__:  # told apart as by any other throttle
             return not self._throttles(request) or self._allows(request, exchange, rule, request.user)
-        key = self.get_cache_key(request, view)
+        try:
+            key = self.get_cache_key(request, view)
+        except HeadersTooLargeError:  # which the rule, too, finds if it counts by address
+            return self._allows(request, exchange, rule, None)
         return key is None or self._allows(request, exchange, rule, key)
 
     def _throttles(self, request: Any) -> bool:

@@ -39,6 +39,11 @@ _LASTS = frozenset({"http.response.body", "websocket.close"})
 _ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *_BEGINNINGS}) - {"http.response.start"}
 """Messages after which a request is no load any more: a WebSocket is answered, or the server sends a file by itself."""
 
+CLIENT_GONE = (OSError, RuntimeError)
+"""What servers raise for a message to a client that has left: `OSError` as ASGI 2.4 has it (uvicorn's ``ClientDisconnected``),
+or `RuntimeError` (Granian; uvicorn for a WebSocket that is closed). It is no error if the message is the gate's own.
+"""
+
 _OURS = ("limitgate", EXCHANGE)
 """Names in a scope that are for the application alone."""
 
@@ -131,9 +136,12 @@ async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None
     if admission.rules.counts is not None:
         admission.rules.counts.count("refused", "nobody")
     scope[OUTCOME] = "refused"
-    await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.raw.copy()})
     body = b"" if admission.request.sent_method == "HEAD" else refusal.body
-    await send({"type": "http.response.body", "body": body})
+    try:
+        await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.raw.copy()})
+        await send({"type": "http.response.body", "body": body})
+    except CLIENT_GONE:  # without `suppress`, whose calls would cost each refusal
+        pass
 
 
 class ASGIExchange(Exchange):
@@ -232,7 +240,7 @@ class ASGIExchange(Exchange):
         self.admission.client_left = True
         if self.scope["type"] == "websocket" and not self.admission.has_begun:
             self._is_closed = True
-            with suppress(OSError, RuntimeError):  # servers want a handshake to be answered, even if nobody is there
+            with suppress(*CLIENT_GONE):  # servers want a handshake to be answered, even if nobody is there
                 await self._send({"type": "websocket.close"})
         return False
 
@@ -247,8 +255,7 @@ class ASGIExchange(Exchange):
         if refusal is None or self._has_hung_up:
             return message
         self._is_closed = True
-        with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
-            await self._close(refusal)
+        await self._close(refusal)
         return {"type": "websocket.disconnect", "code": refusal.close_code, "reason": refusal.reason}
 
     @marked_as_coroutine
@@ -418,8 +425,11 @@ class ASGIExchange(Exchange):
     async def _send_refusal(self, refusal: Refusal, kind: str) -> None:
         """Send a refusal as it is, in messages of a kind."""
         headers = refusal.raw + raw_response_fields(self._admission)
-        await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
-        await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
+        try:
+            await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
+            await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
+        except CLIENT_GONE:  # without `suppress`, as in `turn_shed_away`
+            pass
 
     def _is_answered_by(self, start: Message, refusal: Refusal) -> bool:
         """True if a handler of the application has answered what a dependency has raised, by this message.
@@ -481,4 +491,5 @@ class ASGIExchange(Exchange):
         return {**start, "headers": [*headers, *[field for field in fields if field[0] not in present]]}
 
     async def _close(self, refusal: Refusal) -> None:
-        await self._send({"type": "websocket.close", "code": refusal.close_code, "reason": refusal.reason})
+        with suppress(*CLIENT_GONE):  # it has left, or did not answer a ping
+            await self._send({"type": "websocket.close", "code": refusal.close_code, "reason": refusal.reason})

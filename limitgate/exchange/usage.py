@@ -25,7 +25,8 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
 
     One call to the store, within what the request has left of its ``timeout``. Raises `StoreError` if the store fails, whatever
     ``on_error`` says; `ConfigError` for a name that no rule has, a route that is missing, and outside of a request that a
-    `LimitGate` has let in. Returns nothing where LimitGate is switched off, and without names where the request is exempt.
+    `LimitGate` has let in. Returns nothing where LimitGate is switched off, without names where the request is exempt, and if
+    the rules go by headers that are too large to be read.
     """
     exchange = _exchange_of(request, "usage")
     if exchange is None:

@@ -465,7 +465,10 @@ class Gate:
 
     def usage(self, admission: Admission, names: Sequence[str], path: str | None) -> Flow[tuple[Window, ...]]:
         """Look at rules for the caller of an admission, see `limitgate.usage`. Charges nothing."""
-        request_plan = yield from _completed(self._plan_usage(admission, names, path))
+        try:
+            request_plan = yield from _completed(self._plan_usage(admission, names, path))
+        except HeadersTooLargeError:
+            request_plan = UNLIMITED
         if request_plan.plan is None:
             return _adaptive_windows(admission, names)
         plan = Plan.peek(request_plan.plan.charges)
@@ -524,6 +527,7 @@ class Gate:
 
     def _plan_usage(self, admission: Admission, names: Sequence[str], path: str | None) -> RequestPlan | PendingPlan:
         """Plan the charges of rules of these names, or of all that apply: those that the request was charged for, if it was."""
+        admission.request.check_lines()
         plans = [charged.request_plan.plan for charged in admission.charged]
         charges = [charge for plan in plans if plan is not None for charge in plan.charges]
         if names:

@@ -137,7 +137,6 @@ class InFlight:
         "_outcome",
         "_priority",
         "_sent",
-        "_waiter",
         "held",
         "in_force",
         "refusal",
@@ -162,7 +161,6 @@ class InFlight:
     """Since when it waits for it; None if it does not."""
     _has_lost: bool
     """True if others have its places, as it has waited for its client, until that has sent all of its body."""
-    _waiter: type[WaitingTask | WaitingThread]
     held: list[tuple[Places, AdaptiveLimit, Ticket]]
     """The places that the request has or waits for."""
     in_force: tuple[InForce, ...]
@@ -200,7 +198,6 @@ class InFlight:
         self._fields = self.would_refuse = ()
         self._has_lost = False
         self._idle_since = self._client = None
-        self._waiter = waiter
         self.refusal = self.waits = None
         self._adaptive = adaptive
         self._priority = priority = NORMAL if caller is None else caller.priority
@@ -315,20 +312,13 @@ class InFlight:
         self._idle_s += idle_s
 
     def has_body(self) -> None:
-        """Note that the whole body has arrived. Takes lost places again if there is room; the work begins anyway."""
+        """Note that the whole body has arrived. Takes lost places again, beyond the limit if need be, as work begins anyway."""
         if not self._has_lost:
             return
         self._has_lost = False
-        lost = [places for places, _, ticket in self.held if ticket.began is None]
-        self.held = [each for each in self.held if each[2].began is not None]
-        for compiled_rule in self._adaptive.compiled_rules:
-            places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
-            priority, limit = compiled_rule.priority or self._priority, places.limit
-            if places in lost and limit.in_flight < limit.levels[priority].room:
-                ticket = places.begin(self._adaptive.request_class, priority, None, self._waiter)
-                if ticket is not None:
-                    ticket.client = self._client
-                    self.held.append((places, limit, ticket))
+        for places, limit, ticket in self.held:
+            if ticket.began is None and places.limit is limit:  # else it was forgotten
+                places.resume(ticket)
 
     def _go_on(self, *, has_place: bool) -> None:
         """Go on after waiting for a place."""

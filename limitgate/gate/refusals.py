@@ -1,11 +1,13 @@
 """Refusals by buckets, and the key of their ids: derived from ``secret``, or kept in the store for all processes.
 
-No request waits for the store's key. Until it is known, ids are written by a random key of this process.
+No request waits for the store's key. Until it is known, ids are written by a random key of this process. Refusals look at it
+again from time to time: a store that was emptied gets it back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 import time
@@ -26,7 +28,7 @@ from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig,
 _TIMEOUT = 1.0
 """Seconds that the store may take to answer."""
 _AGAIN = 60.0
-"""Seconds between two tries by refusals."""
+"""Seconds between two looks by refusals."""
 _TRIES = 8
 """Times to add a key while other processes add theirs."""
 _MOST = 64
@@ -62,7 +64,7 @@ class Refusals:
         self._store = None if self.is_agreed else store
         self._place = place_of_keys(key_prefix)
         self._has_written = False
-        self._next_try = 0.0
+        self._next_look = math.inf if self._store is None else 0.0
         self._under_way: threading.Thread | asyncio.Future[None] | None = None
         get_ready_for_forks(self)
 
@@ -70,21 +72,26 @@ class Refusals:
         """`limitgate.http.response.quota_exceeded`, by the key that is known."""
         self._has_written = True
         refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key))
-        if not self.is_agreed and time.monotonic() > self._next_try:
+        if time.monotonic() > self._next_look:
             self.agree_soon()
         return refusal
 
     def agree_soon(self) -> None:
-        """Agree on the key with the other processes, in the background: in a task, or in a thread where no event loop runs."""
-        self._next_try = time.monotonic() + _AGAIN
+        """Agree on the key with the other processes, in the background: in a task, or in a thread where no event loop runs.
+
+        If the store is closed meanwhile, nothing more is asked, and no connection is left.
+        """
+        if self._store is None:
+            return
+        self._next_look, closings = time.monotonic() + _AGAIN, self._closings
         if isinstance(self._store, AsyncConfigStore):
             with suppress(RuntimeError):
                 loop = asyncio.get_running_loop()
-                self._under_way = loop.create_task(arun(self._store, self._agree()), context=Context())
+                self._under_way = loop.create_task(arun(self._store, self._agree(closings)), context=Context())
                 return
         if isinstance(self._store, SyncConfigStore):
             thread = threading.Thread(
-                target=Context().run, args=[run, self._store, self._agree()], name="limitgate-refusals", daemon=True
+                target=Context().run, args=[self._agree_here, self._store, closings], name="limitgate-refusals", daemon=True
             )
             with suppress(RuntimeError):  # no thread can be started now
                 thread.start()
@@ -96,20 +103,34 @@ class Refusals:
         if isinstance(thread, threading.Thread) and thread is not threading.current_thread():
             thread.join(_TIMEOUT)
 
-    def _agree(self) -> ConfigFlow[None]:
+    @property
+    def _closings(self) -> int:
+        """Times that the store was closed, if it counts them."""
+        closings: int = getattr(self._store, "closings", 0)
+        return closings
+
+    def _agree_here(self, store: SyncConfigStore, closings: int) -> None:
+        run(store, self._agree(closings))
+        if self._closings != closings:
+            store.close()  # what has been opened since
+
+    def _agree(self, closings: int) -> ConfigFlow[None]:
         try:
             with survived():  # a `StoreError`, too: the next recovery of the store or a later refusal tries again
-                yield from self._exchange()
+                yield from self._exchange(closings)
         except BaseException:  # the event loop has ended
-            self._next_try = 0.0
+            self._next_look = 0.0
             raise
 
-    def _exchange(self) -> ConfigFlow[None]:
+    def _exchange(self, closings: int) -> ConfigFlow[None]:
         """Take the key in force. If ids were written by another one, or if there is none yet, the store keeps that one, too."""
         own = self._key.key
         keys: list[bytes] = []
-        stored: StoredConfig = yield ConfigRequest(self._place), _TIMEOUT
-        for _ in range(_TRIES):
+        request = ConfigRequest(self._place)
+        for _ in range(1 + _TRIES):
+            if self._closings != closings:
+                break
+            stored: StoredConfig = yield request, _TIMEOUT
             keys = kept_keys(stored.text)
             if keys:
                 self._key = self._key if keys[0] == self._key.key else RefusalKey(keys[0])
@@ -119,6 +140,6 @@ class Refusals:
             if own in keys or not self._has_written:
                 break
             text = _text([*keys[:1], *keys[1:][2 - _MOST :], own])
-            stored = yield ConfigRequest(self._place, text, stored.version), _TIMEOUT
+            request = ConfigRequest(self._place, text, stored.version)
         if not keys:
-            self._next_try = 0.0  # the first refusal writes it
+            self._next_look = 0.0  # the first refusal writes it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 Names = Literal["masked", "full", "off"]
@@ -15,6 +16,8 @@ _LONGEST = 200
 """Characters of a name that are shown in full."""
 _SHOWN = 3
 """Characters that are shown at either end of a long name."""
+ORDERS = re.compile(r"##(?=[A-Za-z]*\[)")
+"""Begins an order to CI anywhere in a line: ``##[error]`` to GitHub, ``##vso[`` to Azure Pipelines, ``##teamcity[``."""
 
 
 def masked(name: str) -> str:
@@ -24,7 +27,8 @@ def masked(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text as one line on which no terminal acts: what is not printable as Python escapes it."""
+    """Text as one line on which no terminal and no CI acts: what is not printable, or an order, as Python escapes it."""
+    text = ORDERS.sub(r"#\\x23", text)
     if text.isprintable():
         return text
     return "".join([each if each.isprintable() else each.encode("unicode_escape").decode() for each in text])

@@ -230,6 +230,11 @@ class AdaptiveLimit:
         if self._idle.pop(ticket, None) is not None and ticket.began is not None:
             ticket.began += idle_s
 
+    def resume(self, ticket: Ticket, now: float) -> None:
+        """Begin the work of a request that has lost its place. It has one again, beyond the limit if there is no room."""
+        self._occupy()
+        ticket.began, ticket.era = now, self._era
+
     def serve(self, now: float) -> Served:
         """Call those for whom there is a place by now, and have those give way who have waited for too long.
 
@@ -307,9 +312,11 @@ class AdaptiveLimit:
 
     def _let_in(self, level: PriorityLevel) -> None:
         level.admitted += 1
+        self._occupy()
+
+    def _occupy(self) -> None:
         self.in_flight += 1
-        if self.in_flight > self._top:  # noqa: PLR1730 - max() costs 50 ns more for each request
-            self._top = self.in_flight
+        self._top = max(self._top, self.in_flight)
 
     def _take_from_idle(self, now: float) -> None:
         """End those that wait for their clients for too long."""

@@ -183,6 +183,11 @@ class Places:
         self.limit.busy(ticket, idle_s)
         return idle_s
 
+    def resume(self, ticket: Ticket) -> None:
+        """Have a request that has lost its place to others take one again."""
+        with self._lock:
+            self.limit.resume(ticket, self._clock())
+
     def end(self, ticket: Ticket, outcome: Outcome = "untaught") -> None:
         """Give back a place, or wait for it no more. To do so twice changes nothing."""
         with self._lock:

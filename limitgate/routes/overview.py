@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 from limitgate.http.paths import ANY, REST, covers, meet, segments
 from limitgate.limits.priority import percent
 from limitgate.messages.listed import listed
+from limitgate.messages.masking import printable
 from limitgate.rules.decorators import Mark
 from limitgate.rules.rule import Rule, RuleSet, unreplaced
 
@@ -271,8 +272,8 @@ def _new(row: Row, above: Row) -> Row:
 
 
 def _aligned(heads: Sequence[str], rows: Sequence[Row]) -> str:
-    """Format a table as text, without empty columns."""
-    columns = [column for column in zip(heads, *rows) if any(column[1:])]
+    """Format a table as text, without empty columns. No name breaks a line."""
+    columns = [tuple(map(printable, column)) for column in zip(heads, *rows) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     columns = [(head, "-" * width, *cells) for (head, *cells), width in zip(columns, widths)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in zip(*columns)]

@@ -16,7 +16,20 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from limitgate import Adaptive, Caller, LimitGate, MemoryStore, Rule, RuleSet, exempt, limit
+from limitgate import (
+    Adaptive,
+    Caller,
+    ConfigError,
+    LimitGate,
+    LimitGateWSGI,
+    MemoryStore,
+    Rule,
+    RuleSet,
+    ausage,
+    exempt,
+    limit,
+    usage,
+)
 from limitgate.fastapi import RateLimit
 from limitgate.gate.explain import LookingStore, explain
 from limitgate.gate.lifecycle.build import build_gate
@@ -27,13 +40,24 @@ from limitgate.rules.callers import KnownCaller
 from limitgate.stores import open_sync_store
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, hello
-from tests.support.doors import PATIENCE, SITES, ASGISite, Site, Wire, asgi_reply, handshake, http_scope, uvicorn_process
+from tests.support.doors import (
+    PATIENCE,
+    SITES,
+    ASGISite,
+    Site,
+    Wire,
+    asgi_reply,
+    handshake,
+    http_scope,
+    uvicorn_process,
+    wsgi_reply,
+)
 
 # isort: split
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from limitgate.django.rest import Throttle
+from limitgate.django.rest import SimpleRateThrottle, Throttle
 
 KEY = "0123456789abcdef"
 LISTED = "sha256:9f9f5111f7b27a781f1f1ddde5ebc2dd2b796bfc7365c9c28b548e564176929f"
@@ -366,6 +390,42 @@ def test_a_header_that_nobody_believes_may_be_any(opened: Any) -> None:
     assert it.statuses(3, headers=headers) == [200, 200, 429]
 
 
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", [MANY, [("X-Id", LONG)]], ids=["lines", "value"])
+@pytest.mark.parametrize("names", [(), ("own",), ("all", "own")])
+def test_what_is_left_of_limits_that_cannot_be_counted(names: tuple[str, ...], headers: Any) -> None:
+    """A request that passes because nothing is enforced asks what is left: nothing is known, which is no error."""
+    found: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(await ausage(scope, *names))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    rules = [Rule("own", "9/minute", key=["header:x-id"]), Rule("all", "9/minute", key=["global"])]
+    gated = LimitGate(app, rules=rules, store=MemoryStore(Clock()), shadow=True)
+    assert asyncio.run(asgi_reply(gated, headers=headers)).status == 200
+    assert asyncio.run(asgi_reply(gated, headers=[("X-Id", "x")])).status == 200
+    assert [len(windows) for windows in found] == [0, len(names) or 2]
+
+
+def test_what_is_left_of_limits_that_cannot_be_counted_under_wsgi() -> None:
+    found: list[Any] = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        found.append((usage(environ), usage(environ, "own")))
+        with pytest.raises(ConfigError, match="there is no rule 'other'"):
+            usage(environ, "other")
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return []
+
+    gated = LimitGateWSGI(app, rules=[Rule("own", "9/minute", key=["header:x-id"], shadow=True)], store=MemoryStore(Clock()))
+    assert wsgi_reply(gated, headers={"X-Id": LONG}).status == 200
+    assert found == [((), ())]
+
+
 # --- frameworks -------------------------------------------------------------------------------------------------------
 
 
@@ -423,6 +483,29 @@ def test_a_throttle_refuses_as_well(way: str) -> None:
     )
     with WAYS[way].project(url("x", view.as_view()), rules=[Rule("all", "9/minute")]) as project:
         assert [project.ask("/x", headers={"X-Id": value}).status_code for value in (LONG, "a", "a")] == [431, 200, 429]
+
+
+@pytest.mark.parametrize(("is_shadow", "statuses"), [(False, [431, 200, 429]), (True, [200, 200, 200])])
+def test_a_throttle_that_asks_for_the_address(statuses: list[int], *, is_shadow: bool) -> None:
+    """A throttle whose cache key is made of the address refuses as any other does, and a shadow refuses nothing."""
+
+    def key(self: Any, request: Any, view: Any) -> str:
+        return f"by {self.get_ident(request)}"
+
+    names = {"rate": "1/minute", "scope": "own", "get_cache_key": key, "shadow": is_shadow}
+    throttle = type("ByAddress", (SimpleRateThrottle,), names)
+    view = type(
+        "Limited",
+        (APIView,),
+        {"throttle_classes": (throttle,), "authentication_classes": (), "get": lambda *_: Response({})},
+    )
+    rules = [Rule("other", "9/minute", path="/other")]
+    with WAYS["wsgi"].project(url("x", view.as_view()), rules=rules, trusted_proxies=["10.0.0.0/8"]) as project:
+        found = [
+            project.ask("/x", headers={"X-Forwarded-For": forwarded}, REMOTE_ADDR=PROXY).status_code
+            for forwarded in (", ".join([PROXY] * 40), STRANGER, STRANGER)
+        ]
+    assert found == statuses
 
 
 def test_explain_tells_why() -> None:

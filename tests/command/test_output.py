@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,22 @@ def is_harmless(text: str) -> bool:
 def test_what_is_not_printable_is_escaped(show: Callable[[], None], shown: str) -> None:
     """In lines, in tables and in JSON, which means the same then."""
     assert printed(click.Command("show", callback=show)) == shown
+
+
+@pytest.mark.parametrize("order", ["##[error]x", "##vso[task.setvariable variable=a]b", "##teamcity[x]", "a ###[group]x"])
+def test_no_name_is_an_order_to_ci(order: str) -> None:
+    """Of those that CI finds anywhere in a line; what is none is shown as it is."""
+
+    def show() -> None:
+        say(f"a {order}", "a ## [heading] #[x]")
+        print_table(("Who", "Why"), [("::error::x", order), ("::1", " ::add-mask::y")])
+        print_json([order])
+
+    text = printed(click.Command("show", callback=show))
+    assert not re.search(r"##[a-z]*\[", text)
+    assert not [line for line in text.splitlines() if line.lstrip().startswith("::") and not line.startswith("::1 ")]
+    assert "a ## [heading] #[x]\n" in text
+    assert json.loads(text[text.rindex("[\n") :]) == [order]
 
 
 def test_json_means_what_it_did() -> None:

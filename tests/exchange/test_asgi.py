@@ -20,9 +20,10 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 
-from limitgate import ConfigError, LimitGate, MemoryStore, Rule
+from limitgate import Adaptive, ConfigError, LimitGate, MemoryStore, RateLimited, Rule
 from limitgate.errors import StoreError
 from limitgate.exchange.asgi import for_client
+from limitgate.exchange.base import EXCHANGE
 from limitgate.limits.refusal_id import time_of
 from tests.support.clock import Clock
 from tests.support.doors import ASGISite, Wire, asgi_reply, asgi_through_httpx, handshake, http_scope, until, websocket_scope
@@ -492,6 +493,77 @@ def test_without_the_extension_a_websocket_is_closed(extensions: Any) -> None:
     assert wire.received == 1
 
 
+class Hangup(Wire):
+    """A server whose client leaves before an answer goes out, or when it has begun."""
+
+    def __init__(self, error: Exception, *incoming: dict[str, Any], sends: int = 0) -> None:
+        super().__init__(*incoming)
+        self.error = error
+        self.sends = sends
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if len(self.sent) == self.sends:
+            raise self.error
+        await super().send(message)
+
+
+GONE = pytest.mark.parametrize(
+    "error", [OSError("the client is gone"), RuntimeError("Transport not initialized or closed")], ids=repr
+)
+MUCH = Rule("much", "1/minute", cost=lambda _: 2)
+FULL = Rule("full", adaptive=Adaptive(min=1, max=1))
+
+
+@GONE
+@pytest.mark.parametrize("sends", [0, 1])
+@pytest.mark.parametrize(
+    ("rule", "headers"), [(MUCH, ()), (Rule("api", "1/minute"), [("A", "b")] * 2000), (FULL, ())], ids=["429", "431", "503"]
+)
+def test_a_client_that_is_gone_when_it_is_refused(rule: Rule, headers: Any, sends: int, error: Exception) -> None:
+    """Is no error: the server has nothing to log."""
+    hangup = Hangup(error, sends=sends)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await hangup.call(gate, http_scope())  # for which there is no place
+        await sending(START, END)(scope, receive, send)
+
+    gate = gated(app, rule)
+    asyncio.run((Wire() if rule is FULL else hangup).call(gate, http_scope(headers=headers)))
+    assert len(hangup.sent) == sends
+
+
+@GONE
+def test_a_client_that_is_gone_when_it_is_refused_late(error: Exception) -> None:
+    """The application has asked for a limit, and raises the refusal."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise RateLimited(await scope[EXCHANGE].afurther([(MUCH, ())]))
+
+    asyncio.run(Hangup(error).call(gated(app), http_scope()))
+
+
+@GONE
+@pytest.mark.parametrize("extensions", [DENIAL, {}], ids=["response", "close"])
+def test_a_websocket_that_is_gone_when_it_is_refused(extensions: Any, error: Exception) -> None:
+    wire = Hangup(error, {"type": "websocket.connect"})
+    asyncio.run(wire.call(gated(accepting, MUCH), websocket_scope(extensions=extensions)))
+    assert not wire.sent
+
+
+def test_another_error_of_the_server_while_a_refusal_is_sent() -> None:
+    """Is raised."""
+    with pytest.raises(ValueError, match="a header of another's"):
+        asyncio.run(Hangup(ValueError("a header of another's")).call(gated(sending(START, END), MUCH), http_scope()))
+
+
+@GONE
+def test_a_client_that_is_gone_when_the_application_answers(error: Exception) -> None:
+    """Is told to the application, and whatever that does not catch to the server."""
+    with pytest.raises(type(error)) as raised:
+        asyncio.run(Hangup(error, sends=1).call(gated(sending(START, END)), http_scope()))
+    assert raised.value is error
+
+
 def test_a_websocket_under_a_closed_store() -> None:
     """Under ``on_error: closed`` a handshake gets the 503, or is closed with 1013."""
     gate = gated(accepting, store=Down(), on_error="closed")
@@ -665,19 +737,6 @@ def test_a_disconnect_is_the_apps_to_see() -> None:
     with pytest.raises(OSError, match="client is gone"):
         asyncio.run(Gone({"type": "http.disconnect"}).call(gated(app), http_scope()))
     assert met == [{"type": "http.disconnect"}, gone]
-
-
-def test_a_client_gone_before_its_refusal_is_the_servers_to_know() -> None:
-    """What ``send`` raises while a refusal is sent is not swallowed."""
-
-    class Gone(Wire):
-        async def send(self, message: dict[str, Any]) -> None:
-            raise OSError("client is gone")
-
-    gate = gated(sending(START, END), Rule("api", "1/minute"))
-    call(gate)
-    with pytest.raises(OSError, match="client is gone"):
-        asyncio.run(Gone().call(gate, http_scope()))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from limitgate import MemoryStore, Rule, StoreError
+from limitgate import AsyncRedisStore, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.gate import refusals
 from limitgate.gate.refusals import Refusals, kept_keys, place_of_keys
 from limitgate.limits.refusal_id import URN, RefusalId, RefusalKey, tag_of
@@ -80,7 +81,7 @@ def test_ids_from_before_are_kept(site: Open, redis_server: RedisServer, monkeyp
         late = [site(redis_server.url) for _ in range(2)]
         early = [refused(each, f"10.0.0.{number}") for number, each in enumerate(late)]
     for each in late:
-        each.app.gate.refusals._next_try = 0.0
+        each.app.gate.refusals._next_look = 0.0
         each.ask(peer="10.0.0.9")
         each.ask(peer="10.0.0.9")
         agreed(each)
@@ -111,15 +112,28 @@ def test_an_outage_at_start(site: Open) -> None:
         server.stop()
 
 
-def test_a_flush(site: Open, own_redis: RedisServer) -> None:
-    """The key stays what it is, and a new process makes another one."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_flush(site: Open, own_redis: RedisServer, *, is_late: bool) -> None:
+    """Within a minute a process that refuses writes its key again, even if a new process has made another one meanwhile."""
     one = agreed(site(own_redis.url))
     (first,) = kept(own_redis, one)
     with own_redis.client() as client:
         client.flushall()
     assert read(refused(one), [first])
-    (second,) = kept(own_redis, agreed(site(own_redis.url)))
-    assert second.key != first.key
+    assert kept(own_redis, one) == []
+    expected = [first.key]
+    if is_late:
+        (second,) = kept(own_redis, agreed(site(own_redis.url)))
+        assert second.key != first.key
+        expected = [second.key, first.key]
+    one.app.gate.refusals._next_look = 0.0
+    refused(one, "10.0.0.1")
+
+    def is_kept() -> bool:
+        one.idle(0.001)
+        return [key.key for key in kept(own_redis, one)] == expected
+
+    until(is_kept)
 
 
 @pytest.mark.usefixtures("default_timeout")
@@ -219,8 +233,10 @@ def test_a_store_is_asked_again_once_a_minute(monkeypatch: pytest.MonkeyPatch) -
     store.fails = False
     refuse(3)
     assert made.is_agreed
-    now[0] += 99
+    now[0] += 59
     refuse(3)
+    now[0] += 2
+    refuse(4)
 
 
 def test_only_so_many_keys_are_kept() -> None:
@@ -268,10 +284,78 @@ def test_an_event_loop_that_ends() -> None:
 
     made = Refusals(Slow(), "p")
     asyncio.run(begun(made))
-    assert made._next_try == 0.0
+    assert made._next_look == 0.0
 
 
-@pytest.mark.parametrize("text", [None, "", "x", "0f" * 31, "0f" * 32 + " x", '{"limits": []}'])
-def test_what_is_no_list_of_keys(text: str | None) -> None:
-    """Is none."""
-    assert kept_keys(text) == []
+def connections(server: RedisServer) -> int:
+    """Connections to a server, but for the one that asks."""
+    with server.client() as client:
+        return len(client.client_list()) - 1
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_store_that_is_closed_meanwhile(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, *, is_late: bool) -> None:
+    """What connects for the key is closed when it is through, and what has not begun does not begin."""
+    store, may_begin = RedisStore(own_redis.url), threading.Event()
+    made = Refusals(store, "p")
+
+    class Late(threading.Thread):
+        def run(self) -> None:
+            may_begin.wait()
+            super().run()
+
+    with own_redis.frozen(), monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", Late)
+        made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+        patched.undo()
+        if not is_late:
+            may_begin.set()
+            until(lambda: bool(store._servers._connections._wanted))
+        store.close()
+        may_begin.set()
+    made.before_fork()
+    until(lambda: connections(own_redis) == 0)
+    assert not store._servers._connections._connecting
+    made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)  # a store that is used again is asked again
+    until(lambda: made.is_agreed)
+    store.close()
+
+
+def test_a_store_that_is_closed_while_it_is_asked() -> None:
+    """Nothing more is asked, and what the store has opened is closed."""
+
+    class Closing(Keeping):
+        closings = closed = 0
+
+        def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
+            self.closings += 1
+            return super().config(request, timeout)
+
+        def close(self) -> None:
+            self.closed += 1
+
+    store = Closing()
+    store.fails = False
+    made = Refusals(store, "p")
+    made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+    made.before_fork()
+    assert (store.asked, store.closed, made.is_agreed) == (1, 1, False)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_store_that_is_closed_on_an_event_loop(own_redis: RedisServer, turns: int) -> None:
+    """However far the work is: it does not connect again."""
+
+    async def main() -> None:
+        store = AsyncRedisStore(own_redis.url)
+        made = Refusals(store, "p")
+        made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await store.aclose()
+        assert isinstance(made._under_way, asyncio.Task)
+        await made._under_way
+        assert not store._loops
+        await asyncio.to_thread(until, lambda: connections(own_redis) == 0)
+
+    asyncio.run(main())

@@ -291,6 +291,22 @@ def test_a_request_that_waits_for_its_client_makes_room_for_others_after_a_while
     assert limit.in_flight == 0
 
 
+def test_a_request_that_has_lost_its_place_goes_on_beyond_the_limit() -> None:
+    """Its work is counted and keeps others out; it counts as one request, and teaches the time of its work."""
+    limit = make(Adaptive(min=1, max=1))
+    slow = limit.begin(0.0, "a")
+    limit.idle(slow, 0.02)
+    other = limit.begin(0.02, "b")
+    limit.busy(slow, 0.5)
+    limit.resume(slow, 0.5)
+    assert (limit.in_flight, limit.levels["normal"].admitted) == (2, 2)
+    limit.done(other, 0.6)
+    assert limit.begin(0.6, "a") == "limit"
+    limit.done(slow, 0.6)
+    assert limit.in_flight == 0
+    assert limit.base_s_by_class["a"] == pytest.approx(0.1)
+
+
 def test_a_request_that_waits_for_its_client_keeps_its_place_while_nobody_needs_it() -> None:
     """And the time that it has waited is not that of the work."""
     limit = make(Adaptive(min=1, max=1))

@@ -67,6 +67,14 @@ def test_what_exempts_a_route_stands_alone() -> None:
     assert applied([rule, item], listed(), "GET") == (Applied(rule, wholly=True), Applied(item, wholly=False))
 
 
+def test_no_name_breaks_a_line() -> None:
+    """A line of its own might be an order to CI, as ``##[`` is anywhere."""
+    rules = RuleSet([Rule("a", "1/minute"), Rule("b", "1/minute", path="/x", tier="t\n::error::##[error]")])
+    shown = overview([rules], [listed()])
+    assert "t\\n::error::#\\x23[error]" in shown
+    assert not [line for line in shown.split("\n") if line.startswith("::") or "##[" in line]
+
+
 def test_rules_that_match_no_route() -> None:
     """A rule is said to match no route if none of its paths and methods is one, once, in the first tier that has it."""
     rules = [

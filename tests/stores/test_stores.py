@@ -395,6 +395,20 @@ def test_a_closed_store_leaves_nothing(own_door: Door, own_redis: RedisServer) -
         gc.collect()
 
 
+def test_closing_a_store_that_begins_to_connect(own_redis: RedisServer) -> None:
+    """What connects in the background is closed when it is through, whoever has asked for it."""
+    store = RedisStore(own_redis.url)
+    with ThreadPoolExecutor(1) as threads:
+        with own_redis.frozen():
+            call = threads.submit(store.spend, a_plan(), PATIENT)
+            store.connect_soon()
+            pool = store._servers._connections  # type: ignore[attr-defined]  # of one server
+            assert eventually(lambda: pool._wanted == 2)
+            store.close()
+        assert call.result().admitted
+    assert eventually(lambda: visitors(own_redis) == 0 and not pool._connecting)
+
+
 def test_closing_leaves_no_task(own_redis: RedisServer) -> None:
     """After aclose no task of the store is left, even if calls were still waiting; those fail."""
     store = AsyncRedisStore(own_redis.url)

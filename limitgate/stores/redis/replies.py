@@ -50,6 +50,8 @@ class RedisReplies:
     """Figures for observers; None if there are none."""
     calls: CallSeries | None = None
     """Calls among them."""
+    closings = 0
+    """Times that the store was closed: what works for it in the background begins nothing new then."""
     not_given_back = 0
     """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 

@@ -155,6 +155,7 @@ class AsyncRedisStore(RedisReplies):
 
     async def aclose(self) -> None:
         """Give back what was taken in advance, and close this event loop's connections."""
+        self.closings += 1
         with self._opening:
             state = self._loops.pop(asyncio.get_running_loop(), None)
         if state is not None:

@@ -109,7 +109,8 @@ class SyncCluster:
         self._map.node(self._map.holder(0)).connect()
 
     def close(self) -> None:
-        """Close the connections that no thread is using, once everything is given back, and stop looking for nodes."""
+        """Close the connections once everything is given back, those in use when their calls end; stop looking for nodes."""
+        self._map.is_outdated = False  # without the lock, see `ConnectionPool.close`
         for giving_back in list(self._giving_back):
             giving_back.join()
         for node in list(self._map.nodes.values()):

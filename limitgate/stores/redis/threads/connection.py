@@ -39,6 +39,8 @@ class SyncConnection:
 
     others: OtherConnections | None = None
     """Where another connection can be had instead of one that was dropped."""
+    closings = 0
+    """How often its pool had been closed when it was dialed."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()

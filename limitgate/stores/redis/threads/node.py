@@ -172,9 +172,9 @@ class Node:
         self._unanswered([call for call in sent.calls if call not in sent.answers])
 
     def close(self) -> None:
-        """Close the connections that no thread is using, and stop looking for the server."""
+        """Close the connections, those in use when their calls end, and stop looking for the server."""
+        self._server.begin_anew()  # first: a probe that connects after the next line finds that it is nobody's any more
         self._connections.close()
-        self._server.begin_anew()
 
     def connect(self) -> None:
         """Connect, if there is no connection. Raises `StoreError`."""
@@ -186,7 +186,7 @@ class Node:
         self.close()
 
     def probe(self, breaker: Breaker, connecting: Patience) -> None:
-        """Ask whether the server is back, if anybody still needs to know."""
+        """Ask whether the server is back, if anybody still needs to know. Leaves no connection if the node was closed."""
         probe = breaker.begin_probe(time.monotonic())
         if probe is None:
             return
@@ -196,9 +196,12 @@ class Node:
             breaker.is_probing(time.monotonic())
             self._note(error)
         else:
-            call = Call([probe])
-            self._replies.outgoing(call)
-            self._ask(call, _ProbePatience(self._server.probe_timeout, breaker))
+            if breaker is self._server.breaker:
+                call = Call([probe])
+                self._replies.outgoing(call)
+                self._ask(call, _ProbePatience(self._server.probe_timeout, breaker))
+        if breaker is not self._server.breaker:
+            self._connections.close_idle()
 
     def _ask(self, call: Call, patience: Patience) -> Answer:
         """`send` and `hear` for a call that goes alone, as almost all do: straight on, unless the first event is no answer."""

@@ -59,7 +59,7 @@ class ConnectionPool:
         return self._made(patience)
 
     def give(self, connection: SyncConnection) -> None:
-        """Leave a connection for the next call, or close it if it is not fit for one."""
+        """Leave a connection for the next call. Close it if it is not fit for one, or the pool was closed since it was made."""
         if not connection.session.is_quiet():
             connection.close()
             return
@@ -67,7 +67,7 @@ class ConnectionPool:
         if self._wanted:  # whoever begins to wait after this look finds it among the idle ones
             with self._lock:
                 self._changed.notify()
-        if self._retired:
+        if connection.closings != self._closings or self._retired:
             self.close_idle()
 
     def make_another(self) -> None:
@@ -86,7 +86,7 @@ class ConnectionPool:
             connection.close()
 
     def close(self) -> None:
-        """`close_idle`, and keep none that is being made unless a thread waits for it when it is there."""
+        """`close_idle`, and keep none that is in use or being made: a thread that waits for it may use it once."""
         self._closings += 1  # without the lock, as a signal's handler may close while its thread holds that
         self.close_idle()
 
@@ -146,9 +146,9 @@ class ConnectionPool:
             waiting.waited_in_vain(slice_, monotonic() - began)
 
     def _made_here(self, patience: Patience) -> SyncConnection:
-        began = monotonic()
+        began, closings = monotonic(), self._closings
         try:
-            return self._driven(self._dial(within=max(patience.left, SHORTEST)))
+            return self._driven(self._dial(within=max(patience.left, SHORTEST)), closings)
         except Exception as error:
             raise_interruption(error)
             raise store_error(error) from error
@@ -161,7 +161,7 @@ class ConnectionPool:
         connection: SyncConnection | None = None
         failure: Exception | None = None
         try:
-            connection = self._driven(self._dial())
+            connection = self._driven(self._dial(), closings)
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             failure = error
         finally:  # also where this thread is killed, as gevent can
@@ -177,7 +177,7 @@ class ConnectionPool:
         if not is_awaited and (self._retired or closings != self._closings):
             self.close_idle()
 
-    def _driven(self, connection: Any) -> SyncConnection:
+    def _driven(self, connection: Any, closings: int) -> SyncConnection:
         """Take a connection over that redis-py has opened. Where that fails, the connection is closed."""
         try:
             driven = SyncConnection(connection)
@@ -185,4 +185,5 @@ class ConnectionPool:
             connection.disconnect()
             raise own_error(error) from error
         driven.others = self
+        driven.closings = closings
         return driven

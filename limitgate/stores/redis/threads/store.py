@@ -113,7 +113,7 @@ class RedisStore(RedisReplies):
         self._connects_in_children = in_children
         if not in_children:
             with contextlib.suppress(RuntimeError):  # no thread can be started now
-                self._connecting = background.start("start", _connect, ref(self))
+                self._connecting = background.start("start", _connect, ref(self), self.closings)
 
     def __repr__(self) -> str:
         return "RedisStore()"
@@ -178,14 +178,12 @@ class RedisStore(RedisReplies):
         return stored.having_waited(min(patience.spent, timeout))
 
     def close(self) -> None:
-        """Give back what was taken in advance, and close the connections that no thread is using.
-
-        One that is being made is kept only if a call waits for it.
-        """
+        """Give back what was taken in advance, and close the connections: those that a call uses or waits for when it ends."""
         use = self._this_thread.use
         use.closes = use.is_asking
         if use.closes:
             return
+        self.closings += 1
         try:
             use.is_asking = True
             self._give_back(age=0)
@@ -224,16 +222,23 @@ class RedisStore(RedisReplies):
                     return
                 self._gives_back = True
             time.sleep(pause)
+            closings = self.closings
             with survived():
                 self._give_back()
+            if self.closings != closings:
+                self._servers.close()
 
 
-def _connect(store: ref[RedisStore]) -> None:
-    """Connect a store, unless it is gone. Its failure was told, if no waiting cures it."""
+def _connect(store: ref[RedisStore], closings: int) -> None:
+    """Connect a store, unless it is gone or was closed. Its failure was told, if no waiting cures it."""
     connecting = store()
-    if connecting is not None:
-        with contextlib.suppress(StoreError):
-            connecting._servers.connect()  # noqa: SLF001 - a thread of the store's own
+    if connecting is None or connecting.closings != closings:
+        return
+    servers = connecting._servers  # noqa: SLF001 - a thread of the store's own
+    with contextlib.suppress(StoreError):
+        servers.connect()
+    if connecting.closings != closings:
+        servers.close()
 
 
 def _check_is_outermost(use: _Use) -> None:

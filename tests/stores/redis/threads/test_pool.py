@@ -199,6 +199,22 @@ def test_a_connection_that_comes_after_closing(close: Any, *, is_needed: bool) -
     assert not pool._idle
 
 
+@pytest.mark.parametrize("close", [ConnectionPool.close, ConnectionPool.retire])
+def test_a_connection_that_was_in_use_when_it_was_closed(close: Any) -> None:
+    """It is closed as soon as its call has ended, and the next call has one that is kept."""
+    opened = [Opened(), Opened()]
+    coming = iter(opened)
+    pool = ConnectionPool(lambda **_: next(coming))
+    in_use = pool.take(Patience(PATIENT))
+    close(pool)
+    pool.give(in_use)
+    assert opened[0].peer.fileno() == -1
+    again = pool.take(Patience(PATIENT))
+    pool.give(again)
+    assert (opened[1].peer.fileno() == -1) == (close is ConnectionPool.retire)
+    pool.close()
+
+
 def test_a_pool_that_was_closed_keeps_connections_again() -> None:
     """One that a call begins after closing serves the next, even if the call itself has given up."""
     may_connect, opened = threading.Event(), Opened()
