@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from limitgate.command.exits import FOUND, INTERRUPTED, NO_READER, NO_STORE
+from limitgate.command.exits import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE
 from limitgate.command.output import say
 from limitgate.command.service_log import told_at_the_end
 from limitgate.errors import ConfigError, StoreError
@@ -42,6 +42,12 @@ class _Verbs(click.Group):
             return None
         command: click.Command = import_module(f"limitgate.command.verbs.{cmd_name}").verb
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:  # as click does since 8.2; before, it exits with 0
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(WRONG_USAGE)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         near = None if args[0] in VERBS else meant(args[0], VERBS)

@@ -36,6 +36,7 @@ class Bucket:
 
     __slots__ = (
         "__weakref__",
+        "_strictest",
         "algorithm",
         "borrow",
         "capacities",
@@ -48,7 +49,6 @@ class Bucket:
         "limits",
         "load",
         "longest_wait_us",
-        "strictest",
         "suffix",
         "weights",
     )
@@ -56,11 +56,11 @@ class Bucket:
     def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None, strictest: Bucket | None = None) -> None:
         self.limits = limits
         self.ids = _numbered(limits) if ids is None else ids
-        self.counts = tuple(limit.count for limit in limits)
+        self.counts = tuple([limit.count for limit in limits])
         """Ticks that a microsecond pays back."""
-        self.weights = tuple(limit.period_us for limit in limits)
+        self.weights = tuple([limit.period_us for limit in limits])
         """Ticks that a request takes."""
-        self.capacities = tuple(limit.capacity for limit in limits)
+        self.capacities = tuple([limit.capacity for limit in limits])
         """Ticks that a full bucket holds."""
         self.lease = min([limit.lease for limit in limits], default=0)
         """Requests that a process may take in advance, 0 for none."""
@@ -69,7 +69,7 @@ class Bucket:
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts = self.algorithm.REPLY_FIELDS * len(limits)
         """Numbers that the script reports of the bucket."""
-        self.load = _shared(reduce(Load.plus, map(self.algorithm.load, limits), BUCKET))
+        self.load = _load(tuple(map(self.algorithm.load, limits)))
         """Cost for Redis, at most."""
         turns = self.algorithm.MAX_TURNS
         waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
@@ -81,8 +81,12 @@ class Bucket:
         """True if these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         """End of the bucket's key."""
-        self.strictest: Bucket = strictest or self
+        self._strictest = strictest
+
+    @property
+    def strictest(self) -> Bucket:
         """The bucket as callers with the least room find it: a store must not forget a state that refuses them."""
+        return self._strictest or self  # not kept, as the cycle would leave each bucket to the garbage collector
 
     def __deepcopy__(self, memo: object) -> Bucket:
         """Return the bucket itself, as nobody changes it."""
@@ -90,7 +94,7 @@ class Bucket:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it is made of, so that rules can be sent to other processes."""
-        return Bucket, (self.limits, self.ids, None if self.strictest is self else self.strictest)
+        return Bucket, (self.limits, self.ids, self._strictest)
 
     def less(self, kept: Sequence[int], strictest: Bucket | None = None) -> Bucket:
         """Return the same windows with so much room less in each, see `Limit.less`; ``strictest`` is the attribute."""
@@ -105,14 +109,14 @@ class Bucket:
 
 
 @lru_cache(maxsize=64)
-def _shared(load: Load) -> Load:
-    """One object for all loads that are equal: most are."""
-    return load
+def _load(windows: tuple[Load, ...]) -> Load:
+    """Load of a bucket with windows of these loads: of most buckets the same ones."""
+    return reduce(Load.plus, windows, BUCKET)
 
 
 @lru_cache(maxsize=4096)
 def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
-    strictest = None if bucket.strictest is bucket else bucket.strictest.share(processes, cost)
+    strictest = None if bucket._strictest is None else bucket._strictest.share(processes, cost)  # noqa: SLF001 - it is one of ours
     return Bucket(tuple([limit.share(processes, cost) for limit in bucket.limits]), strictest=strictest)
 
 

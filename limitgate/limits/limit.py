@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import gcd
-from typing import Any
+from typing import Any, cast
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.gcra import MAX_OWED_US
@@ -117,7 +117,7 @@ class Limit:
             raise ConfigError(message)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
-        given = next((number for number in (burst, written_burst) if number is not None), None)
+        given = written_burst if burst is None else burst
         says, default = algorithm is not None or not period, "gcra" if period else "concurrency"
         if warm_up is not None:
             if given is not None or not period:
@@ -140,24 +140,23 @@ class Limit:
 
     def _become(self, **changes: Any) -> None:
         """Take on values, and what follows from them."""
+        become = object.__setattr__
         for name, value in changes.items():
-            object.__setattr__(self, name, value)
-        if all(type(number) is int for number in (self.count, self.period, self.burst)):
-            weight, ceiling = self.period * 1_000_000, MAX_OWED_US * self.count
-            full = 0 if self.warm_up is None else round(Fraction(self.warm_up) * 1_000_000) * self.count
-            most = self.burst
+            become(self, name, value)
+        count, period, burst = self.count, self.period, self.burst
+        if type(count) is int and type(period) is int and type(burst) is int:
+            weight, ceiling = period * 1_000_000, MAX_OWED_US * count
+            full = 0 if self.warm_up is None else round(Fraction(self.warm_up) * 1_000_000) * count
+            most = burst
             if self.borrow and weight:
-                most = (ceiling - self.burst * weight) // weight + 1
+                most = (ceiling - burst * weight) // weight + 1
             elif full and weight:
                 most = (ceiling - full) // weight
-            for name, value in (
-                ("period_us", weight),
-                ("capacity", self.burst * weight),
-                ("ceiling", ceiling),
-                ("full", full),
-                ("most", most),
-            ):
-                object.__setattr__(self, name, value)
+            become(self, "period_us", weight)
+            become(self, "capacity", burst * weight)
+            become(self, "ceiling", ceiling)
+            become(self, "full", full)
+            become(self, "most", most)
 
     def leased(self, lease: int) -> Limit:
         """This limit with a lease. Raises `ConfigError` for one that it cannot have."""
@@ -262,13 +261,13 @@ def unit_of(period: int) -> str | None:
 
 
 def _parse(text: object) -> tuple[int, int, int | None]:
-    if isinstance(text, str) and (match := _AT_ONCE.fullmatch(text)):
-        return int(match["count"]), 0, None
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
-    unit = match["unit"].lower() if match else ""
-    seconds = SECONDS.get(ABBREVIATIONS.get(unit, unit.removesuffix("s")))
     if match is None:
+        if isinstance(text, str) and (at_once := _AT_ONCE.fullmatch(text)):
+            return int(at_once["count"]), 0, None
         raise ConfigError(f"{text!r:.80} is not a limit, {_expected(text)}")
+    unit = match["unit"].lower()
+    seconds = SECONDS.get(ABBREVIATIONS.get(unit, unit.removesuffix("s")))
     if seconds is None:
         *most, last = SECONDS
         raise ConfigError(
@@ -295,37 +294,43 @@ def _expected(text: object) -> str:
 
 
 def _check(limit: Limit) -> None:
+    """Raise `ConfigError` for a limit that is out of range, or has options that do not go together."""
+    if (reason := _mistake(limit)) is not None:
+        in_flight = limit.algorithm == "concurrency"
+        text = f"{limit.count} at once" if in_flight else f"{limit.count} per {limit.period} s, burst {limit.burst}"
+        raise ConfigError(f"limit {text}{reason}")
+
+
+def _mistake(limit: Limit) -> str | None:  # noqa: PLR0911 - as many mistakes
+    """The end of the message about what is wrong with a limit, None if nothing is."""
     count, period, burst, lease, algorithm = limit.count, limit.period, limit.burst, limit.lease, limit.algorithm
-    text = f"{count} per {period} s, burst {burst}" if algorithm != "concurrency" else f"{count} at once"
-    given = (
-        {"count": count, "burst": burst} if algorithm == "concurrency" else {"count": count, "period": period, "burst": burst}
-    )
-    for name, number in given.items():
-        if type(number) is not int or number < 1:
-            raise ConfigError(f"limit {text}: expected a {name} of at least 1, a whole number, not {number!r:.40}")
+    for name, number in (("count", count), ("period", period), ("burst", burst)):
+        if (type(number) is not int or number < 1) and (name != "period" or algorithm != "concurrency"):
+            return f": expected a {name} of at least 1, a whole number, not {number!r:.40}"
     if period > MAX_PERIOD:
-        raise ConfigError(f"limit {text}: expected a period of at most 366 days")
+        return ": expected a period of at most 366 days"
     if period and count > MAX_RATE * period:
-        raise ConfigError(f"limit {text}: expected at most {MAX_RATE:,} requests per second")
+        return f": expected at most {MAX_RATE:,} requests per second"
     if burst * period * 1_000_000 > MAX_REFILL_US * count:
-        raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
+        return ": expected a burst that this rate earns back within ten years"
     if type(lease) is not int or not 0 <= lease <= burst:
-        raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
-    if algorithm not in (*NAMES, "concurrency"):
-        raise ConfigError(f"limit {text}: {algorithm!r:.80} is no algorithm, {expected_of(algorithm, NAMES)}")
-    _check_algorithm(limit, text)
+        return f": expected a lease of 0 to {burst} requests, not {lease!r:.40}"
+    if algorithm != "concurrency" and algorithm not in NAMES:
+        return f": {algorithm!r:.80} is no algorithm, {expected_of(algorithm, NAMES)}"
+    return _mistake_by_algorithm(limit)
 
 
-def _check_algorithm(limit: Limit, text: str) -> None:
-    algorithm = limit.algorithm
+def _mistake_by_algorithm(limit: Limit) -> str | None:
+    """`_mistake` about options that not every algorithm has."""
+    algorithm, borrow = limit.algorithm, cast("object", limit.borrow)
     if limit.align is not None and algorithm != "fixed_window":
-        raise ConfigError(f"limit {text}: expected align for a fixed_window only")
-    if type(limit.borrow) is not bool:
-        raise ConfigError(f"limit {text}: expected true or false for borrow, not {limit.borrow!r:.40}")
-    if limit.borrow and (limit.lease or ALGORITHMS[algorithm] is not gcra):
+        return ": expected align for a fixed_window only"
+    if type(borrow) is not bool:
+        return f": expected true or false for borrow, not {borrow!r:.40}"
+    if borrow and (limit.lease or ALGORITHMS[algorithm] is not gcra):
         what = "without a lease" if limit.lease else f"for gcra only, not for {algorithm}"
-        raise ConfigError(f"limit {text}: expected borrow {what}")
+        return f": expected borrow {what}"
     if limit.lease and ALGORITHMS[algorithm] is not gcra:
-        raise ConfigError(f"limit {text}: expected no lease for a {algorithm}")
-    if (expected := ALGORITHMS[algorithm].check(limit)) is not None:
-        raise ConfigError(f"limit {text}, {algorithm}: expected {expected}")
+        return f": expected no lease for a {algorithm}"
+    expected = ALGORITHMS[algorithm].check(limit)
+    return None if expected is None else f", {algorithm}: expected {expected}"

@@ -270,16 +270,14 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         Options of the rule that are about its limits go for these as far as they can.
         """
         suited = tuple([self._suited(limit) for limit in limits])
-        rule = Rule.__new__(
-            Rule
-        )  # `model_construct` takes ten times as long, and has a set and a dictionary more for each rule
-        for name, value in (
-            ("__dict__", {**self._but_limits, "limits": suited, "every_limit": suited}),
-            ("__pydantic_fields_set__", self.__pydantic_fields_set__),
-            ("__pydantic_extra__", None),
-            ("__pydantic_private__", _NO_CALLABLE),
-        ):
-            object.__setattr__(rule, name, value)
+        buckets = self._checked("limits", buckets_of, suited)
+        # `model_construct` takes ten times as long, and makes a set and a dictionary more for each rule.
+        rule = Rule.__new__(Rule)
+        become = object.__setattr__
+        become(rule, "__dict__", {**self._but_limits, "limits": suited, "every_limit": suited, "buckets": buckets})
+        become(rule, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        become(rule, "__pydantic_extra__", None)
+        become(rule, "__pydantic_private__", _NO_CALLABLE)
         rule._check_limits()  # noqa: SLF001 - it is one of ours
         return rule
 

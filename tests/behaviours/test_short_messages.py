@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -16,6 +15,7 @@ from limitgate import ConfigError, LimitGateWSGI, Rule, RuleSet, load_rules
 from limitgate.command.group import limitgate
 from limitgate.routes.overview import overview
 from limitgate.routes.starlette_listing import routes_of
+from tests.support.command_line import CliRunner
 
 MANY = 1_000
 SHORT = 1_500

@@ -15,11 +15,11 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 
 import limitgate
 from limitgate.command import group
 from limitgate.errors import ConfigError, StoreError
+from tests.support.command_line import CliRunner
 
 STARTS = {
     "limitgate": [str(Path(sys.executable).with_name("limitgate"))],

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from limitgate.command.group import limitgate
 from limitgate.command.output import print_json, print_table, say
+from tests.support.command_line import CliRunner
 from tests.support.redis_server import RedisServer
 
 HOSTILE = "\x1b]0 title\x07\x1b[31mred\x9b1m\u202e"

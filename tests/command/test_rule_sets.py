@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from limitgate.command.group import limitgate
+from tests.support.command_line import CliRunner
 from tests.support.redis_server import RedisServer
 
 SHOP = """\

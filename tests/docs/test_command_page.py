@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from limitgate.command.group import VERBS, limitgate
+from tests.support.command_line import CliRunner
 from tests.support.markdown import blocks, text_of
 
 PAGE = "docs/command.md"

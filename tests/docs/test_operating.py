@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from limitgate import LimitGateWSGI
 from limitgate.command.group import limitgate
 from limitgate.observing import audit, episodes
 from tests.docs.test_docs import ROOT
+from tests.support.command_line import CliRunner
 from tests.support.markdown import blocks, text_of
 from tests.support.redis_server import RedisServer
 

@@ -15,6 +15,7 @@ from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.middleware import LimitGate
 from limitgate.testing import FrozenClock, off, reset
+from tests.support.fastapi_doors import client as called_from
 
 Options = Any
 
@@ -49,7 +50,7 @@ def test_application_limits_and_a_key_that_is_always_the_same() -> None:
     assert [*astatuses(client, 2, "/a"), *astatuses(client, 2, "/b")] == [200, 200, 200, 429]
     app, _ = fastapi(Rule("everybody", "2/minute", key=["global"]))
     app.get("/")(lambda: "")
-    clients = [TestClient(app, client=(address, 1)) for address in ("192.0.2.1", "192.0.2.2", "192.0.2.3")]
+    clients = [called_from(app, address) for address in ("192.0.2.1", "192.0.2.2", "192.0.2.3")]
     assert [client.get("/").status_code for client in clients] == [200, 200, 429]
 
 

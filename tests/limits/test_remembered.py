@@ -6,11 +6,13 @@ import gc
 from collections.abc import Callable
 from random import Random
 from typing import Any
+from weakref import ref
 
 import pytest
 
-from limitgate import Caller, Limiter, MemoryStore, Rule
+from limitgate import Caller, Limit, Limiter, MemoryStore, Rule
 from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.request_plan import PreparedPlan
 from limitgate.limiter import operations
 from limitgate.limits import remembered
 from limitgate.limits.remembered import MOST, Remembered
@@ -101,6 +103,20 @@ def test_what_is_remembered_of_a_caller_is_few_objects(
             it.ask(headers={"X-Id": str(caller)})
         gc.collect()
         assert len(gc.get_objects()) - before < 32 * 256
+
+
+def test_a_plan_that_is_not_remembered_is_freed_at_once() -> None:
+    """In a cycle it would wait for a full garbage collection."""
+    options = {"key_prefix": "", "secret": b"", "shadow": False, "cardinality": None, "inventable": lambda _: False}
+    limited = CompiledRule(Rule("api", "9/minute"), "rule", **options).having_limits([Limit("12345/minute")])
+    prepared = PreparedPlan((limited,), (), (1,), ())
+    bucket = ref(limited.rule.buckets[0])
+    gc.disable()
+    try:
+        del limited, prepared
+        assert bucket() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("cost", [1, 40])

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from limitgate import AsyncLimiter, Limiter, MemoryStore, Rule, StoreError
 from limitgate.command.group import limitgate
 from limitgate.observing import audit
+from tests.support.command_line import CliRunner
 from tests.support.redis_server import RedisServer
 
 BY = audit.somebody()

@@ -267,7 +267,7 @@ UNANSWERED = {
 }
 
 
-@pytest.mark.parametrize(("error", "is_unanswered"), UNANSWERED.items(), ids=repr)
+@pytest.mark.parametrize(("error", "is_unanswered"), UNANSWERED.items(), ids=[type(error).__name__ for error in UNANSWERED])
 def test_what_means_that_there_was_no_answer(error: BaseException, *, is_unanswered: bool) -> None:
     """What is wrong with the request, or full here, is no fault of the host."""
     transport = _Outbound(PoolManager(), Retry(), {}, retries_connections=False)

@@ -44,6 +44,7 @@ from tests.support.doors import (
     wsgi_environ,
     wsgi_reply,
 )
+from tests.support.versions import needs
 
 Decorate = Callable[[Any], Any]
 HELLO = b"hello"
@@ -55,6 +56,8 @@ class Place(NamedTuple):
     build: Callable[[Decorate], Any]
     url: str = "/limited"
     door: str = "asgi"
+    since: str = "0"
+    """The first version of FastAPI that serves it."""
 
     def app(self, decorate: Decorate) -> Any:
         return self.build(decorate)
@@ -729,15 +732,15 @@ BARE: dict[str, Place] = {
     "fa_dependencies": Place(fa_dependencies, "/limited/41?q=why"),
     "fa_response_model": Place(fa_response_model),
     "fa_streaming": Place(fa_streaming),
-    "fa_async_generator": Place(fa_async_generator),
+    "fa_async_generator": Place(fa_async_generator, since="0.134"),
     "fa_generator": Place(fa_generator),
     "fa_convertor": Place(fa_convertor, "/limited/1/a/b/"),
     "fa_callable_object": Place(fa_callable_object, "/limited?name=me"),
     "fa_included_twice": Place(fa_included_twice, "/api/out/deep/in/x"),
-    "fa_included_before_its_routes": Place(fa_included_before_its_routes, "/api/limited"),
+    "fa_included_before_its_routes": Place(fa_included_before_its_routes, "/api/limited", since="0.137.2"),
     "fa_starlette_route_included": Place(fa_starlette_route_included, "/api/limited"),
     "fa_mount": Place(fa_mount, "/a/api/out/deep/in/x"),
-    "fa_mount_in_included": Place(fa_mount_in_included, "/api/a/limited"),
+    "fa_mount_in_included": Place(fa_mount_in_included, "/api/a/limited", since="0.137.2"),
     "fa_websocket": Place(fa_websocket, "/api/limited/x", door="websocket"),
     "fa_newline": Place(fa_async, "/limited%0a"),
     "fl_function": Place(fl_function),
@@ -767,11 +770,13 @@ PLACES = BARE | {"fa_above": Place(fa_above), "fl_above": Place(fl_above)}
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Place:
+    needs("fastapi", PLACES[request.param].since)
     return PLACES[request.param]
 
 
 @pytest.fixture(params=BARE)
 def guarded_place(request: pytest.FixtureRequest) -> Place:
+    needs("fastapi", BARE[request.param].since)
     return BARE[request.param]
 
 
@@ -1910,6 +1915,7 @@ def test_finding_a_route_among_many_asks_few(monkeypatch: pytest.MonkeyPatch, ur
 
 def test_finding_an_included_route_among_many_asks_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with FastAPI's routes, in routers that are included in one another."""
+    needs("fastapi", "0.137.2")
     asked = []
 
     class CountingAPIRoute(fastapi.routing.APIRoute):
@@ -1934,6 +1940,7 @@ def test_finding_an_included_route_among_many_asks_few(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["fa_websocket", "fa_starlette_route_included", "fa_mount_in_included", "fa_included_twice"])
 def test_included_routes_are_known_as_before_fastapi_0_143(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Where the context of an included route that is not FastAPI's own has neither path nor endpoint, its limit holds."""
+    needs("fastapi", "0.137.2")
 
     def effective_route(context: Any) -> Any:
         return context._route_context or context.route
@@ -1984,6 +1991,7 @@ def late_fastapi() -> tuple[Any, Callable[[str, Any], None]]:
 
 
 def late_included() -> tuple[Any, Callable[[str, Any], None]]:
+    needs("fastapi", "0.137.2")
     app, router = fastapi.FastAPI(), fastapi.APIRouter()
     app.include_router(router, prefix="/sub")
     return app, router.add_api_route

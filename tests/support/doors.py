@@ -18,12 +18,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import unquote, unquote_to_bytes
 from wsgiref.validate import validator
 
 import httpx
+import uvicorn
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from limitgate import LimitGate, LimitGateWSGI
@@ -37,8 +39,11 @@ PROCESS_PATIENCE = 120.0
 MOMENT = 0.02
 """Seconds between two looks at whether something has happened."""
 
-PLAIN = ("--loop", "asyncio", "--http", "h11", "--timeout-worker-healthcheck", str(int(PROCESS_PATIENCE)))
-"""What every uvicorn has: a worker that is slow to answer on a busy machine is not replaced by another."""
+PLAIN = ["--loop", "asyncio", "--http", "h11"]
+"""What every uvicorn has."""
+if "timeout_worker_healthcheck" in signature(uvicorn.Config).parameters:  # since 0.37
+    # A worker that is slow to answer on a busy machine is not replaced by another.
+    PLAIN += ["--timeout-worker-healthcheck", str(int(PROCESS_PATIENCE))]
 
 Lines = Mapping[str, str] | Sequence[tuple[str, str]]
 

@@ -37,11 +37,11 @@ class _Checked(NamedTuple):
     default="text",
     help="text for people, json for programs, github for annotations in a workflow.",
 )
-@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("--json", "is_json", is_flag=True, help="The same as --format json.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @click.option("--identify", "identifies", is_flag=True, help="Take for granted that the application names callers itself.")
 @click.pass_context
-def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool, identifies: bool) -> None:
+def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: bool, strict: bool, identifies: bool) -> None:
     """Read rule files and folders as the service would, and print what is wrong with them and what is odd.
 
     Each PATH is a rule set of its own: a file, a folder with a file for each tier, or MODULE:NAME of an application or a list
@@ -51,6 +51,7 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool
     """
     checked = [_look_at(path, identifies=identifies) for path in paths]
     findings = [finding for each in checked for finding in each.findings]
+    form = "json" if is_json else form
     _FORMS[form](findings)
     for each in checked:
         if each.series is not None:

@@ -193,8 +193,13 @@ class GivenPlans:
             limits = tuple([given[key] for key, _ in self._callables])
         try:
             return self._plans[limits]
-        except (KeyError, TypeError):  # it is not known, or there are lists in it
-            return self._plan_with(request, own, tuple([tuple(each) if isinstance(each, list) else each for each in limits]))
+        except KeyError:
+            pass
+        except TypeError:  # there are lists in it
+            limits = tuple([tuple(each) if isinstance(each, list) else each for each in limits])
+            with suppress(KeyError, TypeError):
+                return self._plans[limits]
+        return self._plan_with(request, own, limits)
 
     def _limits(self, request: Request, own: Mapping[str, Any], given: dict[int, Any]) -> tuple[Any, ...]:
         """What is given to each rule, by the caller or else by its callable."""
@@ -211,9 +216,7 @@ class GivenPlans:
         return tuple(limits)
 
     def _plan_with(self, request: Request, own: Mapping[str, Any] | None, limits: tuple[Any, ...]) -> PreparedPlan | None:
-        """The plan of a request that was given these limits, made if it is not known."""
-        with suppress(KeyError, TypeError):
-            return self._plans[limits]
+        """Make the plan of a request that was given these limits, which are not remembered."""
         limited, pending = self._given.applied(self._compiled_rules, request, own, remembers=False)
         if pending:
             return None
@@ -271,4 +274,4 @@ class ConditionalPlans:
 
 def is_short(limits: Iterable[Any]) -> bool:
     """True if limits that were given may be remembered."""
-    return len(repr([each for each in limits if each is not _AS_WRITTEN])) <= _LONG
+    return sum([len(each if type(each) is str else repr(each)) for each in limits if each is not _AS_WRITTEN]) <= _LONG

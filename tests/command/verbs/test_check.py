@@ -9,10 +9,11 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from limitgate.command.group import limitgate
 from tests.rules.test_files import MISTAKES, PLACES, prefix_of
+from tests.support.command_line import CliRunner
 
 MANY = """\
 tier: default

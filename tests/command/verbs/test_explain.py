@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from click.testing import CliRunner, Result
+from click.testing import Result
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
@@ -20,6 +20,7 @@ from starlette.responses import PlainTextResponse
 from limitgate import Caller, LimitGate, LimitGateWSGI, Request, Rule
 from limitgate.command.group import limitgate
 from limitgate.limits.refusal_id import RefusalKey
+from tests.support.command_line import CliRunner
 from tests.support.doors import until
 from tests.support.redis_server import RedisServer
 

@@ -9,10 +9,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from limitgate.command.group import limitgate
 from limitgate.command.verbs import replay
+from tests.support.command_line import CliRunner
 
 LOG = Path(__file__).parents[2] / "data" / "access.log.gz"
 LINE = '{client} - - [17/May/2015:10:05:{second:02} +0000] "GET / HTTP/1.1" 200 1\n'

@@ -12,9 +12,9 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from limitgate.command.group import limitgate
+from tests.support.command_line import CliRunner
 
 STARLETTE = """\
 from starlette.applications import Starlette

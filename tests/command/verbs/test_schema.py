@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from click.testing import CliRunner
-
 from handbook.schema import schema
 from limitgate.command.group import limitgate
+from tests.support.command_line import CliRunner
 
 
 def test_the_schema_is_printed_as_one_json_value() -> None:

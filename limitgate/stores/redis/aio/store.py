@@ -132,15 +132,13 @@ class AsyncRedisStore(RedisReplies):
 
     async def _aspend(self, plan: AnyPlan, timeout: float) -> AnyReading:
         """`aspend` a plan of any kind, or in an event loop that has no connections yet."""
-        if asyncio.get_running_loop() not in self._loops:
-            await self._open()
-        if type(plan) is PlainSpend:
-            return await self.aspend(plan, timeout)
-        reading = self.locally(plan)
-        if reading is not None:
+        if not isinstance(plan, PlainSpend) and (reading := self.locally(plan)) is not None:
             return reading
+        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        if isinstance(plan, PlainSpend):
+            return await self.aspend(plan, timeout)
         self.patience = timeout
-        return await self._loops[asyncio.get_running_loop()].servers.spend(plan, timeout)
+        return await state.servers.spend(plan, timeout)
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""

@@ -408,7 +408,7 @@ def test_a_server_that_repeats_the_password_in_no_reply_of_redis(
 def test_a_password_that_is_a_word_of_redis(impostor: Callable[..., Impostor], pool: Any, password: str) -> None:
     """What is wrong with a login is told all the same."""
     said = f"-ERR AUTH <password> called without any password configured for the default user. {password}\r\n".encode()
-    url = f"redis://:{password}@{impostor(HELLO=said).place}"
+    url = f"redis://:{password}@{impostor(HELLO=said, AUTH=said).place}"
     with pytest.raises(StoreError, match="it has no password, and the URL has one"):
         _hit(url) if pool is ConnectionPool else asyncio.run(_ahit(url))
 
