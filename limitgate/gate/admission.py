@@ -461,8 +461,10 @@ class Admission:
             return False  # almost all requests
         if self._charged is None and self.reading is None:
             return False
-        if self.is_by_outcome and self.sent_status is not None and self.status != self._settled_by:
-            return True
+        if self.is_by_outcome and (status := self.status) is not None and status != self._settled_by:
+            if self._charged is not None or self.prepared is None or not self.prepared.stands(status):
+                return True
+            self._settled_by = status
         if not (self.has_slots or self.refusal or self.has_news):
             return False
         return self.has_to_refund or (self.has_news and bool(self.charged))

@@ -381,15 +381,15 @@ class Gate:
     def conclude(self, admission: Admission, answer: AnyReading | StoreError) -> Flow[None] | None:
         """Let the store's answer to a plain plan have its effect. Returns what has to be run then, if anything."""
         in_flight = admission.in_flight
+        prepared: Any = admission.prepared
         if (
             type(answer) is PlainSpend
             and answer.admitted
-            and answer.template.is_enforced
+            and prepared.is_simple
             and (in_flight is None or not in_flight.would_refuse)
         ):
             if not self.store_health.is_known:
                 self.store_health.answered()
-            prepared: Any = admission.prepared
             if prepared.counter is not None:
                 prepared.counter.charged(answer.states)
             admission.reading = answer
@@ -411,7 +411,11 @@ class Gate:
         admission.waited = answer.waited
         if isinstance(answer, StoreError):
             return self._charge_without_store(admission, prepared.request_plan(asked.whole_plan), answer)
-        decision = template.decide(answer, admission.request.open_settlement())
+        decision: Decision | None
+        if template.is_enforced and isinstance(answer, PlainSpend) and answer.admitted:
+            decision = deferred(answer, admission.request)
+        else:
+            decision = template.decide(answer, admission.request.open_settlement())
         if decision is None or not isinstance(answer, PlainSpend):
             plan = asked.whole_plan
             self._admit(admission, prepared.request_plan(plan), plan, whole_reading(answer))
@@ -426,8 +430,9 @@ class Gate:
         if prepared.counter is not None:
             prepared.counter.charged(answer.states)
         admission.admit(answer, decision)
+        admission.is_by_outcome = prepared.is_by_outcome
         in_flight = admission.in_flight
-        if in_flight is None or not in_flight.would_refuse:
+        if not (prepared.is_by_outcome or (in_flight is not None and in_flight.would_refuse)):
             admission.is_plain = True
             if in_flight is not None:
                 admission.show_in_flight()

@@ -642,12 +642,12 @@ def test_where_the_store_fails_on_error_decides(door: Any, on_error: str, status
     assert ask("/api/a").status == 429
 
 
-def test_a_request_by_outcome_has_no_prepared_plan() -> None:
-    """What is charged by the status of the response is seen to the end, as before."""
+def test_a_request_by_outcome_has_a_plain_plan() -> None:
+    """What is charged by the status of the response is charged as anything else, and seen to the end."""
     store = Counted(Clock())
     ask = asgi(store, rules=[Rule("api", "2/minute", charge_if={"status": [404]})])
     assert [ask("/nowhere").status for _ in range(3)] == [404, 404, 429]
-    assert store.plain == 0
+    assert store.plain == 3
 
 
 def test_where_nobody_waits_the_store_is_not_awaited() -> None:

@@ -89,6 +89,7 @@ class PreparedPlan:
         "is_by_address",
         "is_by_outcome",
         "is_ready",
+        "is_simple",
         "keys",
         "marks",
         "suffixes",
@@ -129,6 +130,8 @@ class PreparedPlan:
         """True if nothing of a request but its client's address is in the keys."""
         self.is_by_outcome = any(each.is_by_outcome for each in compiled_rules)
         """True if a rule is charged by the outcome."""
+        self.is_simple = self.template is not None and self.template.is_enforced and not self.is_by_outcome
+        """True if rate fields are all that is due where the template is carried out."""
         self.has_slots = any(each.has_slots for each in compiled_rules)
         """True if it takes slots for requests in flight, which have to be given back."""
         self.given: PlansByLimits | None = None
@@ -168,6 +171,10 @@ class PreparedPlan:
         """The keys of all buckets, by those of the rules."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
+    def stands(self, status: int) -> bool:
+        """True if all of what was charged is due where the response has this status."""
+        return all([each.rule.charge_if is None or each.rule.charge_if.counts(status) for each in self.compiled_rules])
+
     def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
         if self._field_writer is None:
@@ -177,7 +184,7 @@ class PreparedPlan:
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
-        return RequestPlan(plan, self._charged_rules, self.marks)
+        return RequestPlan(plan, self._charged_rules, self.marks, self.is_by_outcome)
 
     def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
         """The plan of one request, of any kind, with its keys and its caller."""
@@ -196,7 +203,7 @@ class PreparedPlan:
     def _template(self) -> PlanTemplate | None:
         """The template of the charges; None if they are not plain, or there are none. Notes which rules are behind them."""
         rules, costs = self.compiled_rules, self.costs
-        if not rules or None in costs or any(each.is_graded or each.is_by_outcome for each in rules):
+        if not rules or None in costs or any(each.is_graded for each in rules):
             return None
         charges = [charge for rule, cost in zip(rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
         try:
