@@ -317,7 +317,7 @@ class Admission:
         """Time left to wait for the store."""
         if self._budget is None:
             self._budget = Budget(self.rules.timeout, measured=self.rules.is_measured)
-            self._budget.left -= self.waited
+            self._budget.left -= self.waited if self.reading is None else self.reading.waited
         return self._budget
 
     @property

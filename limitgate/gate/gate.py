@@ -412,8 +412,9 @@ class Gate:
         if isinstance(answer, StoreError):
             return self._charge_without_store(admission, prepared.request_plan(asked.whole_plan), answer)
         decision: Decision | None
-        if template.is_enforced and isinstance(answer, PlainSpend) and answer.admitted:
-            decision = deferred(answer, admission.request)
+        is_admitted = False
+        if template.is_enforced and answer.admitted and isinstance(answer, PlainSpend):
+            is_admitted, decision = True, deferred(answer, admission.request)
         else:
             decision = template.decide(answer, admission.request.open_settlement())
         if decision is None or not isinstance(answer, PlainSpend):
@@ -422,7 +423,7 @@ class Gate:
             return None
         if not self.store_health.is_known:
             self.store_health.answered()
-        if not decision.allowed:
+        if not (is_admitted or decision.allowed):
             if prepared.counter is not None:
                 prepared.counter.refused(answer.states)
             self._refuse_prepared(admission, answer, decision)
@@ -430,12 +431,11 @@ class Gate:
         if prepared.counter is not None:
             prepared.counter.charged(answer.states)
         admission.admit(answer, decision)
-        admission.is_by_outcome = prepared.is_by_outcome
-        in_flight = admission.in_flight
-        if not (prepared.is_by_outcome or (in_flight is not None and in_flight.would_refuse)):
+        if prepared.is_by_outcome:
+            admission.is_by_outcome = True
+        elif admission.in_flight is None or not admission.in_flight.would_refuse:
             admission.is_plain = True
-            if in_flight is not None:
-                admission.show_in_flight()
+            admission.show_in_flight()
         return None
 
     def _refuse_prepared(self, admission: Admission, reading: PlainSpend, decision: Decision) -> None:

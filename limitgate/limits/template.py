@@ -383,7 +383,7 @@ class PlainSpend(_Buckets):
     """
 
     # without an `__init__`, which takes as long as all the rest
-    __slots__ = ("_made", "admitted", "keys", "now", "source", "states", "template", "waited")
+    __slots__ = ("_made", "_plan", "admitted", "keys", "now", "source", "states", "template", "waited")
     verb: Verb = "spend"
     ban_us = 0
     gives_back = has_adjustments = False
@@ -401,6 +401,7 @@ class PlainSpend(_Buckets):
     waited: float
     """Seconds of silence before, as of a `Reading`."""
     _made: Sequence[BucketReading]
+    _plan: Plan
 
     @property
     def charges(self) -> tuple[Charge, ...]:
@@ -409,8 +410,12 @@ class PlainSpend(_Buckets):
 
     @property
     def whole_plan(self) -> Plan:
-        """The plan with an object for each charge."""
-        return self.template.plan(self.keys)
+        """The plan with an object for each charge, made once."""
+        try:
+            return self._plan
+        except AttributeError:
+            self._plan = self.template.plan(self.keys)
+            return self._plan
 
     @property
     def buckets(self) -> Sequence[BucketReading]:
@@ -456,7 +461,7 @@ class PlainSpend(_Buckets):
             states: list[Sequence[State]] = [list(islice(each, len(bucket.limits))) for bucket, *_ in template.buckets]
             if template.bans:
                 states += [ban.initial(0, charge.bucket) for charge in template.charges[len(states) :]]
-            self._made = read(template.plan(self.keys).charges, 0, states).buckets
+            self._made = read(self.whole_plan.charges, 0, states).buckets
             return self._made
 
     __hash__ = None  # type: ignore[assignment]

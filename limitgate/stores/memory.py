@@ -293,11 +293,14 @@ class MemoryStore:
             key, bucket = charge.key, charge.bucket
             shard = shards[hash(key) & mask]
             value, layout = shard.get(key), known.get(bucket)
-            if value is not None and layout is not None and len(value) == layout.plain_size and charge.adjustment is None:
+            home: _Home
+            if value is not None and layout is not None and len(value) == layout.plain_size:
                 number, written, cost, *debts = layout.unpack(value)
                 if number == layout.number and written <= now:
-                    homes.append((shard, key, value, (written, cost, bucket, debts), layout))
-                    states.append(layout.advance(debts, now - written, bucket, now))
+                    home = shard, key, value, (written, cost, bucket, debts), layout
+                    advanced = layout.advance(debts, now - written, bucket, now)
+                    homes.append(home)
+                    states.append(advanced if charge.adjustment is None else self._adjust(home, charge, advanced, now))
                     continue
             home = self._home(charge, now)
             homes.append(home)
@@ -411,7 +414,7 @@ class MemoryStore:
 
     def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
         """States of the charge's windows now, after its adjustment. A look changes no count."""
-        entry, bucket, lease = home[3], charge.bucket, charge.adjustment
+        entry, bucket = home[3], charge.bucket
         algorithm = bucket.algorithm
         if entry is None:
             states = algorithm.initial(now, bucket)
@@ -423,8 +426,14 @@ class MemoryStore:
                 self._write(home, bucket, now, states)
             elif not looks and stored is not bucket and algorithm.RESCALES and _has_other_counts(stored, bucket, states):
                 self._write(home, bucket, now, states)
-        if lease is not None:
-            states = algorithm.apply_adjustment(states, lease.back, max(0, now - lease.as_of), lease.grace, bucket)
+        return states if charge.adjustment is None else self._adjust(home, charge, states, now)
+
+    def _adjust(self, home: _Home, charge: Charge, states: Sequence[State], now: int) -> Sequence[State]:
+        """Make the adjustment of a charge to states, and put how they stand then."""
+        bucket, adjustment = charge.bucket, charge.adjustment
+        if adjustment is not None:
+            elapsed_us = max(0, now - adjustment.as_of)
+            states = bucket.algorithm.apply_adjustment(states, adjustment.back, elapsed_us, adjustment.grace, bucket)
             self._write(home, bucket, now, states)
         return states
 

@@ -173,7 +173,7 @@ class PreparedPlan:
 
     def stands(self, status: int) -> bool:
         """True if all of what was charged is due where the response has this status."""
-        return all([each.rule.charge_if is None or each.rule.charge_if.counts(status) for each in self.compiled_rules])
+        return not any(each.rule.charge_if and not each.rule.charge_if.counts(status) for each in self.compiled_rules)
 
     def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
