@@ -70,21 +70,21 @@ class Log(NamedTuple):
     @property
     def total(self) -> int:
         """Number of requests."""
-        return self.at(len(self.times) - 1)
+        return self.totals[-1] if self.totals else self.before
 
     @property
     def used(self) -> int:
         """Requests that count."""
-        return self.total - self.before
+        return self.totals[-1] - self.before if self.totals else 0
 
     def with_more(self, requests: int, moment: int, most: int | None = None) -> Log:
         """With requests of a moment by the log's clock, behind all others, and at most so many entries, None for any number."""
-        kept = len(self.times)
-        moment = max(moment, self.times[-1]) if kept else moment
-        if kept and (self.times[-1] == moment or (most is not None and kept >= most)):
-            kept -= 1
-        times, totals = array("q", (moment,)), array("q", (self.total + requests,))
-        return Log(self.now, self.times[:kept] + times, self.totals[:kept] + totals, self.before)
+        now, times, totals, before = self
+        total = totals[-1] if totals else before
+        if times and (times[-1] >= moment or (most is not None and len(times) >= most)):
+            moment = max(moment, times[-1])
+            times, totals = times[:-1], totals[:-1]
+        return Log(now, times + array("q", (moment,)), totals + array("q", (total + requests,)), before)
 
     def with_less(self, requests: int, moment: int) -> Log:
         """Without requests of a moment by the log's clock, as far as they count; at `LATEST` without the last that have come.
@@ -227,7 +227,9 @@ def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
 
 def _ahead_us(state: State, limit: LimitNumbers) -> int:
     """Microseconds until the last turn that is booked; 0 if all have come."""
-    return max(0, refill_us(state, limit) - limit.period_us)
+    if isinstance(state, LogReport):
+        return max(0, state.refill - limit.period_us)
+    return max(0, state.times[-1] - state.now) if state.times else 0
 
 
 def refill_us(state: State, limit: LimitNumbers) -> int:
