@@ -33,7 +33,6 @@ from limitgate.algorithms.gcra import MAX_OWED_US
 REPLY_FIELDS = 6
 CAN_WAIT = True
 
-IS_PLAIN = True
 STRAIGHT: Straight | None = None
 
 MAX_ENTRIES = 10_000
@@ -201,6 +200,11 @@ def refusal_is_stable(states: Sequence[State], bucket: BucketNumbers, cost: int)
 def remaining(state: State, limit: LimitNumbers) -> int:
     """Requests that still fit; never negative, and none while a turn is still ahead."""
     return 0 if _ahead_us(state, limit) else max(0, limit.burst - state.used)
+
+
+def left_after(state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]:
+    """Requests that fit besides ``cost``, negative if that does not fit now, and then the µs until nothing counts any more."""
+    return -1 if _ahead_us(state, limit) else limit.burst - state.used - cost, limit.period_us
 
 
 def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
