@@ -114,6 +114,11 @@ def never(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:  #
     return False
 
 
+LeftAfter = Callable[[State, int, LimitNumbers], tuple[int, int]]
+"""Gives the whole requests that fit besides some, negative if these do not fit now, and then the µs until nothing counts any
+more; from a state, how many requests, and the limit."""
+
+
 class Algorithm(Protocol):
     """An algorithm, as stores and decisions use it: where there are states, for all windows of a bucket at once."""
 
@@ -123,14 +128,16 @@ class Algorithm(Protocol):
     """True if turns can be booked ahead, so that a request may wait for its own."""
     MAX_TURNS: int
     """Turns that can be booked ahead at most, each remembered by its moment; 0 where none is, and any number can be booked."""
-    IS_PLAIN: bool
-    """True if a charge may be a plain one, see `limitgate.limits.template`."""
     STRAIGHT: Straight | None
     """Its charge in straight lines; None where stores ask the functions below."""
     IS_LIMIT: bool
     """False for a state that is no limit (a ban): hidden from `Decision.windows` while it is empty."""
     RESCALES: bool
     """True if states are in ticks of 1/count µs, so that one left by another count has to be written anew."""
+
+    @property
+    def left_after(self) -> LeftAfter | None:
+        """What is left after a charge; None where none is plain, see `limitgate.limits.template`."""
 
     def check(self, limit: LimitNumbers) -> str | None:
         """Return the expectation that a limit breaks, None if the limit can be had with this algorithm."""

@@ -14,7 +14,6 @@ class ForOne(Protocol):
     REPLY_FIELDS: int
     CAN_WAIT: bool
     MAX_TURNS: int
-    IS_PLAIN: bool
     STRAIGHT: Straight | None
 
     def check(self, limit: LimitNumbers) -> str | None: ...  # noqa: D102 - these are as in `base.Algorithm`
@@ -32,6 +31,7 @@ class ForOne(Protocol):
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool: ...  # noqa: D102
     def remaining(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
+    def left_after(self, state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]: ...  # noqa: D102
     def used(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
     def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None: ...  # noqa: D102
     def refill_us(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
@@ -53,12 +53,12 @@ class Each:
         self.REPLY_FIELDS = one.REPLY_FIELDS
         self.CAN_WAIT = one.CAN_WAIT
         self.MAX_TURNS = one.MAX_TURNS
-        self.IS_PLAIN = one.IS_PLAIN
         self.STRAIGHT = one.STRAIGHT
         self.refusal_is_stable = one.refusal_is_stable
         self.check = one.check
         self.load = one.load
         self.remaining = one.remaining
+        self.left_after = one.left_after
         self.used = one.used
         self.wait_us = one.wait_us
         self.refill_us = self.ttl_us = one.refill_us

@@ -36,7 +36,6 @@ _BY_CLOCK, _BY_FIRST_REQUEST, _BY_DATE = 0, 1, 2
 
 State = tuple[int, int]
 
-IS_PLAIN = True
 STRAIGHT: Straight | None = Straight(
     kept="used{n}, left{n},",
     state="(used{n}, left{n}),",
@@ -108,6 +107,11 @@ def grace_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no 
 def remaining(state: State, limit: LimitNumbers) -> int:
     """Requests that still fit; never negative."""
     return max(0, limit.burst - state[0])
+
+
+def left_after(state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]:
+    """Requests that fit besides ``cost``, negative if that does not fit now, and then the µs until nothing counts any more."""
+    return limit.burst - state[0] - cost, state[1]
 
 
 def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter

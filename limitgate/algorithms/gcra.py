@@ -28,7 +28,6 @@ MAX_OWED_US = 2**52
 """Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
 
 
-IS_PLAIN = True
 STRAIGHT: Straight | None = Straight(
     kept="debt{n},",
     state="debt{n},",
@@ -169,6 +168,12 @@ ttl_us = refill_us
 def remaining(debt: int, limit: LimitNumbers) -> int:
     """Whole requests that still fit; never negative."""
     return (limit.capacity - debt) // limit.period_us if debt < limit.capacity else 0
+
+
+def left_after(debt: int, cost: int, limit: LimitNumbers) -> tuple[int, int]:
+    """Requests that fit besides ``cost``, negative if that does not fit now, and then the µs until nothing counts any more."""
+    owed = debt + cost * limit.period_us
+    return (limit.capacity - owed) // limit.period_us, -(-owed // limit.count)
 
 
 def used(debt: int, limit: LimitNumbers) -> int:

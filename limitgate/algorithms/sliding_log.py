@@ -33,7 +33,6 @@ from limitgate.algorithms.gcra import MAX_OWED_US
 REPLY_FIELDS = 6
 CAN_WAIT = True
 
-IS_PLAIN = True
 STRAIGHT: Straight | None = None
 
 MAX_ENTRIES = 10_000
@@ -70,21 +69,21 @@ class Log(NamedTuple):
     @property
     def total(self) -> int:
         """Number of requests."""
-        return self.at(len(self.times) - 1)
+        return self.totals[-1] if self.totals else self.before
 
     @property
     def used(self) -> int:
         """Requests that count."""
-        return self.total - self.before
+        return self.totals[-1] - self.before if self.totals else 0
 
     def with_more(self, requests: int, moment: int, most: int | None = None) -> Log:
         """With requests of a moment by the log's clock, behind all others, and at most so many entries, None for any number."""
-        kept = len(self.times)
-        moment = max(moment, self.times[-1]) if kept else moment
-        if kept and (self.times[-1] == moment or (most is not None and kept >= most)):
-            kept -= 1
-        times, totals = array("q", (moment,)), array("q", (self.total + requests,))
-        return Log(self.now, self.times[:kept] + times, self.totals[:kept] + totals, self.before)
+        now, times, totals, before = self
+        total = totals[-1] if totals else before
+        if times and (times[-1] >= moment or (most is not None and len(times) >= most)):
+            moment = max(moment, times[-1])
+            times, totals = times[:-1], totals[:-1]
+        return Log(now, times + array("q", (moment,)), totals + array("q", (total + requests,)), before)
 
     def with_less(self, requests: int, moment: int) -> Log:
         """Without requests of a moment by the log's clock, as far as they count; at `LATEST` without the last that have come.
@@ -203,6 +202,11 @@ def remaining(state: State, limit: LimitNumbers) -> int:
     return 0 if _ahead_us(state, limit) else max(0, limit.burst - state.used)
 
 
+def left_after(state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]:
+    """Requests that fit besides ``cost``, negative if that does not fit now, and then the µs until nothing counts any more."""
+    return -1 if _ahead_us(state, limit) else limit.burst - state.used - cost, limit.period_us
+
+
 def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
     """Requests of the last period, and those that are booked."""
     return state.used
@@ -227,7 +231,9 @@ def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
 
 def _ahead_us(state: State, limit: LimitNumbers) -> int:
     """Microseconds until the last turn that is booked; 0 if all have come."""
-    return max(0, refill_us(state, limit) - limit.period_us)
+    if isinstance(state, LogReport):
+        return max(0, state.refill - limit.period_us)
+    return max(0, state.times[-1] - state.now) if state.times else 0
 
 
 def refill_us(state: State, limit: LimitNumbers) -> int:

@@ -32,7 +32,6 @@ LOAD = Load(4, 3, 2)
 
 State = tuple[int, int, int]
 
-IS_PLAIN = True
 STRAIGHT: Straight | None = Straight(
     kept="current{n}, previous{n}, left{n},",
     state="(current{n}, previous{n}, left{n}),",
@@ -106,6 +105,12 @@ def grace_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no 
 def remaining(state: State, limit: LimitNumbers) -> int:
     """Requests that still fit; never negative."""
     return max(0, limit.burst - used(state, limit))
+
+
+def left_after(state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]:
+    """Requests that fit besides ``cost``, negative if that does not fit now, and then the µs until nothing counts any more."""
+    current, previous, left = state
+    return limit.burst - cost - current + -previous * left // limit.period_us, left + limit.period_us
 
 
 def used(state: State, limit: LimitNumbers) -> int:

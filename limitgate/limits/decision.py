@@ -370,7 +370,7 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
     """Decide by the store's reading; numbers are those after the plan was carried out."""
     buckets, allowed = reading.buckets, reading.admitted
     is_charged = allowed and plan.verb == "spend"
-    tightest, limit, left, refill = tightest_window(buckets, is_charged=is_charged)
+    tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)
     wait, deciding = (0.0, tightest) if allowed else _longest_wait(buckets)
     is_shadow = may_wait = False
     for charge, _, after in buckets:
@@ -405,7 +405,7 @@ def joined(first: Decision, second: Decision) -> Decision:
     evidence = _both(_after_charges(first), _after_charges(second))
     if not evidence:
         return second
-    tightest, limit, left, refill = tightest_window(evidence, is_charged=False)
+    tightest, limit, left, refill = _tightest(evidence, is_charged=False)
     both = replace(
         second,
         limit=limit.burst,
@@ -503,7 +503,7 @@ def _again(admitted: Decision) -> float:
     return max([_wait(charge, states) for charge, states in charged if not charge.bucket.has_slots], default=0.0)
 
 
-def tightest_window(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
+def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
     """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit."""
     tightest, least, latest = buckets[0].charge, -1, -1
     tight = tightest.bucket.limits[0]

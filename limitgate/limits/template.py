@@ -16,11 +16,10 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
-from limitgate.algorithms.base import Algorithm, State, Straight
-from limitgate.limits.bucket import Bucket
-from limitgate.limits.decision import SECOND, Decision, Settlement, decide, decision_of, tightest_window
+from limitgate.algorithms.base import Algorithm, LeftAfter, State, Straight
+from limitgate.limits.decision import SECOND, Decision, Settlement, decide, decision_of
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Source, Verb, read, wait_us
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Source, Verb, read
 from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
@@ -37,7 +36,7 @@ def is_plain(charge: Charge) -> bool:
     """True if a charge mostly fits now or does not: nothing is leased, borrowed or adjusted, and no date matters."""
     bucket = charge.bucket
     return (
-        bucket.algorithm.IS_PLAIN
+        bucket.algorithm.left_after is not None
         and not (bucket.lease or bucket.borrow or bucket.is_dated or charge.adjustment)
         and 0 < charge.cost <= min([limit.most for limit in bucket.limits])
         and max(bucket.capacities) <= _MAX_DEBT
@@ -89,6 +88,7 @@ class PlanTemplate:
 
     __slots__ = (
         "_only_rule",
+        "_states",
         "_windows",
         "bans",
         "buckets",
@@ -138,6 +138,8 @@ class PlanTemplate:
 
         It raises `ValueError` if a charge does not fit.
         """
+        self._states = () if self.is_of_debts else _states_of(counted)
+        """The windows, where any is of another algorithm."""
         self.shape = OF_ANY
         """Same object for all templates whose plans may share a call."""
         if None not in straight:
@@ -160,10 +162,8 @@ class PlanTemplate:
                 ]
             )
             self.tightest = _straight_tightest(self._windows)
-        elif windows == 1:
-            self.tightest = partial(_tightest_of_one, counted[0], counted[0].bucket, counted[0].bucket.limits[0])
         else:
-            self.tightest = partial(_tightest_of_states, self.charges[: len(counted)])
+            self.tightest = partial(_tightest_of_states, self._states)
 
     def __deepcopy__(self, memo: object) -> Self:
         """Return the template itself, as nobody changes it."""
@@ -221,11 +221,8 @@ class PlanTemplate:
     def windows(self, states: Sequence[State]) -> list[tuple[int, int]]:
         """Per window the whole requests that fit once the charges are made, and the seconds until it is full, rounded up."""
         if self._windows is None:
-            return [
-                (charge.bucket.algorithm.remaining(state, limit), -(-charge.bucket.algorithm.refill_us(state, limit) // SECOND))
-                for charge, _, after in self.charged(states)
-                for limit, state in zip(charge.bucket.limits, after or ())
-            ]
+            left = [left_after(state, charge.cost, limit) for state, (left_after, limit, charge) in zip(states, self._states)]
+            return [(requests, -(-refill_us // SECOND)) for requests, refill_us in left]
         return [
             ((room - debt) // ticks, -(-(debt + increment) // (count * SECOND)))
             for debt, (_, room, ticks, count, increment, _, _) in zip(states, self._windows)
@@ -233,18 +230,20 @@ class PlanTemplate:
 
     def charged(self, states: Sequence[State]) -> list[BucketReading]:
         """The buckets but those of bans, charged if that fits now, by the state of each window before."""
-        return _charged(self.charges[: len(self.buckets)], states)
+        each, read_buckets = iter(states), []
+        for charge, (bucket, cost, _, _) in zip(self.charges, self.buckets):
+            before = list(islice(each, len(bucket.limits)))
+            read_buckets.append(BucketReading(charge, before, bucket.algorithm.try_charge(before, bucket, cost)))
+        return read_buckets
 
     def fits(self, states: Sequence[State]) -> tuple[bool, bool]:
         """Whether no charge refuses by these states, and whether every charge fits now."""
-        each = iter(states)
-        is_admitted = all_fit = True
-        for charge, (bucket, *_) in zip(self.charges, self.buckets):
-            if wait_us(charge, list(islice(each, len(bucket.limits)))) != 0:
-                all_fit = False
-                if charge.enforced:
-                    is_admitted = False
-        return is_admitted, all_fit
+        if self._windows is None:
+            each = zip(states, self._states)
+            full = [charge for state, (left_after, limit, charge) in each if left_after(state, charge.cost, limit)[0] < 0]
+        else:
+            full = [charge for debt, (_, room, *_, charge) in zip(states, self._windows) if debt > room]
+        return not any(charge.enforced for charge in full), not full
 
     @staticmethod
     def _refused(windows: Sequence[_Window], reading: PlainSpend, settlement: Settlement | None) -> Decision | None:
@@ -310,32 +309,32 @@ def _tightest_of_admitted(windows: Sequence[_Window], debts: Sequence[int]) -> T
     return tightest
 
 
-def _charged(charges: Sequence[Charge], states: Sequence[State]) -> list[BucketReading]:
-    """`PlanTemplate.charged`, by its charges."""
-    each, read_buckets = iter(states), []
+_State = tuple[LeftAfter, Limit, Charge]
+"""Of a window of any algorithm what gives the requests that are left, the limit, and the charge."""
+
+
+def _states_of(charges: Sequence[Charge]) -> tuple[_State, ...]:
+    """The windows of plain charges."""
+    found = []
     for charge in charges:
-        bucket = charge.bucket
-        before = list(islice(each, len(bucket.limits)))
-        read_buckets.append(BucketReading(charge, before, bucket.algorithm.try_charge(before, bucket, charge.cost)))
-    return read_buckets
+        left_after = charge.bucket.algorithm.left_after
+        if left_after is not None:
+            found += [(left_after, limit, charge) for limit in charge.bucket.limits]
+    return tuple(found)
 
 
-def _tightest_of_one(charge: Charge, bucket: Bucket, limit: Limit, states: Sequence[State]) -> Tightest:
-    """`PlanTemplate.tightest`, of a single window of any algorithm."""
-    algorithm = bucket.algorithm
-    after = algorithm.try_charge(states, bucket, charge.cost)
-    if after is None:
-        raise ValueError(f"the state {states!r} leaves no room, expected a plan that was admitted")
-    return limit.burst, algorithm.remaining(after[0], limit), algorithm.refill_us(after[0], limit), charge
-
-
-def _tightest_of_states(charges: Sequence[Charge], states: Sequence[State]) -> Tightest:
+def _tightest_of_states(windows: Sequence[_State], states: Sequence[State]) -> Tightest:
     """`PlanTemplate.tightest`, of any algorithms."""
-    buckets = _charged(charges, states)
-    if None in [after for _, _, after in buckets]:
-        raise ValueError(f"of the states {states!r} some leave no room, expected a plan that was admitted")
-    charge, limit, left, refill_us = tightest_window(buckets, is_charged=True)
-    return limit.burst, left, refill_us, charge
+    tightest, least, latest = windows[0], -1, -1
+    for state, window in zip(states, windows):
+        left_after, limit, charge = window
+        left, refill_us = left_after(state, charge.cost, limit)
+        if left < 0:
+            raise ValueError(f"of the states {states!r} some leave no room, expected a plan that was admitted")
+        if left < least or least < 0 or (left == least and refill_us > latest):
+            tightest, least, latest = window, left, refill_us
+    _, limit, charge = tightest
+    return limit.burst, least, latest, charge
 
 
 _TightestOf = Callable[[Sequence[State]], Tightest]
