@@ -32,6 +32,8 @@ from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
+_FEW = 2048
+"""Buckets at most up to which none is let go of though it has expired: clients come back, and to make one anew takes longer."""
 _MORE = 2
 """Steps of the hand for each expired bucket, besides one for each newcomer: in the long run a third has expired at most."""
 _SAMPLE = 8
@@ -90,6 +92,7 @@ class MemoryStore:
             raise ValueError(f"max_buckets is {max_buckets}, expected at least 1")
         self._clock = clock or system_clock
         self._max_buckets = max_buckets
+        self._few = min(_FEW, max_buckets // 64)
         self._configs: dict[str, StoredConfig] = {}
         self._lock = RLock()
         self._busy = False
@@ -501,7 +504,7 @@ class MemoryStore:
     def _reclaim(self, now: int) -> bool:
         """Make room: expired buckets go, and when there is no room still those that owe least. False if there is none."""
         if self._count < self._max_buckets:
-            if self._look(now):
+            if self._count >= self._few and self._look(now):
                 self._sweep(now, _MORE)
             return True
         before = self._count
