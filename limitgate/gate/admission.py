@@ -28,7 +28,8 @@ from limitgate.limits.decision import (
     set_settlement,
     under_places,
 )
-from limitgate.limits.plan import Plan, Reading, Source
+from limitgate.limits.plan import Charge, Plan, Reading, Source
+from limitgate.limits.refund import plain_refund
 from limitgate.limits.template import PlainSpend
 from limitgate.observing.counts import Counts, outweighs
 from limitgate.observing.instruments import Outcome
@@ -171,6 +172,8 @@ class Admission:
     _settlement: Settlement | None = None
     _charged: tuple[Charged, ...] | None = None
     """None while it follows from ``reading``."""
+    _plain_costs: Sequence[int] | None = None
+    """What the charges of ``reading`` cost once they were corrected; None for what was charged."""
     _fields: Fields | None = None
     """None while they follow from ``decision``."""
     _settled_by: int | None = None
@@ -328,7 +331,8 @@ class Admission:
             if reading is None or prepared is None:
                 return ()
             plan = reading.whole_plan
-            self._charged = (Charged(prepared.request_plan(plan), plan, reading.whole),)
+            charged = Charged(prepared.request_plan(plan), plan, reading.whole)
+            self._charged = (charged if self._plain_costs is None else charged.having_cost(self._plain_costs),)
         return self._charged
 
     @charged.setter
@@ -461,13 +465,25 @@ class Admission:
             return False  # almost all requests
         if self._charged is None and self.reading is None:
             return False
-        if self.is_by_outcome and (status := self.status) is not None and status != self._settled_by:
-            if self._charged is not None or self.prepared is None or not self.prepared.stands(status):
-                return True
-            self._settled_by = status
+        if self.is_by_outcome and self.status != self._settled_by:
+            return True
         if not (self.has_slots or self.refusal or self.has_news):
             return False
         return self.has_to_refund or (self.has_news and bool(self.charged))
+
+    def plain_refund(self) -> list[Charge] | None:
+        """Take out the correction that is due by the outcome of a plain plan; None where `refunds` has to be asked.
+
+        From now on it counts as made.
+        """
+        if self._charged is not None or self._plain_costs is not None or self.refusal is not None or self.has_news:
+            return None
+        reading, prepared = self.reading, self.prepared
+        if reading is None or prepared is None:
+            return None
+        self._settled_by = status = self.status
+        self._plain_costs = costs = prepared.costs_by(status)
+        return plain_refund(reading, costs)
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
         """Take out the refunds that are due by what is known now; from now on they count as made.

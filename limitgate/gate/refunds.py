@@ -34,18 +34,20 @@ class Refunds:
 
     def settle(self, admission: Admission) -> None:
         """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
-        run(self._store, self.apply(_refunds_of(admission)), admission.budget)
+        run(self._store, self._due(admission), admission.budget)
 
     async def asettle(self, admission: Admission) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
         if self._answers_at_once:
             self.settle(admission)
-        elif refunds := _refunds_of(admission):
-            await asyncio.wait([self.soon(self.apply(refunds))], timeout=max(0.0, admission.budget.left))
+            return
+        task = self.soon(self._due(admission))
+        if not task.done():
+            await asyncio.wait([task], timeout=max(0.0, admission.budget.left))
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[None]:
         """`settle`, by an `AsyncStore`, in a task of the running event loop."""
-        return self.soon(self.apply(_refunds_of(admission)))
+        return self.soon(self._due(admission))
 
     def settle_refused(self, admission: Admission) -> None:
         """`settle` a request if it is refused after it was charged."""
@@ -84,6 +86,15 @@ class Refunds:
                 self._fallback.apply_refund(plan)
             else:
                 charges += plan.charges
+        yield from self._adjust(charges, slots)
+
+    def _due(self, admission: Admission) -> Flow[None]:
+        """Correct what a request was charged wrongly, by what is known now."""
+        plain = admission.plain_refund()
+        return self.apply(_refunds_of(admission)) if plain is None else self._adjust(plain)
+
+    def _adjust(self, charges: Sequence[Charge], slots: Sequence[Charge] = ()) -> Flow[None]:
+        """Make adjustments in the store. If that fails, these slots are released later."""
         if charges:
             try:
                 yield Plan.adjust(charges), self._timeout

@@ -171,9 +171,13 @@ class PreparedPlan:
         """The keys of all buckets, by those of the rules."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
-    def stands(self, status: int) -> bool:
-        """True if all of what was charged is due where the response has this status."""
-        return not any(each.rule.charge_if and not each.rule.charge_if.counts(status) for each in self.compiled_rules)
+    def costs_by(self, status: int | None) -> list[int]:
+        """What each charge of the template costs where the response has this status."""
+        charges: Sequence[Charge] = () if self.template is None else self.template.charges
+        if status is None:
+            return [charge.cost for charge in charges]
+        of_rules = [each.rule.charge_if for each in self._charged_rules]
+        return [0 if rule and not rule.counts(status) else charge.cost for rule, charge in zip(of_rules, charges)]
 
     def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
