@@ -103,16 +103,18 @@ class DenyCache:
         now = max([refusal.now + us for refusal, us in zip(refusals, elapsed)])
         return read(charges, now, states)._replace(source="cache")
 
-    def answer_plain(self, plan: PlainSpend, at: float) -> PlainSpend | None:
-        """`answer` for a plain plan of GCRA, without an object for each charge. None, too, for any other."""
+    def answer_plain(self, plan: PlainSpend, at: float) -> AnyReading | None:
+        """`answer` for a plain plan; of GCRA without an object for each charge."""
         template, keys = plan.template, plan.keys
         if template.bans or template.may_wait or not template.is_of_debts:
-            return None
+            return self.answer(plan.whole_plan, at)
         now, debts, is_refused = 0, list[int](), False
         for key, (bucket, _, enforced, rows) in zip(keys, template.buckets):
             refusal = self.refusals.get(key)
-            if refusal is None or refusal.bucket is not bucket or at - refusal.sent >= LONGEST:
+            if refusal is None or at - refusal.sent >= LONGEST:
                 return None
+            if refusal.bucket is not bucket:  # it was banned, or had other limits
+                return self.answer(plan.whole_plan, at)
             least = refusal.later(int((at - refusal.sent) * SKEW * 1e6) + 1)
             if enforced:
                 is_refused |= any(debt + increment > capacity for debt, (_, increment, capacity) in zip(least, rows))

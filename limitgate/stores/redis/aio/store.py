@@ -126,7 +126,8 @@ class AsyncRedisStore(RedisReplies):
         cache = self.deny_cache
         if cache is not None and cache.refusals and cache.knows(plan.keys):
             reading = cache.answer_plain(plan, self._clock())
-            return self._aspend(plan.whole_plan, timeout) if reading is None else _told(reading)
+            if reading is not None:
+                return _told(reading)
         self.patience = timeout
         return state.servers.spend(plan, timeout)
 

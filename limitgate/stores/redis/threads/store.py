@@ -129,7 +129,9 @@ class RedisStore(RedisReplies):
             return self._ask(plan, timeout)
         cache = self.deny_cache
         if cache is not None and cache.refusals and cache.knows(plan.keys):
-            return cache.answer_plain(plan, self._clock()) or self._ask(plan.whole_plan, timeout)
+            known = cache.answer_plain(plan, self._clock())
+            if known is not None:
+                return known
         reading = self._ask(plan, timeout)
         if type(reading) is PlainSpend or reading.buckets:
             return reading
