@@ -476,7 +476,7 @@ def test_a_plain_plan_is_answered_as_the_same_plan_is_property(
     if found is not None and expected is not None:
         assert found.source == whole_reading(found).source == expected.source == "cache"
         assert template.decide(found, None) == decide(plan, expected)
-    assert cache.answer_plain(PlanTemplate(charges), ["another", *keys[1:]], 10.3) is None
+    assert cache.answer_plain(PlanTemplate(charges).asked(["another", *keys[1:]]), 10.3) is None
 
 
 ALGORITHMS = ("sliding_log", "sliding_log", "fixed_window", "sliding_window", "gcra", "warm_up")
