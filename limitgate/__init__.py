@@ -15,7 +15,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     stores/          a plan becomes a reading, the only I/O; memory, and redis/: protocol/ (bytes), cluster/,
                      dial/ (from a URL to a connection), aio/ and threads/
     gate/            a request becomes an answer: gate, admission, fallback, wait queues, slots, load, explanations;
-                     planning/: which rules, whose bucket, what charge; lifecycle/: build, start, reload, workers
+                     planning/: which rules, whose bucket, what charge; lifecycle/: build, start, reload
     exchange/        what passes between application and server: ASGI, WSGI; usage
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
     outbound/        polite clients; for httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
