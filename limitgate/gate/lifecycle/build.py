@@ -26,6 +26,7 @@ from limitgate.messages.masking import Names
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
+from limitgate.process import switch
 from limitgate.process.looker import Looker, Watched
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of
@@ -131,9 +132,11 @@ class Built(NamedTuple):
 
     def ask_store(self) -> None:
         """Ask the store: in the background, or if it is required now. Raises `StoreError` if then it does not answer."""
-        if self.gate is not None and self.required_prefix is not None:
+        if self.gate is None or switch.null_store is not None:
+            return
+        if self.required_prefix is not None:
             require(self.gate.store, self.required_prefix)
-        elif self.gate is not None:
+        else:
             ask_in_background(self.gate.store)
             if not is_going_to_fork():  # else each child does with its first answer
                 self.gate.refusals.agree_soon()
