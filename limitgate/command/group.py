@@ -28,7 +28,9 @@ VERBS = {
     "pardon": "Lift a ban.",
     "bans": "List who is banned, and why.",
 }
-"""One line of help per verb. ``command/verbs/VERB.py`` has the click command of the name ``verb``, with ``_`` for ``-``."""
+"""One line of help per verb. ``command/verbs/VERB.py`` has the click command of the name ``verb``."""
+_OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})
+"""Verbs that are click commands of their own names in ``command/verbs/clients.py``."""
 
 
 class _Verbs(click.Group):
@@ -40,7 +42,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(f"limitgate.command.verbs.{cmd_name}").verb
+        module, name = ("clients", cmd_name) if cmd_name in _OF_CLIENTS else (cmd_name, "verb")
+        command: click.Command = getattr(import_module(f"limitgate.command.verbs.{module}"), name)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
