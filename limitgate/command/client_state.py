@@ -20,7 +20,7 @@ from limitgate.limits.decision import Decision
 from limitgate.messages.masking import masked, shown
 from limitgate.messages.suggestions import expected_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
-from limitgate.rules.key_parts import check_part
+from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store
 from limitgate.stores.base import SyncConfigStore

@@ -31,7 +31,7 @@ from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch, waiting
-from limitgate.rules.key_parts import check_secret
+from limitgate.rules.options import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
 
 Limits = tuple[Limit | str | Configured, ...]

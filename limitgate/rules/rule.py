@@ -38,8 +38,18 @@ from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.messages.suggestions import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
-from limitgate.rules.key_parts import check_part
-from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, RuleOptions, When, check_takes_request, gives_limits
+from limitgate.rules.options import (
+    ChargeIf,
+    Cost,
+    LimitsBy,
+    OnError,
+    Per,
+    RuleOptions,
+    When,
+    check_part,
+    check_takes_request,
+    gives_limits,
+)
 
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
