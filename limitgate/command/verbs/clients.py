@@ -20,9 +20,8 @@ from limitgate.command.client_state import (
     store_options,
 )
 from limitgate.command.decisions import decision_fields, print_decision, seconds
-from limitgate.command.exits import FOUND
 from limitgate.command.journal import Journal
-from limitgate.command.output import print_json, print_table, say
+from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.errors import ConfigError
 from limitgate.limits.duration import seconds_of
 
