@@ -17,8 +17,8 @@ from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
 from limitgate.limits.decision import Decision
-from limitgate.messages.masking import masked, shown
 from limitgate.messages.suggestions import expected_of
+from limitgate.messages.text import masked, shown
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule, RuleSet

@@ -14,8 +14,8 @@ import click
 
 from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, say
 from limitgate.errors import ConfigError, StoreError
-from limitgate.messages.masking import printable
 from limitgate.messages.suggestions import meant
+from limitgate.messages.text import printable
 
 VERBS = {
     "check": "Read rule files as the service would; print every mistake.",

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from limitgate.messages.masking import ORDERS, printable
+from limitgate.messages.text import ORDERS, printable
 
 _ORDER = re.compile(r"\s*::.*::")
 """A line that is an order to GitHub; of ``::1`` it makes none."""

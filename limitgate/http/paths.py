@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from limitgate.errors import ConfigError
-from limitgate.messages.listed import shortened
+from limitgate.messages.text import shortened
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.template import AnyReading, whole_reading
-from limitgate.messages.masking import masked
+from limitgate.messages.text import masked
 from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
 from limitgate.process import switch, waiting

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from limitgate.algorithms import STORED_AS
 from limitgate.limits.limit import Limit
-from limitgate.messages.listed import listed
+from limitgate.messages.text import listed
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.rule import Rule, RuleSet
 

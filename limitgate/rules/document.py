@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
-from limitgate.messages.listed import shortened
+from limitgate.messages.text import shortened
 
 MAX_BYTES = 1 << 20
 """Size of a rule file."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
-from limitgate.messages.listed import listed
+from limitgate.messages.text import listed
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller, Text
 from limitgate.rules.document import Document
 from limitgate.rules.rule import Rule, RuleSet

@@ -20,8 +20,8 @@ from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import STYLES
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.masking import Names
 from limitgate.messages.suggestions import expected_of, meant
+from limitgate.messages.text import Names
 from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request
 
 PREFIX = "LIMITGATE_"

@@ -22,7 +22,7 @@ from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.masking import Names
+from limitgate.messages.text import Names
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts

@@ -15,7 +15,7 @@ from typing import Any
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
-from limitgate.messages.listed import listed
+from limitgate.messages.text import listed
 from limitgate.process import switch
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, server_options

@@ -21,7 +21,7 @@ from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.listed import listed
+from limitgate.messages.text import listed
 from limitgate.observing.counts import Counts
 from limitgate.routes import NoRoutes, Routes, fills_with_nothing, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
