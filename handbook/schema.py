@@ -18,8 +18,7 @@ from limitgate.limits.limit import ABBREVIATIONS, NAMES, SECONDS
 from limitgate.limits.priority import MOST, RESERVES
 from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, LONGEST_DELAY_S, Adaptive
 from limitgate.rules.callers import KnownCaller
-from limitgate.rules.key_parts import PARTS
-from limitgate.rules.options import ChargeIf
+from limitgate.rules.options import PARTS, ChargeIf
 from limitgate.rules.rule import MAX_DELAY
 from limitgate.rules.rule_tests import Expected, Given
 

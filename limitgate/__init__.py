@@ -20,11 +20,11 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
     outbound/        polite clients; for httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin; prometheus.py, opentelemetry.py for metrics
-    command/         the command `limitgate`, a module for each verb in verbs/; also python -m limitgate, __main__.py
+    command/         the command `limitgate`, whose verbs are in verbs/; also python -m limitgate, __main__.py
     replay/          access logs through rules
     testing.py       for tests of applications: nothing limited, a clock that stands still
-    process/         what belongs to the process and not to a request: forks, the GIL, clocks of those who wait, looking for
-                     changes, the listen queue
+    process/         what belongs to the process and not to a request: forks, clocks of those who wait, looking for changes,
+                     the listen queue
     messages/        what is said to people: diagnostics (LG codes), masked names, suggestions, missing extras
     errors.py        the errors that are raised; own_errors.py: unforeseen ones
 """

@@ -16,7 +16,7 @@ from limitgate.gate.planning.identity import Subject
 from limitgate.gate.planning.user_ids import NoIdError, user_id
 from limitgate.http.client_ip import grouped
 from limitgate.http.request import LONGEST_VALUE, value_too_long
-from limitgate.rules.key_parts import check_part
+from limitgate.rules.options import check_part
 
 
 class Value(NamedTuple):

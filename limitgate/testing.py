@@ -1,7 +1,7 @@
 """For tests of limited applications: `off`, `frozen` and `reset`, for all gates, limiters and memory stores of this process.
 
-Nothing asks on a request's way whether a test is under way. While a context manager here is open, it replaces attributes of the
-classes and modules that decide and wait, so it reaches whatever was made before, too, in all threads and event loops.
+They reach whatever was made before, too, in all threads and event loops. `off` sets the switch that gates, limiters and clients
+ask, `limitgate.process.switch`; `frozen` replaces the clocks of memory stores and of `limitgate.process.waiting`.
 """
 
 from __future__ import annotations
@@ -10,41 +10,21 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from threading import RLock, get_ident
+from threading import RLock
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
-from limitgate import middleware
 from limitgate.errors import called_as
-from limitgate.gate import nesting
-from limitgate.gate.admission import Admission, admission_of
-from limitgate.gate.flow import ConfigFlow, Flow, arun, run
-from limitgate.gate.gate import Gate
-from limitgate.gate.lifecycle.build import Built
 from limitgate.gate.planning.cardinality import CardinalityGuard
-from limitgate.gate.planning.planner import ExtraRule
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
-from limitgate.http.request import Request
-from limitgate.limiter.adaptive import Work
-from limitgate.limiter.limiter import AsyncLimiter, Limiter
-from limitgate.limiter.operations import Operations
-from limitgate.limiter.reservation import AsyncReservation, Reservation
-from limitgate.limiter.rule_bucket import RuleBucketOperations
-from limitgate.limiter.slot import at_once
-from limitgate.limiter.stored_limits import Configuration
-from limitgate.limits.decision import Decision, Window, decide
-from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Plan, Reading
-from limitgate.limits.priority import Priority
 from limitgate.messages.suggestions import lacking
 from limitgate.overload.places import Places
-from limitgate.process import waiting
+from limitgate.process import switch, waiting
 from limitgate.process.forking import living
-from limitgate.rules import decorators
-from limitgate.rules.decorators import EVERYTHING
 from limitgate.stores import MemoryStore
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import system_clock
@@ -52,14 +32,14 @@ from limitgate.stores.memory import system_clock
 __all__ = ["FrozenClock", "frozen", "off", "reset"]
 
 T = TypeVar("T")
-Place = tuple[Any, str]
-"""A module or class, and the name of one of its attributes."""
-Replacements = Mapping[Place, Any]
 
 _SECOND = 1_000_000
 _LATEST = 2**33
 """Unix time in seconds before which a clock starts, in the year 2242: further on dates are not what algorithms expect."""
-_MISSING = object()
+_CLOCK = "_clock"
+"""Attribute of a `MemoryStore`, its clock."""
+_REPLACED = ("monotonic", "sleep", "asleep", "sleep_until", "call_at")
+"""Functions of `limitgate.process.waiting` in whose place a `FrozenClock` has methods of the same names."""
 
 
 @called_as("a with block, with off():, or the fixture limitgate_off of pytest")
@@ -71,7 +51,7 @@ def off() -> AbstractContextManager[None]:
     effect. Outbound clients send at once and return whatever the service answers. Requests that are under way already keep
     their decision, and go on waiting where they wait. May be nested.
     """
-    return _Replacing(_OFF, _nothing_limited)
+    return _Block(_OFF, lambda: None)
 
 
 def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenClock]:
@@ -81,7 +61,7 @@ def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenC
     sleeps for its turn, `Limiter.wait`, ``max_delay``, ``pace`` or an outbound client, moves the clock on to that moment
     instead and goes on at once. Stores on Redis keep their own clock. Nested, the inner clock counts.
     """
-    return _Replacing(_FROZEN, lambda: _frozen_by(FrozenClock(at)))
+    return _Block(_FROZEN, lambda: FrozenClock(at))
 
 
 def reset() -> None:
@@ -185,66 +165,47 @@ def _unix_us(at: float | datetime | None) -> int:
     return round(at * _SECOND)
 
 
-# --- what is replaced -------------------------------------------------------------------------------------------------
-
-
-class _Wanted(NamedTuple, Generic[T]):
-    """A replacement that somebody wants, and its value for them."""
-
-    value: T
-    replacements: Replacements
+# --- what is open -----------------------------------------------------------------------------------------------------
 
 
 class _Switch(Generic[T]):
-    """Attributes that others stand in for while anybody wants it. Of several who do, the latest decides."""
+    """The values of all blocks that are open, the latest last. ``apply`` is called with them whenever they change."""
 
-    def __init__(self) -> None:
-        self._wanted: list[_Wanted[T]] = []
-        self._own: dict[Place, Any] = {}
-        """The values to be put back."""
+    def __init__(self, apply: Callable[[Sequence[T]], None]) -> None:
+        self._open: list[T] = []
+        self._apply = apply
 
     @property
     def latest(self) -> T | None:
-        """Value of the latest who wants it; None if nobody does."""
-        return self._wanted[-1].value if self._wanted else None
+        """The latest value; None if no block is open."""
+        return self._open[-1] if self._open else None
 
-    @property
-    def is_wanted(self) -> bool:
-        """True if anybody wants it."""
-        return bool(self._wanted)
-
-    def begin(self, wanted: _Wanted[T]) -> None:
-        """Replace what somebody wants to be replaced."""
+    def begin(self, value: T) -> None:
+        """Open a block."""
         with _lock:
-            for owner, name in wanted.replacements:
-                self._own.setdefault((owner, name), vars(owner).get(name, _MISSING))
-            self._wanted.append(wanted)
-            _set(wanted.replacements)
+            self._open.append(value)
+            self._apply(self._open)
 
-    def end(self, unwanted: _Wanted[T]) -> None:
-        """Put back what is wanted no more."""
+    def end(self, value: T) -> None:
+        """Close a block."""
         with _lock:
-            self._wanted = [each for each in self._wanted if each is not unwanted]
-            _set(self._own)
-            if self._wanted:
-                _set(self._wanted[-1].replacements)
-            else:
-                self._own = {}
+            del self._open[next(place for place, each in enumerate(self._open) if each is value)]
+            self._apply(self._open)
 
 
-class _Replacing(AbstractContextManager[T]):
-    """Wants a switch to replace something for the length of a ``with`` block."""
+class _Block(AbstractContextManager[T]):
+    """A ``with`` block, entered any number of times, each time with a new value."""
 
-    def __init__(self, switch: _Switch[T], want: Callable[[], _Wanted[T]]) -> None:
+    def __init__(self, switch: _Switch[T], make: Callable[[], T]) -> None:
         self._switch = switch
-        self._want = want
-        self._entered: list[_Wanted[T]] = []
+        self._make = make
+        self._entered: list[T] = []
 
     def __enter__(self) -> T:
-        wanted = self._want()
-        self._entered.append(wanted)
-        self._switch.begin(wanted)
-        return wanted.value
+        value = self._make()
+        self._entered.append(value)
+        self._switch.begin(value)
+        return value
 
     def __call__(self, *_: object) -> NoReturn:
         """Say that it is no decorator: around an async function it would be over before that runs."""
@@ -252,19 +213,6 @@ class _Replacing(AbstractContextManager[T]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._switch.end(self._entered.pop())
-
-
-_lock = RLock()
-_OFF: _Switch[None] = _Switch()
-_FROZEN: _Switch[FrozenClock] = _Switch()
-
-
-def _set(values: Replacements) -> None:
-    for (owner, name), value in values.items():
-        if value is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, value)
 
 
 class _SameForAll:
@@ -281,83 +229,29 @@ class _SameForAll:
         vars(instance)[self._name] = value
 
 
-def _frozen_by(clock: FrozenClock) -> _Wanted[FrozenClock]:
-    replacements: Replacements = {
-        (MemoryStore, "_clock"): _SameForAll("_clock", clock),
-        (waiting, "monotonic"): clock.monotonic,
-        (waiting, "sleep"): clock.sleep,
-        (waiting, "asleep"): clock.asleep,
-        (waiting, "sleep_until"): clock.sleep_until,
-        (waiting, "call_at"): clock.call_at,
-    }
-    return _Wanted(clock, replacements)
+def _set_clock(clocks: Sequence[FrozenClock]) -> None:
+    if not clocks:
+        delattr(MemoryStore, _CLOCK)
+        vars(waiting).update(_own_functions)
+        return
+    if _CLOCK not in vars(MemoryStore):
+        _own_functions.update({name: getattr(waiting, name) for name in _REPLACED})
+    setattr(MemoryStore, _CLOCK, _SameForAll(_CLOCK, clocks[-1]))
+    vars(waiting).update({name: getattr(clocks[-1], name) for name in _REPLACED})
 
 
-def _nothing_limited() -> _Wanted[None]:
-    replacements: dict[Place, Any] = {
-        (Gate, "begin"): _begin,
-        (Gate, "further"): _further,
-        (Gate, "usage"): _usage,
-        (Gate, "message"): _message,
-        (Gate, "aconnect"): _not_asked,
-        (Built, "ask_store"): lambda _built: None,
-        (middleware, "arequire"): _not_asked,
-        (decorators, "_enabled"): lambda: False,
-        (Operations, "_prepared"): lambda *_: None,
-        (Operations, "_lookup"): _lookup,
-        (Limiter, "_run"): _run,
-        (AsyncLimiter, "_arun"): _arun,
-        (RuleBucketOperations, "_carried_out"): _carried_out,
-        (Limiter, "reserve"): _reserve,
-        (AsyncLimiter, "reserve"): _areserve,
-        (Limiter, "slot"): _slot,
-        (AsyncLimiter, "slot"): _aslot,
-        (Work, "enter"): _enter,
-        (Work, "aenter"): _aenter,
-    }
-    with suppress(ImportError):  # without its extra there is no outbound client
-        from limitgate.outbound.throttle import ClientThrottle  # noqa: PLC0415 - needs the extra
-
-        replacements[ClientThrottle, "exchange"] = _exchange
-    return _Wanted(None, replacements)
+def _set_null_store(wanted: Sequence[None]) -> None:
+    switch.null_store = _NULL_STORE if wanted else None
 
 
-def _begin(gate: Gate, request: Request, outer: Admission | None = None) -> Admission:
-    """`Gate.begin`, as if the request were exempt."""
-    admission = admission_of(request, gate.rules)
-    admission.marks = EVERYTHING
-    if outer is not None:
-        nesting.enter(admission, outer)
-    return admission
+_lock = RLock()
+_OFF: _Switch[None] = _Switch(_set_null_store)
+_FROZEN: _Switch[FrozenClock] = _Switch(_set_clock)
+_own_functions: dict[str, Any] = {}
+"""The functions of `limitgate.process.waiting` to be put back."""
 
 
-def _further(_gate: Gate, _admission: Admission, _rules: Sequence[ExtraRule]) -> Flow[None]:
-    """`Gate.further`, where nothing is limited."""
-    yield from ()
-
-
-def _usage(_gate: Gate, _admission: Admission, _names: Sequence[str], _path: str | None) -> Flow[tuple[Window, ...]]:
-    """`Gate.usage`, where nothing is limited."""
-    yield from ()
-    return ()
-
-
-def _message(*_: object) -> asyncio.Future[None]:
-    passes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    passes.set_result(None)
-    return passes
-
-
-async def _not_asked(*_: object) -> None:
-    """The store need not be there at start."""
-
-
-def _exchange(throttle: Any, transport: Any, request: Any) -> Any:  # noqa: ARG001 - in the place of a method
-    """`ClientThrottle.exchange`, as for a request that has no key."""
-    return (yield transport.send(request))[0]
-
-
-class _Unused:
+class _NullStore:
     """A store in which nobody has used anything, everything fits, and nothing stays."""
 
     measures_silence = True
@@ -388,63 +282,4 @@ class _Unused:
         """Nothing to let go of."""
 
 
-_UNUSED = _Unused()
-
-
-def _lookup(operations: Operations, name: str) -> ConfigFlow[Configuration]:
-    """`Operations._lookup`, which finds some limits if none are known."""
-    yield from ()  # nothing is asked
-    known = operations._known.stale(operations._config_key(name))  # noqa: SLF001 - in the place of a method
-    return known or Configuration((Limit("1/second"),))
-
-
-def _run(limiter: Limiter, flow: ConfigFlow[T]) -> T:
-    if not _OFF.is_wanted:  # somebody has kept this method
-        return limiter._run(flow)  # noqa: SLF001 - in the place of a method
-    return run(_UNUSED, flow)
-
-
-def _arun(limiter: AsyncLimiter, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T]:
-    if not _OFF.is_wanted:  # somebody has kept this method
-        return limiter._arun(flow)  # noqa: SLF001 - in the place of a method
-    return arun(_UNUSED, flow)
-
-
-_ON_RULE_BUCKET = RuleBucketOperations._carried_out  # noqa: SLF001 - what is replaced
-
-
-def _carried_out(operations: RuleBucketOperations, plan: Plan) -> Flow[Decision]:
-    """`RuleBucketOperations._carried_out`, in buckets that nobody has used."""
-    yield from ()
-    return run(_UNUSED, _ON_RULE_BUCKET(operations, plan))
-
-
-def _reserve(limiter: Limiter, key: str, *limits: Any, cost: int = 1) -> Reservation:
-    return Reservation(run(_UNUSED, limiter._reserving(key, limits, cost)), _UNUSED)  # noqa: SLF001 - in the place of a method
-
-
-async def _areserve(limiter: AsyncLimiter, key: str, *limits: Any, cost: int = 1) -> AsyncReservation:
-    return AsyncReservation(await arun(_UNUSED, limiter._reserving(key, limits, cost)), _UNUSED)  # noqa: SLF001 - as above
-
-
-def _slot_decision(limiter: Operations, key: str, limit: Limit | str | int, cost: int) -> Decision:
-    plan = limiter._plan("peek", key, (at_once(limit),), cost)._replace(verb="spend")  # noqa: SLF001 - in the place of a method
-    return decide(plan, _UNUSED.spend(plan))
-
-
-@contextmanager
-def _slot(limiter: Limiter, key: str, limit: Limit | str | int, *, cost: int = 1) -> Iterator[Decision]:
-    yield _slot_decision(limiter, key, limit, cost)
-
-
-@asynccontextmanager
-async def _aslot(limiter: AsyncLimiter, key: str, limit: Limit | str | int, *, cost: int = 1) -> AsyncIterator[Decision]:
-    yield _slot_decision(limiter, key, limit, cost)
-
-
-def _enter(work: Work, priority: Priority) -> Decision:  # noqa: ARG001 - in the place of a method
-    return work.enter_unlimited(get_ident())
-
-
-async def _aenter(work: Work, priority: Priority) -> Decision:  # noqa: ARG001 - in the place of a method
-    return work.enter_unlimited(asyncio.current_task())
+_NULL_STORE = _NullStore()

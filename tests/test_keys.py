@@ -14,7 +14,7 @@ from limitgate.gate.planning.identity import Subject
 from limitgate.http.request import LONGEST_VALUE, ASGIRequest, WSGIRequest
 from limitgate.keys import Key
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.rules.key_parts import PARTS
+from limitgate.rules.options import PARTS
 
 ADDRESS = "192.0.2.1"
 

@@ -378,6 +378,20 @@ def test_one_bucket_of_a_rule() -> None:
     assert not meanwhile.peek().allowed
 
 
+def test_what_is_configured_meanwhile_has_no_effect() -> None:
+    """Neither in the store nor in what a limiter remembers. Limits that were configured before are those of decisions."""
+    with Limiter("memory://") as limiter:
+        with off():
+            limiter.configure("orders", "1/minute")
+        with pytest.raises(ConfigError, match="nothing is configured"):
+            limiter.hit("key", Configured("orders"))
+        limiter.configure("orders", "5/minute")
+        with off():
+            assert limiter.hit("key", Configured("orders")).limit == 5
+            limiter.configure("orders", "1/minute")
+        assert limiter.hit("key", Configured("orders")).limit == 5
+
+
 def test_what_is_left_is_not_shown() -> None:
     """No rule applies, so there is nothing to show."""
     found: list[Any] = []

@@ -1,4 +1,4 @@
-"""The command ``limitgate``, of the extra ``cli``. Each verb is a module, imported when it is asked for.
+"""The command ``limitgate``, of the extra ``cli``. A verb is imported when it is asked for.
 
 Verbs print facts that other modules find: they read options, call these, and choose the exit status.
 """

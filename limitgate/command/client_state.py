@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
@@ -15,12 +15,12 @@ from limitgate.command.output import say
 from limitgate.command.rule_sets import RULES, rules_named
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import Limiter
-from limitgate.limiter.rule_bucket import BucketParts
+from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
 from limitgate.limits.decision import Decision
-from limitgate.messages.masking import masked, shown
 from limitgate.messages.suggestions import expected_of
+from limitgate.messages.text import masked, shown
 from limitgate.rules.callers import DEFAULT_TIER, Caller
-from limitgate.rules.key_parts import check_part
+from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store
 from limitgate.stores.base import SyncConfigStore
@@ -134,42 +134,44 @@ def _decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
 class ClientState:
     """State of one client; under a rule that counts by path in several buckets: by the route's template, and by the pattern."""
 
-    def __init__(self, name: str, keys: Sequence[str], peeks: Sequence[Callable[[], Decision]], ways: _Ways) -> None:
+    def __init__(self, name: str, keys: Sequence[str], buckets: Sequence[RuleBucket | _KeyBucket]) -> None:
         self.name = name
         """Name for people: who is asked for is masked in it."""
         self.keys = keys
         """Keys in the store."""
-        self._peeks = peeks
-        self._ways = ways
+        self._buckets = buckets
 
     def peek(self) -> Decision:
         """The decision about a request, which charges nothing: of several buckets the one that leaves least."""
-        return min([peek() for peek in self._peeks], key=lambda each: (-each.retry_after, each.remaining))
+        return min([bucket.peek() for bucket in self._buckets], key=_room)
 
     def reset(self, reason: str | None) -> Decision:
         """Forget all charges, and decide about a request after that."""
-        return self._each([partial(way, reason=reason) for way in self._ways.reset])
+        return min([bucket.reset(reason=reason) for bucket in self._buckets], key=_room)
 
-    def ban(self, seconds: float | None, reason: str | None) -> Decision:
+    def ban(self, seconds: float | None, reason: str | None) -> None:
         """Refuse all requests for so many seconds, for ever if None."""
-        return self._each([partial(way, seconds, reason=reason) for way in self._ways.ban])
+        for bucket in self._buckets:
+            bucket.ban(seconds, reason=reason)
 
     def pardon(self, reason: str | None) -> None:
         """Lift the ban."""
-        for way in self._ways.pardon:
-            way(reason=reason)
-
-    @staticmethod
-    def _each(ways: Sequence[Callable[[], Decision]]) -> Decision:
-        return min([way() for way in ways], key=lambda each: (-each.retry_after, each.remaining))
+        for bucket in self._buckets:
+            bucket.pardon(reason=reason)
 
 
-class _Ways(NamedTuple):
-    """How to change each bucket of a state."""
+def _room(decision: Decision) -> tuple[float, int]:
+    """Order of decisions by how little they leave."""
+    return -decision.retry_after, decision.remaining
 
-    reset: Sequence[Callable[..., Decision]]
-    ban: Sequence[Callable[..., Decision]]
-    pardon: Sequence[Callable[..., object]]
+
+class _KeyBucket(NamedTuple):
+    """What is done to the limits of a Limiter's key."""
+
+    peek: Callable[[], Decision]
+    reset: Callable[..., Decision]
+    ban: Callable[..., Decision]
+    pardon: Callable[..., object]
 
 
 @contextmanager
@@ -227,24 +229,16 @@ def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_li
         limiter.validate(key, *(limits or ["1/second"]))
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from error
-    return ClientState(
-        masked(key),
-        [limiter.ban_key(key)],
-        [partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)],
-        _Ways([partial(limiter.reset, key, *limits)], [partial(limiter.ban, key)], [partial(limiter.pardon, key)]),
-    )
+    peek = partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)
+    bucket = _KeyBucket(peek, partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key))
+    return ClientState(masked(key), [limiter.ban_key(key)], [bucket])
 
 
 def _state_of_rule(limiter: Limiter, rule: Rule, options: StateOptions) -> ClientState:
     parts = _parts(options)
     buckets = [limiter.bucket(rule, **each) for each in _by_path(rule, parts, options["path"])]
     named = [f"{label}={_shown(label, value)}" for label, value in parts.items() if label != "limits"]
-    return ClientState(
-        " ".join([rule.name, *named]),
-        [key for bucket in buckets for key in bucket.keys],
-        [bucket.peek for bucket in buckets],
-        _Ways(*([getattr(bucket, way) for bucket in buckets] for way in ("reset", "ban", "pardon"))),
-    )
+    return ClientState(" ".join([rule.name, *named]), [key for bucket in buckets for key in bucket.keys], buckets)
 
 
 def _rule(rules: RuleSet, name: str, options: StateOptions) -> Rule:
@@ -273,16 +267,8 @@ def _listed_caller(rules: RuleSet, options: StateOptions) -> Caller | None:
 
 
 def _parts(options: StateOptions) -> BucketParts:
-    parts: dict[str, Any] = {
-        "ip": options["ip"],
-        "api_key": options["api_key"],
-        "caller": options["caller"],
-        "user": options["user"],
-        "method": options["method"],
-        "host": options["host"],
-        "tier": options["tier"],
-        "path": options["path"],
-    }
+    given: Mapping[str, Any] = options
+    parts = {label: given[label] for label in ("ip", "api_key", "caller", "user", "method", "host", "tier", "path")}
     if options["limits"]:
         parts["limits"] = list(options["limits"])
     if options["header"]:

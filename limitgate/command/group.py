@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import click
 
-from limitgate.command.exits import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE
-from limitgate.command.output import say
-from limitgate.command.service_log import told_at_the_end
+from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, say
 from limitgate.errors import ConfigError, StoreError
-from limitgate.messages.masking import printable
 from limitgate.messages.suggestions import meant
+from limitgate.messages.text import printable
 
 VERBS = {
     "check": "Read rule files as the service would; print every mistake.",
@@ -28,7 +29,9 @@ VERBS = {
     "pardon": "Lift a ban.",
     "bans": "List who is banned, and why.",
 }
-"""One line of help per verb. ``command/verbs/VERB.py`` has the click command of the name ``verb``, with ``_`` for ``-``."""
+"""One line of help per verb. ``command/verbs/VERB.py`` has the click command of the name ``verb``."""
+_OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})
+"""Verbs that are click commands of their own names in ``command/verbs/clients.py``."""
 
 
 class _Verbs(click.Group):
@@ -40,7 +43,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(f"limitgate.command.verbs.{cmd_name}").verb
+        module, name = ("clients", cmd_name) if cmd_name in _OF_CLIENTS else (cmd_name, "verb")
+        command: click.Command = getattr(import_module(f"limitgate.command.verbs.{module}"), name)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -89,3 +93,36 @@ def limitgate() -> None:
 
     Exit status 0: fine; 1: something was found; 2: wrong usage; 3: the store does not answer.
     """
+
+
+class _Lines(logging.Handler):
+    """Keeps log lines, each with the reason that it ends with."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        reason = record.args[-1] if isinstance(record.args, tuple) and record.args else record.msg
+        self.told.append((record.getMessage(), str(reason)))
+
+    def drop(self, known: str) -> None:
+        """Drop lines whose reason is known from a text."""
+        self.told = [each for each in self.told if each[1] not in known]
+
+
+@contextmanager
+def told_at_the_end() -> Iterator[None]:
+    """Print warnings of the service when a verb has ended, but for those that say no more than the store's own failure."""
+    log, lines = logging.getLogger("limitgate"), _Lines()
+    log.addHandler(lines)  # so that Python does not print them itself
+    try:
+        yield
+    except StoreError as error:
+        lines.drop(str(error))
+        raise
+    finally:
+        log.removeHandler(lines)
+        for line, _ in lines.told:
+            say(line, err=True)

@@ -1,4 +1,4 @@
-"""What verbs print: one JSON value, tables, and plain lines where there is no terminal."""
+"""What verbs print: one JSON value, tables, and plain lines where there is no terminal; and what they exit with."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from typing import Any
 
 import click
 
-from limitgate.messages.masking import ORDERS, printable
+from limitgate.messages.text import ORDERS, printable
 
 _ORDER = re.compile(r"\s*::.*::")
 """A line that is an order to GitHub; of ``::1`` it makes none."""
+
+FOUND = 1
+"""Exit status of a mistake, a request that would be refused, a process that does not follow."""
+WRONG_USAGE = 2
+"""click's own."""
+NO_STORE = 3
+"""The store does not answer."""
+INTERRUPTED = 130
+"""128 and the number of SIGINT, as shells have it: Ctrl-C ended it, and nothing was found."""
+NO_READER = 141
+"""128 and the number of SIGPIPE: whoever read the output has gone."""
 
 
 def write(text: str, *, err: bool = False) -> None:

@@ -18,8 +18,7 @@ from limitgate.gate.refusals import kept_keys, place_of_keys
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refusal_id import RefusalId, RefusalKey, tag_of, time_of
-from limitgate.messages.listed import listed
-from limitgate.messages.masking import printable
+from limitgate.messages.text import listed, printable
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import SyncStore, open_sync_store
 from limitgate.stores.base import ConfigRequest, SyncConfigStore

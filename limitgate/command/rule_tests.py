@@ -13,7 +13,7 @@ from limitgate.command.findings import Finding
 from limitgate.errors import spelled
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
-from limitgate.http.described import DescribedRequest
+from limitgate.http.request import DescribedRequest
 from limitgate.rules.files import RuleFile, RuleFiles
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.rule_tests import Given

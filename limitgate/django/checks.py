@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 from limitgate.django.middleware import LimitGateMiddleware
 from limitgate.django.options import options
 from limitgate.errors import ConfigError
-from limitgate.messages.listed import listed
+from limitgate.messages.text import listed
 from limitgate.routes.django import all_marks, views
 from limitgate.rules.decorators import Mark
 from limitgate.rules.files import rules_of

@@ -9,6 +9,7 @@ from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.gate.flow import run
 from limitgate.limits.decision import Window
+from limitgate.process import switch
 from limitgate.stores import AsyncStore, SyncStore
 
 _PLACES = ("scope", "environ", "META", "env")
@@ -66,4 +67,4 @@ def _exchange_of(request: object, function: str) -> Exchange | None:
     exchange: Exchange | None = place[EXCHANGE]
     if exchange is not None and exchange.admission.settlement.is_over:
         raise ConfigError(f"{function} was called when the request was over, expected it before")
-    return exchange
+    return exchange if switch.null_store is None else None

@@ -22,7 +22,7 @@ from limitgate.http.rate_fields import Fields
 from limitgate.http.request import Request
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Plan, Reading
-from limitgate.messages.listed import listed
+from limitgate.messages.text import listed
 from limitgate.overload.options import Adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING

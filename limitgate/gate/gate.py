@@ -51,6 +51,7 @@ from limitgate.observing.exporter import exporter
 from limitgate.overload.adaptive_limit import Guard
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.places import WaitingTask, WaitingThread
+from limitgate.process import switch
 from limitgate.process.looker import Looker
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark
@@ -209,6 +210,9 @@ class Gate:
             admission.is_plain = admission.has_begun = admission.is_counted = False
         else:
             admission, identified = known
+        if switch.null_store is not None:
+            _enter(admission, outer, None, EVERYTHING)
+            return admission
         planner = admission.rules.planner
         try:
             if self.identify is not None and known is None:
@@ -454,7 +458,7 @@ class Gate:
 
         If one of them refuses, all charges of the request are to be refunded, once it has waited for its turn.
         """
-        if admission.marks is EVERYTHING or admission.refusal is not None:
+        if admission.marks is EVERYTHING or admission.refusal is not None or switch.null_store is not None:
             return None  # this request is exempt, or somebody has refused it already
         if admission.settlement.is_over:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
@@ -499,7 +503,7 @@ class Gate:
 
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
-        if is_async_redis(self.store):
+        if is_async_redis(self.store) and switch.null_store is None:
             await self.store.connect()
             self.refusals.agree_soon()
 
@@ -542,7 +546,7 @@ class Gate:
         return admission.rules.planner.plan(admission.request, admission.identified)
 
     def _decide_message(self, admission: Admission, messages: RequestPlan) -> Flow[Refusal | None]:
-        if messages.plan is None:
+        if messages.plan is None or switch.null_store is not None:
             return None
         verdict = yield from self._decide(messages, messages.plan)
         if verdict.decision.allowed:

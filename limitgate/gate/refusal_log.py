@@ -11,7 +11,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.load import InFlight
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.limits.decision import Decision
-from limitgate.messages.masking import Names
+from limitgate.messages.text import Names
 from limitgate.observing.episodes import Episodes, log
 
 

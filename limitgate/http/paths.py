@@ -11,13 +11,13 @@ to the part that the patterns of a rule set can tell apart; if that is not possi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from limitgate.errors import ConfigError
-from limitgate.messages.listed import shortened
+from limitgate.messages.text import shortened
 
 T = TypeVar("T")
 
@@ -323,12 +323,6 @@ class PathIndex(Generic[T]):
             else:
                 node = node.children.setdefault(segment, PathIndex())
         node.here.append(value)
-
-    def nodes(self) -> Iterator[PathIndex[T]]:
-        """All nodes of the tree, each before those below it."""
-        yield self
-        for child in (*self.children.values(), *([self.any] if self.any else ())):
-            yield from child.nodes()
 
     def find(self, path: str) -> list[T]:
         """The values whose patterns match ``path``, in no particular order."""

@@ -25,6 +25,7 @@ from limitgate.overload.heartbeat import Heartbeats
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.overload.places import Places, WaitingTask, WaitingThread
+from limitgate.process import switch
 from limitgate.rules.rule import MAX_DELAY
 
 P = ParamSpec("P")
@@ -121,6 +122,8 @@ class Work(Places):
 
     def enter(self, priority: Priority) -> Decision:
         """Begin a block in this thread, which waits for its place. Raises `RateLimited`."""
+        if switch.null_store is not None:
+            return self._enter_unlimited(get_ident())
         ticket, thread = self._begun(priority, None, WaitingThread)
         if thread is None:
             return self._entered(get_ident(), ticket)
@@ -133,6 +136,8 @@ class Work(Places):
 
     async def aenter(self, priority: Priority) -> Decision:
         """Begin a block in this task, which waits for its place. Raises `RateLimited`."""
+        if switch.null_store is not None:
+            return self._enter_unlimited(asyncio.current_task())
         ticket, task = self._begun(priority, self._heartbeats.guard(), WaitingTask)
         if task is None:
             return self._entered(asyncio.current_task(), ticket)
@@ -144,7 +149,7 @@ class Work(Places):
             raise
         return self._served(asyncio.current_task(), ticket, has_place=ticket.began is not None)
 
-    def enter_unlimited(self, owner: Hashable) -> Decision:
+    def _enter_unlimited(self, owner: Hashable) -> Decision:
         """Begin a block that does not count."""
         with self._lock:
             self._blocks.setdefault(owner, []).append(None)

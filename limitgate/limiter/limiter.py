@@ -31,10 +31,10 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.template import AnyReading, whole_reading
-from limitgate.messages.masking import masked
+from limitgate.messages.text import masked
 from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
-from limitgate.process import waiting
+from limitgate.process import switch, waiting
 from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 
@@ -169,7 +169,8 @@ class AsyncLimiter(Operations):
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
         """Take an estimated cost like `hit`; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
-        return AsyncReservation(await self._arun(self._reserving(key, limits, cost)), self._store)
+        store = switch.null_store or self._store
+        return AsyncReservation(await self._arun(self._reserving(key, limits, cost)), store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
         """Hold a slot for as long as a block runs: ``async with limiter.slot("user:42", 20) as decision:``.
@@ -230,7 +231,7 @@ class AsyncLimiter(Operations):
 
     def _arun(self, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T]:
         """Run a flow that waits for the store no longer than the timeout."""
-        return arun(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
+        return arun(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
@@ -412,7 +413,8 @@ class Limiter(Operations):
 
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
         """Take an estimated cost like `hit`; `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
-        return Reservation(self._run(self._reserving(key, limits, cost)), self._store)
+        store = switch.null_store or self._store
+        return Reservation(self._run(self._reserving(key, limits, cost)), store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
         """Hold a slot for as long as a block runs: ``with limiter.slot("user:42", 20) as decision:``.
@@ -469,7 +471,7 @@ class Limiter(Operations):
 
     def _run(self, flow: ConfigFlow[T]) -> T:
         """Run a flow that waits for the store no longer than the timeout."""
-        return run(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
+        return run(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

@@ -30,8 +30,8 @@ from limitgate.messages.suggestions import lacking
 from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
-from limitgate.process import waiting
-from limitgate.rules.key_parts import check_secret
+from limitgate.process import switch, waiting
+from limitgate.rules.options import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
 
 Limits = tuple[Limit | str | Configured, ...]
@@ -170,7 +170,7 @@ class Operations:
 
     def _prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
         """The plain plan of a hit; None if it is not plain, or there is a mistake: then `_deciding` knows."""
-        if type(cost) is not int or cost > _PREPARED or not isinstance(key, str):
+        if type(cost) is not int or cost > _PREPARED or not isinstance(key, str) or switch.null_store is not None:
             return None
         if limits and isinstance(limits[0], Configured):
             return None
@@ -296,6 +296,8 @@ class Operations:
     def _lookup(self, name: str) -> ConfigFlow[Configuration]:
         """Configuration of a name, up to half a second old; if the store fails, the last one known."""
         key = self._config_key(name)
+        if switch.null_store is not None:
+            return self._known.stale(key) or Configuration((as_limit("1/second"),))
         known = self._known.fresh(key)
         if known is None:
             try:

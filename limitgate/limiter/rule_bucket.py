@@ -15,15 +15,14 @@ from limitgate.gate.flow import Flow
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.http.client_ip import TrustedProxies, canonical
-from limitgate.http.described import DescribedRequest
+from limitgate.http.request import DescribedRequest
 from limitgate.keys import Value, part_of, text_of, value_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.observing.audit import audited
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import limits_on
-from limitgate.rules.key_parts import check_part
-from limitgate.rules.options import Given, check_names, read_limits
+from limitgate.rules.options import Given, check_names, check_part, read_limits
 from limitgate.rules.rule import Rule
 
 _PLACEHOLDERS = frozenset("{<*^")

@@ -16,6 +16,7 @@ from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.observing.counts import LimiterCounts
+from limitgate.process import switch
 
 
 def at_once(limit: Limit | str | int) -> Limit:
@@ -45,6 +46,9 @@ class Entry:
 async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, entry: Entry) -> AsyncIterator[Decision]:
     """Hold the slots of a plan in an `AsyncStore`."""
     entry.is_entered = True
+    if switch.null_store is not None:
+        yield run(switch.null_store, _taking(slot_keeper, plan, figures)).decision
+        return
     taken = await arun(slot_keeper.store, _taking(slot_keeper, plan, figures))
     holder = _Holder()
     slot_keeper.hold(taken.plan.charges, holder)
@@ -58,6 +62,9 @@ async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | No
 def slot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, entry: Entry) -> Iterator[Decision]:
     """Hold the slots of a plan in a `SyncStore`."""
     entry.is_entered = True
+    if switch.null_store is not None:
+        yield run(switch.null_store, _taking(slot_keeper, plan, figures)).decision
+        return
     taken = run(slot_keeper.store, _taking(slot_keeper, plan, figures))
     holder: _Holder | None = _Holder()
     slot_keeper.hold(taken.plan.charges, holder)

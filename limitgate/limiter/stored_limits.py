@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.limit import Limit, as_limit
+from limitgate.process import switch
 from limitgate.process.forking import begin_anew_in_children
 
 FRESH = 0.5
@@ -57,6 +58,8 @@ class Known:
 
     def note(self, key: str, configuration: Configuration | None) -> None:
         """Remember a configuration, or that there is none."""
+        if switch.null_store is not None:
+            return
         if configuration is None:
             self._read.pop(key, None)
         else:

@@ -14,7 +14,7 @@ from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_cost, wait_us
-from limitgate.messages.listed import listed
+from limitgate.messages.text import listed
 
 SECOND = 1_000_000
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
 from typing import NoReturn, TypeVar
 
-from limitgate.messages.listed import MOST, listed
+from limitgate.messages.text import MOST, listed
 
 Kind = TypeVar("Kind", bound=type)
 

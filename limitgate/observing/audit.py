@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from limitgate.messages.masking import printable
+from limitgate.messages.text import printable
 
 log = logging.getLogger("limitgate.audit")
 

@@ -25,7 +25,6 @@ from limitgate.observing.series import takes_slots, windows_of, written
 from limitgate.observing.shed import ShedSeries
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.places import Places
-from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import Rule, RuleSet
@@ -168,7 +167,6 @@ class Counts:
         """Set the limits in the set before that are not in the one after to 0."""
         present = written(after)
         for labels, rule in written(before).items():
-            yield_gil()
             kept = windows_of(present[labels].every_limit) if labels in present else {}
             self.named(*labels).retire([window for window in windows_of(rule.every_limit) if window not in kept])
 

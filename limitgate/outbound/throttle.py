@@ -30,7 +30,7 @@ from limitgate.outbound.options import CheckedOptions, ClientOptions
 from limitgate.outbound.response_fields import Answer
 from limitgate.outbound.strict import check_is_strict, strict as strictly
 from limitgate.overload.adaptive_limit import Outcome
-from limitgate.process import waiting
+from limitgate.process import switch, waiting
 from limitgate.stores import MemoryStore
 
 
@@ -170,7 +170,7 @@ class ClientThrottle(Generic[Request, Kind]):
 
     def exchange(self, transport: Transport, request: Request) -> Flow:
         """Send a request in its turn, and again if it is refused; return its response. Raises `RateLimited`, `StoreError`."""
-        key = self._key(request)
+        key = self._key(request) if switch.null_store is None else None
         if key is None:
             return (yield transport.send(request))[0]
         deadline = waiting.monotonic() + self._options.timeout

@@ -1,1 +1,1 @@
-"""What belongs to the process and not to a request: its forks, threads, GIL, sockets and clock."""
+"""What belongs to the process and not to a request: its forks, threads, sockets and clock."""

@@ -8,7 +8,7 @@ from copy import copy
 
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
-from limitgate.http.described import DescribedRequest
+from limitgate.http.request import DescribedRequest
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.replay.access_log import Entry

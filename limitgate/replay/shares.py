@@ -9,10 +9,9 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from limitgate.http.client_ip import grouped
-from limitgate.replay.access_log import Entry, Format, Log, parser_of
+from limitgate.replay.access_log import Entry, Format, Log, TimeOrder, parser_of
 from limitgate.replay.engine import Engine
 from limitgate.replay.figures import Figures
-from limitgate.replay.time_order import TimeOrder
 from limitgate.rules.files import load_rules
 from limitgate.rules.rule import RuleSet
 

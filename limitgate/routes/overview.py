@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from limitgate.http.paths import ANY, REST, covers, meet, segments
 from limitgate.limits.priority import percent
-from limitgate.messages.listed import listed
-from limitgate.messages.masking import printable
+from limitgate.messages.text import listed, printable
 from limitgate.rules.decorators import Mark
 from limitgate.rules.rule import Rule, RuleSet, unreplaced
 

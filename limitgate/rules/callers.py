@@ -17,7 +17,6 @@ from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
 from limitgate.limits.limit import Limit
 from limitgate.limits.priority import NORMAL, RESERVES, Priority, is_priority
-from limitgate.process.gil import yield_gil
 from limitgate.rules.options import Given, read_limits
 
 DEFAULT_TIER = "default"
@@ -118,7 +117,6 @@ class Callers:
         self._by_header: list[tuple[dict[str, str], Caller, bool]] = []
         mistakes: list[ConfigError] = []
         for place, entry in enumerate(listed):
-            yield_gil()
             caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.limits, entry.priority)
             if entry.api_key:
                 digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))

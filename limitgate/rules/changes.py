@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from limitgate.algorithms import STORED_AS
 from limitgate.limits.limit import Limit
-from limitgate.messages.listed import listed
-from limitgate.process.gil import yield_gil
+from limitgate.messages.text import listed
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.rule import Rule, RuleSet
 
@@ -39,7 +38,7 @@ def changes(before: RuleSet, after: RuleSet) -> Changes:
     """Compare two rule sets."""
     old, new = _by_name(before), _by_name(after)
     both = [name for name in new if name in old]
-    changed = [name for name in both if _is_other(old[name], new[name])]
+    changed = [name for name in both if old[name] != new[name]]
     reasons = [(name, _reason(old[name], new[name])) for name in changed]
     listed = _by_id(before.listed_callers), _by_id(after.listed_callers)
     return Changes(
@@ -69,14 +68,8 @@ def _by_id(callers: Iterable[KnownCaller]) -> Mapping[str, list[KnownCaller]]:
     return by_id
 
 
-def _is_other(old: Rule, new: Rule) -> bool:
-    yield_gil()
-    return old != new
-
-
 def _reason(old: Rule, new: Rule) -> str | None:
     """The reason why the buckets of a rule are other ones than before; None where they are the same."""
-    yield_gil()
     if old.key != new.key:
         return f"key {', '.join(new.key)} instead of {', '.join(old.key)}"
     if old.paths != new.paths and new.key_asks("path"):

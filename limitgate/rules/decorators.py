@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
+from limitgate.process import switch
 from limitgate.rules.options import LimitOptions, LimitsBy, check_names, check_takes_request, gives_limits, show_options
 from limitgate.rules.rule import DEFAULTS, Rule
 
@@ -297,7 +298,7 @@ def _check(rule: Rule) -> None:
 
 def without_a_gate(rule: Rule) -> None:
     """Raise `ConfigError` for a limit that was reached without a gate around it, unless LimitGate is switched off."""
-    if _enabled():
+    if switch.null_store is None and _enabled():
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "

@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel
 
 from limitgate.limits.limit import Limit
-from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.rule import Rule, RuleSet
 
@@ -52,7 +51,6 @@ def canonical(rules: RuleSet) -> str:
 
 
 def _rule(rule: Rule) -> str:
-    yield_gil()
     without = _IN_LIMITS if rule.limits_by is not None else (*_IN_LIMITS, *_OF_GIVEN_LIMITS)
     said = {name: getattr(rule, name) for name in Rule.model_fields if name not in without}
     if rule.adaptive is None:  # whose digest is that of versions which did not know it
@@ -62,7 +60,6 @@ def _rule(rule: Rule) -> str:
 
 
 def _caller(caller: KnownCaller) -> str:
-    yield_gil()
     said = {name: getattr(caller, name) for name in KnownCaller.model_fields}
     header = {name.lower(): value for name, value in (caller.header or {}).items()}
     return _text({**said, "header": header, "tier": caller.tier or DEFAULT_TIER})

@@ -13,8 +13,7 @@ from typing import Any
 import yaml
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
-from limitgate.messages.listed import shortened
-from limitgate.process.gil import freed_in_pieces, yield_gil
+from limitgate.messages.text import shortened
 
 MAX_BYTES = 1 << 20
 """Size of a rule file."""
@@ -43,18 +42,20 @@ _NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 class _Loader(yaml.SafeLoader):
     """Safe YAML whose every error knows its line, and which does not build up what is going to be refused."""
 
-    _composed = 0
+    def __init__(self, text: bytes) -> None:
+        super().__init__(text)
+        self.nodes: list[Any] = []
+        """All nodes, children before their parents."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        self._composed += 1
-        if self._composed > 2 * MAX_NODES:  # each may have a name
+        if len(self.nodes) > 2 * MAX_NODES:  # each may have a name
             raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES} values, expected fewer")
-        yield_gil()
         compose: Callable[[Any, Any], Any] = super().compose_node
-        return freed_in_pieces(compose(parent, index))
+        node = compose(parent, index)
+        self.nodes.append(node)
+        return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyYAML has it
-        yield_gil()
         construct: Callable[[Any, bool], Any] = super().construct_object
         try:
             return construct(node, deep)
@@ -85,6 +86,7 @@ class Document:
                 raise self._mistake(None, f"too many bytes, expected at most {MAX_BYTES}")
             loader = _Loader(text)
             self._root = loader.get_single_node()
+            self._nodes = loader.nodes
             self._check((), self._root, [MAX_NODES])
             construct: Callable[[Any], Any] = loader.construct_document
             self.data = construct(self._root) if self._root else None
@@ -103,6 +105,12 @@ class Document:
             raise self._mistake(line, message) from None
         except RecursionError as error:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
+
+    def free(self) -> None:
+        """Forget the lines, node by node: Python would free the whole tree in one go, which stops all threads."""
+        self._root = None
+        while self._nodes:
+            self._nodes.pop()
 
     def mistake(self, field: Field, message: str) -> ConfigError:
         """The error that names this file, the line of ``field``, and the field."""
@@ -123,7 +131,6 @@ class Document:
 
     def _check(self, field: Field, node: Any, budget: list[int]) -> None:
         """Take out fields that stand there twice or have no name; refuse documents that aliases make grow out of bounds."""
-        yield_gil()
         budget[0] -= 1
         if budget[0] < 0:
             raise self._mistake(None, f"more than {MAX_NODES} values, expected fewer (aliases count each time)")

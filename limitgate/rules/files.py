@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
-from limitgate.messages.listed import listed
-from limitgate.process.gil import yield_gil
+from limitgate.messages.text import listed
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller, Text
 from limitgate.rules.document import Document
 from limitgate.rules.rule import Rule, RuleSet
@@ -23,6 +22,8 @@ from limitgate.rules.rule_tests import RuleTest, read_rule_test
 T = TypeVar("T")
 
 SUFFIXES = (".yaml", ".yml")
+MAX_RULES = 20_000
+"""Rules in all files of a set."""
 MOST_NOTES = 20
 """Mistakes that a traceback shows besides the first."""
 
@@ -77,11 +78,14 @@ def load_rules(path: str | Path) -> RuleSet:
     if "\n" in str(path):
         raise ConfigError("rules: text of several lines, expected the path of a rule file instead of what stands in it")
     try:
-        return read_rule_files(path).rules
+        found = read_rule_files(path)
     except ConfigError as error:
         for other in error.others[:MOST_NOTES]:
             error.add_note(str(other))
         raise
+    for file in found.files:
+        file.document.free()
+    return found.rules
 
 
 def read_rule_files(path: str | Path) -> RuleFiles:
@@ -89,11 +93,17 @@ def read_rule_files(path: str | Path) -> RuleFiles:
 
     Whether files contradict each other is looked at when each of them can be read.
     """
-    found = [_read(file) for file in files_at(Path(path))]
-    mistakes = [mistake for _, of_file in found for mistake in of_file]
-    files = [file for file, _ in found if file is not None]
+    files: list[RuleFile] = []
+    mistakes: list[ConfigError] = []
+    paths = files_at(Path(path))
+    for file in paths:
+        read, of_file = _read(file)
+        mistakes += of_file
+        files += [] if read is None else [read]
+        if (count := sum([len(each.rules) for each in files])) > MAX_RULES:
+            raise ConfigError.in_file(str(path), None, ("rules",), f"{count} rules so far, expected at most {MAX_RULES}")
     rules = RuleSet([])
-    if len(files) == len(found):
+    if len(files) == len(paths):
         mistakes += islice(_contradictions(files), MOST_MISTAKES)
         try:
             rules = _joined(files)
@@ -174,13 +184,11 @@ def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
     mistakes = [*document.mistakes, *wrong]
     read = RuleFile(document, top.tier, {}, {}, {})
     for place, entry in enumerate(top.rules):
-        yield_gil()
         if (
             rule := _noting(mistakes, document, ("rules", place), _rule, entry, top.tier) or _stand_in(entry, top.tier)
         ) is not None:
             read.rules[place] = rule
     for place, entry in enumerate(top.callers):
-        yield_gil()
         if (caller := _noting(mistakes, document, ("callers", place), _caller, entry, top.tier)) is not None:
             read.callers[place] = caller
     latest = 0.0
@@ -264,7 +272,6 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
     for file in files:
         for kind, entries in (("rules", file.rules), ("callers", file.callers)):
             for place, entry in entries.items():
-                yield_gil()
                 if entry.tier not in known:
                     message = f"no file describes tier {entry.tier!r}, expected one of {listed(known)}"
                     yield file.document.mistake((kind, place, "tier"), message)

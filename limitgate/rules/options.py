@@ -1,9 +1,11 @@
-"""Options of rules as they may be given: the only list of them for type checkers, and for all that takes some of them."""
+"""Options of rules as they may be given, parts of keys among them: for type checkers, and for all that takes some of them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from inspect import Parameter, Signature, isclass, iscoroutinefunction, isroutine, signature
 from typing import Annotated, Any, Literal, TypedDict, TypeGuard, TypeVar
 
@@ -74,99 +76,50 @@ Bounds = Adaptive | Mapping[str, float | str] | bool | None
 
 
 class ThrottleOptions(TypedDict, total=False):
-    """Options of a throttle of Django REST framework."""
+    """Options of a throttle of Django REST framework; the fields of `Rule` say what each means."""
 
     methods: Iterable[str] | None
-    """Methods that the rule is for, all if not given. GET covers HEAD and WebSocket handshakes. Default: ``None``."""
     clients: Iterable[str]
-    """Addresses and CIDRs of the clients that the rule is for, behind trusted proxies; all if not given. Default: ``()``."""
     when: When | None
-    """Requests that the rule is for, in Python only: a plain function ``(request) -> bool``; all if not given. Default:
-    ``None``.
-    """
     cost: Cost
-    """Number of requests that one counts for; in Python also a callable ``(request) -> int``. Default: ``1``."""
     on_error: OnError | None
-    """The answer to requests while the store fails; the option of this name if not given. Default: ``None``."""
     shadow: bool
-    """Count and report, but never refuse. Default: ``False``."""
     charge_if: Outcomes | None
-    """Which outcomes are charged: every request is while it is under way, and others get it back when they are over. Default:
-    ``None``.
-    """
     algorithm: str | None
-    """The algorithm of limits that name none themselves; see docs/algorithms.md. Default: ``None``."""
     align: str | None
-    """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any.
-    Default: ``None``.
-    """
     max_delay: float | str | None
-    """For how long a request may wait for its turn instead of being refused: seconds, ``2s``; beside ``adaptive`` also 0.
-    Default: ``None``.
-    """
 
 
 class DependencyOptions(ThrottleOptions, total=False):
-    """Options of a dependency of FastAPI, besides its name, limits and key."""
+    """Options of a dependency of FastAPI, besides its name, limits and key; see `Rule`."""
 
     qps: int | None
-    """Requests per second. Default: ``None``."""
     qpm: int | None
-    """Requests per minute. Default: ``None``."""
     qph: int | None
-    """Requests per hour. Default: ``None``."""
     qpd: int | None
-    """Requests per day. Default: ``None``."""
     concurrency: int | None
-    """Requests in flight at once, each until the last of its response, WebSockets until they close; each is one. Default:
-    ``None``.
-    """
 
 
 class LimitOptions(DependencyOptions, total=False):
-    """Options of ``@limit``, besides its name and limits."""
+    """Options of ``@limit``, besides its name and limits; see `Rule`."""
 
     adaptive: Bounds
-    """Requests in flight in this process, held to what it can do at the moment: true, or bounds; see docs/overload.md. Default:
-    ``None``.
-    """
-
     key: Iterable[str]
-    """Parts of a request that tell buckets apart, see docs/keys.md. Default: ``('ip',)``."""
     replaces: str | Iterable[str]
-    """Names of rules that do not apply where this one does; ``"*"`` for all rules that have limits, not for ``@limit``.
-    Default: ``()``.
-    """
     per: Per
-    """Unit of counting: requests, or each message that a client sends over a WebSocket. Default: ``'request'``."""
 
 
 class RuleOptions(LimitOptions, total=False):
-    """Options of a `Rule`, besides its name and limits; the rule says what each means."""
+    """Options of a `Rule`, besides its name and limits, as they may be given."""
 
     path: str | Iterable[str]
-    """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``, or a list of such patterns. Default: ``'/**'``.
-    """
     exclude: Iterable[str]
-    """Patterns of paths that the rule is not for, though ``path`` matches them. Default: ``()``."""
     tier: str | None
-    """The tier that the rule belongs to; in a file, that of the file if not given. Default: ``None``."""
     exempt: bool
-    """Switch every rule off for the requests that match; with ``clients`` an allow list. Default: ``False``."""
     deny: bool
-    """Answer 403 to the requests that match, and charge nothing; with ``clients`` a deny list. Default: ``False``."""
     lease: int
-    """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one. Default:
-    ``0``.
-    """
     priority: Priority | None
-    """The priority under this rule; that of the caller if not given, which is normal for those who have none. Default:
-    ``None``.
-    """
     reserve: str | float | Fraction | None
-    """The share of each limit, such as ``20%``, that is kept for callers of high priority; twice as much from those of low.
-    Default: ``None``.
-    """
 
 
 def gives_limits(value: object) -> TypeGuard[LimitsBy]:
@@ -240,3 +193,36 @@ def show_options(function: Callable[..., Any], options: type, defaults: Mapping[
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind) for name, kind in annotations.items()
     ]
     setattr(function, "__signature__", Signature([*own, *named], return_annotation=plain.return_annotation))  # noqa: B010
+
+
+PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
+_HEADER = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}"
+_HEADER_PART = re.compile(f"header:{_HEADER}", re.ASCII)
+_HEADER_NAME = re.compile(f"(?!(?i:HTTP_)){_HEADER}", re.ASCII)
+
+
+@lru_cache(maxsize=1024)
+def check_part(name: str) -> tuple[str, ...]:
+    """The alternatives in one part of a key, as they are known inside. Raises `ConfigError`."""
+    labels = tuple(label.strip() for label in name.split("|"))
+    for label in labels:
+        if label not in PARTS and not _HEADER_PART.fullmatch(label):
+            expected = expected_of(label, [*PARTS, "header:NAME"])
+            other = "for anything else there is 'caller', whom the option identify names"
+            raise ConfigError(f"key part {label!r:.80} is unknown, {expected}, alternatives separated by '|'; {other}")
+    return tuple(label if label in PARTS else label.lower() for label in labels)
+
+
+def check_header(name: str) -> str:
+    """The name of a header as it is sent. Raises `ConfigError` for what is none, or is spelled as in an environ."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r:.80} is no name of a header, expected it as it is sent, such as x-forwarded-for")
+    return name
+
+
+def check_secret(secret: str | None) -> bytes:
+    """The bytes that key the digests in the store, none for None. Raises `ConfigError`, which does not tell the secret."""
+    key = (secret or "").encode()
+    if secret is not None and not 16 <= len(key) <= 64:
+        raise ConfigError("expected a secret of 16 to 64 bytes")
+    return key

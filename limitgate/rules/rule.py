@@ -37,10 +37,19 @@ from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.messages.suggestions import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
-from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
-from limitgate.rules.key_parts import check_part
-from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, RuleOptions, When, check_takes_request, gives_limits
+from limitgate.rules.options import (
+    ChargeIf,
+    Cost,
+    LimitsBy,
+    OnError,
+    Per,
+    RuleOptions,
+    When,
+    check_part,
+    check_takes_request,
+    gives_limits,
+)
 
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
@@ -658,7 +667,6 @@ class RuleSet:
         listed = list(rules)
         mistakes = []
         for place, rule in enumerate(listed):
-            yield_gil()
             if not isinstance(rule, Rule):
                 raise ConfigError.at(("rules", place), f"{rule!r:.80} is no Rule, expected some; load_rules reads files")
             tier = rule.tier or DEFAULT_TIER
@@ -695,7 +703,6 @@ class RuleSet:
         """
         for of_tier in self.tiers.values():
             for rule in of_tier:
-                yield_gil()
                 vars(rule).pop("rule_set", None)
 
     def __repr__(self) -> str:
@@ -707,7 +714,6 @@ def _wrongly_replaced(rules: Sequence[Rule]) -> Iterator[ConfigError]:
     names = {rule.name for rule in rules}
     exempt = {rule.name for rule in rules if rule.exempt}
     for place, rule in enumerate(rules):
-        yield_gil()
         for number, name in enumerate(rule.replaces):
             message = None
             if name in exempt:
@@ -721,7 +727,6 @@ def _wrongly_replaced(rules: Sequence[Rule]) -> Iterator[ConfigError]:
 def _wrong_limits(callers: Sequence[KnownCaller], tiers: Mapping[str, Sequence[Rule]]) -> Iterator[ConfigError]:
     """The callers' own limits that are for no rule, or for one that cannot have them."""
     for place, caller in enumerate(callers):
-        yield_gil()
         rules = {rule.name: rule for rule in tiers.get(caller.tier or DEFAULT_TIER, tiers[DEFAULT_TIER]) if rule.has_limits}
         for name, limits in caller.limits.items():
             field = "callers", place, "limits", name

@@ -20,10 +20,9 @@ from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import STYLES
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.masking import Names
 from limitgate.messages.suggestions import expected_of, meant
-from limitgate.rules.key_parts import check_header, check_secret
-from limitgate.rules.options import OnError, check_takes_request
+from limitgate.messages.text import Names
+from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"

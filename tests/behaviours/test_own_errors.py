@@ -18,8 +18,8 @@ from limitgate.gate import slot_keeper
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis import breaker, calls, replies
 from limitgate.stores.redis.aio import batcher, cluster, listening
+from limitgate.stores.redis.dial.dialer import Spare
 from limitgate.stores.redis.dial.resolver import Resolver
-from limitgate.stores.redis.dial.spare import Spare
 from limitgate.stores.redis.threads import cluster as cluster_threads, node, pool as connections, store as threads
 from tests.support.clusters import KINDS, charge, key_on, plan, settled
 from tests.support.crowds import a_plan, ask, begin
@@ -312,7 +312,7 @@ async def test_a_name_that_is_none() -> None:
 def test_no_descriptor_is_closed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that need the spare descriptor at the same time close it once: it may be somebody else's a moment later."""
     closed: list[int] = []
-    monkeypatch.setattr("limitgate.stores.redis.dial.spare.os.close", closed.append)
+    monkeypatch.setattr("limitgate.stores.redis.dial.dialer.os.close", closed.append)
     spare = Spare()
     spare.fill()
     gate = threading.Barrier(8)

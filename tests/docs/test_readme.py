@@ -13,7 +13,7 @@ import limitgate
 from limitgate import ConfigError, Settings, open_store
 from limitgate.command.group import VERBS
 from limitgate.http.rate_fields import STYLES
-from limitgate.rules.key_parts import PARTS
+from limitgate.rules.options import PARTS
 from tests.support.markdown import PAGES, ROOT, rows, text_of
 
 README = text_of("README.md")

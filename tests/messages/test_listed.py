@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limitgate.messages.listed import LONGEST, listed, shortened
+from limitgate.messages.text import LONGEST, listed, shortened
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limitgate.messages.masking import masked, printable, shown
+from limitgate.messages.text import masked, printable, shown
 
 
 @pytest.mark.parametrize(

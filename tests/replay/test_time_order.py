@@ -7,9 +7,8 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate.replay import time_order
-from limitgate.replay.access_log import Entry
-from limitgate.replay.time_order import LATE, TimeOrder
+from limitgate.replay import access_log
+from limitgate.replay.access_log import LATE, Entry, TimeOrder
 
 SECOND = 1_000_000
 
@@ -37,7 +36,7 @@ def test_little_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, at in enumerate(times):
         waiting += 1 - len(order.push(Entry(at, b"", "GET", "/")))
         assert waiting <= 2 * LATE, number
-    monkeypatch.setattr(time_order, "MOST", 10)
+    monkeypatch.setattr(access_log, "MOST", 10)
     crowd = TimeOrder()
     assert sum(len(crowd.push(Entry(number % 7 * SECOND, b"", "GET", "/"))) for number in range(1000)) >= 989
 

@@ -87,6 +87,24 @@ def test_one_file_is_a_rule_set(tmp_path: Path, name: str) -> None:
     assert names(load_rules(tmp_path / name)) == names(load_rules(str(tmp_path / name))) == ["api", "login", "health"]
 
 
+def test_a_set_has_at_most_so_many_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all files count together, and nothing is read beyond."""
+    monkeypatch.setattr("limitgate.rules.files.MAX_RULES", 4)
+    written(tmp_path, a__yaml=DEFAULT, b__yaml=VIP)
+    assert len(load_rules(tmp_path).tiers["vip"]) == 3
+    written(tmp_path, c__yaml="tier: gold\nrules: [{name: api, qps: 9}]", d__yaml="{")
+    with pytest.raises(ConfigError) as caught:
+        load_rules(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: rules: 5 rules so far, expected at most 4"
+
+
+def test_ten_thousand_rules_are_read(tmp_path: Path) -> None:
+    """As many as one file holds."""
+    entries = [f"- {{name: api{number}, path: /api/{number}/**, qps: 5}}" for number in range(10_000)]
+    rules = load_rules(written(tmp_path, default__yaml="\n".join(["rules:", *entries])))
+    assert len(rules.tiers["default"]) == 10_000
+
+
 def test_in_a_folder_yaml_and_yml_are_read_and_nothing_else(tmp_path: Path) -> None:
     """Other files in the folder are left alone, broken or not, and so are folders in it, and what is hidden."""
     written(tmp_path, default__yaml=DEFAULT, vip__yml=VIP, notes__txt="{", old__yaml__bak="{", README__md="{")

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import click
 
-from limitgate.command.exits import FOUND
 from limitgate.command.findings import Finding, found, shown_path
-from limitgate.command.output import print_json, say
+from limitgate.command.output import FOUND, print_json, say
 from limitgate.command.rule_sets import is_in_python, rules_named
 from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
 from limitgate.observing.series import series

@@ -13,8 +13,7 @@ from limitgate.command import refusal
 from limitgate.command.applications import application, routes_of
 from limitgate.command.client_state import header_of, tell_of_routes, timeout_option
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
-from limitgate.command.exits import FOUND
-from limitgate.command.output import print_json, print_table, say
+from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.command.rule_sets import RULES, is_identifying, is_in_python, limits_in_code, rules_named
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, explain

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from limitgate.command.output import print_json, print_table, say
-from limitgate.messages.listed import shortened
+from limitgate.messages.text import shortened
 from limitgate.replay.access_log import Format, Log
 from limitgate.replay.engine import Engine
 from limitgate.replay.figures import Figures, name_of

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from limitgate.command.applications import application, look_here
-from limitgate.command.exits import FOUND
-from limitgate.command.output import print_json, say
+from limitgate.command.output import FOUND, print_json, say
 from limitgate.command.rule_sets import gates_around, inwards, is_of_django, rules_named
 from limitgate.routes import starlette_listing
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched

@@ -22,10 +22,11 @@ from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.masking import Names
+from limitgate.messages.text import Names
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
+from limitgate.process import switch
 from limitgate.process.looker import Looker, Watched
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of
@@ -55,67 +56,28 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     """
 
     enabled: bool
-    """``False`` switches middleware and decorators off. Default: ``True``."""
     rules: str | Path | Iterable[Rule] | RuleSet
-    """A rule file, a folder of them, a list of `Rule` or a `RuleSet`; has to be given. Default: ``None``."""
     store: str | Store
-    """The URL of a store, or a store. With ``memory://`` each process counts by itself. Default: ``'memory://'``."""
     on_error: OnError
-    """The answer to requests while the store fails: they pass, get a 503, or are limited by this process alone. Default:
-    ``'open'``.
-    """
     processes: int
-    """Processes that serve together. While the store fails, each grants its share of the limits under ``local``. Default:
-    ``1``.
-    """
     timeout: float
-    """Seconds that a request may wait for the store, all together. Default: ``0.1``."""
     trusted_proxies: Sequence[str]
-    """Addresses and CIDRs of proxies whose forwarding header is believed; ``unix`` for a peer on a unix socket. Default:
-    ``()``.
-    """
     forwarded_header: str
-    """The one header to read behind a trusted proxy; ``forwarded`` for RFC 7239. Default: ``'x-forwarded-for'``."""
     ipv6_prefix: int
-    """Bits of the network that IPv6 clients are grouped by. Default: ``64``."""
     api_key_header: str
-    """Where the API key stands; ``authorization`` reads a Bearer token (RFC 6750). Default: ``'x-api-key'``."""
     identify: Identify | None
-    """Names the caller of a request: ``(request) -> Caller | None``; may be async on ASGI. Default: ``None``."""
     headers: Sequence[str]
-    """Styles of rate headers to send. Default: ``('x-ratelimit',)``."""
     shadow: bool
-    """Decide and report, never refuse. Default: ``False``."""
     strict: bool
-    """Tell at start which limits let more than their count pass within one period. Default: ``False``."""
     on_denied: Refuser | None
-    """Makes the refusal: an ASGI application, on WSGI a WSGI application. Default: ``None``."""
     new_buckets: int
-    """Buckets that a source may open in a minute by keys of its own choosing, in each process; 0 for any number. Default:
-    ``1000``.
-    """
     key_prefix: str
-    """First part of every key in the store. Default: ``'limitgate'``."""
     require_store: bool
-    """Fail at start where the store does not answer within 5 seconds, instead of starting under ``on_error``. Default:
-    ``False``.
-    """
     reload: float
-    """Seconds between two looks at whether the files of the rules have changed; 0 never looks. Default: ``0.0``."""
     names: Names
-    """How much of a client's name log lines about refusals show: first and last characters, all (``full``), or nothing.
-    Default: ``'masked'``.
-    """
     refusal_logs: int
-    """Log lines a minute about buckets that begin and cease to refuse, in each process; 0 for none. Default: ``60``."""
     observers: Sequence[str | Observer]
-    """Who is handed the figures: ``prometheus``, ``opentelemetry``, or an `Observer`; see docs/observing.md. Default:
-    ``()``.
-    """
     secret: str | None
-    """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them. Default:
-    ``None``.
-    """
 
 
 class Built(NamedTuple):
@@ -131,9 +93,11 @@ class Built(NamedTuple):
 
     def ask_store(self) -> None:
         """Ask the store: in the background, or if it is required now. Raises `StoreError` if then it does not answer."""
-        if self.gate is not None and self.required_prefix is not None:
+        if self.gate is None or switch.null_store is not None:
+            return
+        if self.required_prefix is not None:
             require(self.gate.store, self.required_prefix)
-        elif self.gate is not None:
+        else:
             ask_in_background(self.gate.store)
             if not is_going_to_fork():  # else each child does with its first answer
                 self.gate.refusals.agree_soon()

@@ -5,9 +5,10 @@ A gate's rules in force are one object, so another one takes over between two re
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from weakref import ref
 
 from limitgate.errors import ConfigError
@@ -16,7 +17,6 @@ from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.observing.audit import rules_changed
 from limitgate.own_errors import own_error
-from limitgate.process.gil import free_in_pieces, in_pieces
 from limitgate.rules.changes import changes
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import RuleSet
@@ -25,12 +25,10 @@ from limitgate.rules.watch import RuleSource, WatchedFiles
 
 log = logging.getLogger("limitgate")
 
-
-class _Retired(NamedTuple):
-    """Rules that were in force, and what they consist of, the whole before its parts."""
-
-    rules: ref[RulesInForce]
-    parts: list[object]
+SPARED = 10
+"""Loads of rules after a full garbage collection that cause no other one. With more, garbage could stay for ever."""
+FROZEN_BY_PYTHON = 1_000
+"""Objects that Python itself may have frozen at its start: 3.12 some hundreds. An application freezes many more."""
 
 
 class Reloader:
@@ -40,19 +38,38 @@ class Reloader:
         self._gate = ref(gate)  # the gate has this object
         self._source = source
         self._ready = ready
-        self._retired: list[_Retired] = []
+        self._spared = self._full_collections = 0
 
     def look(self) -> None:
         """Look once. Rules that have changed take over if they can be used; else those in force stay, which is logged."""
-        if self._retired:
-            self._free_retired()
         if self._source.has_changed():
-            with in_pieces():
+            with self._no_full_collection():
                 self._load()
 
     def forget(self) -> None:
-        """Load whatever there is."""
+        """Load whatever there is, in the child of a fork, where the last load does not end."""
+        with suppress(ValueError):
+            gc.callbacks.remove(_age)
         self._source.forget()
+
+    @contextmanager
+    def _no_full_collection(self) -> Iterator[None]:
+        """Keep the garbage collector from stopping all threads to look at every object, because so many are new.
+
+        To freeze objects and take that back moves them to the oldest generation, and counts as no reason to collect it. What an
+        application has frozen has to stay so.
+        """
+        full_collections = gc.get_stats()[-1]["collections"]
+        self._spared = self._spared + 1 if full_collections == self._full_collections else 1
+        self._full_collections = full_collections
+        if self._spared > SPARED or gc.get_freeze_count() > FROZEN_BY_PYTHON:
+            yield
+            return
+        gc.callbacks.append(_age)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(_age)
 
     def _load(self) -> None:
         gate = self._gate()
@@ -68,8 +85,10 @@ class Reloader:
             rules.detach()
             ready = self._ready(rules)
             if ready.counts is not None:
-                revision(rules)  # observers are told it, by threads that do not work in pieces
-            self._enforce(gate, ready)
+                revision(rules)  # else the first scrape works it out, perhaps on an event loop
+            gate.enforce(ready)
+            if ready.counts is not None:
+                ready.counts.retire(before, rules)
         except ConfigError as error:
             gate.loads.note(is_ok=False)
             more = f" (and {len(error.others)} more)" if error.others else ""
@@ -81,26 +100,17 @@ class Reloader:
             gate.loads.note(is_ok=True)
             rules_changed(self._source.name, str(difference))
 
-    def _enforce(self, gate: Gate, rules: RulesInForce) -> None:
-        """Put rules in force, and keep the parts of those before until no request has these any more."""
-        before = gate.rules
-        self._retired.append(_Retired(ref(before), list(before.planner.parts())))
-        gate.enforce(rules)
-        if rules.counts is not None:
-            rules.counts.retire(before.rule_set, rules.rule_set)
-
-    def _free_retired(self) -> None:
-        """Free the parts of rules that no request has any more, bit by bit: Python would free all at once."""
-        gone = [retired for retired in self._retired if retired.rules() is None]
-        self._retired = [retired for retired in self._retired if retired not in gone]
-        with in_pieces():
-            for retired in gone:
-                free_in_pieces(retired.parts)
-
     def _check_some(self, before: RuleSet, rules: RuleSet) -> None:
         """Raise `ConfigError` where all rules are gone: half of a file may be just that."""
         if any(before.tiers.values()) and not any(rules.tiers.values()):
             raise ConfigError(f"{self._source.name}: no rule at all, expected some, or a restart to limit nothing")
+
+
+def _age(phase: str, _: object) -> None:
+    """After a collection of the youngest generation, move what it has left to the oldest one."""
+    if phase == "stop":
+        gc.freeze()
+        gc.unfreeze()
 
 
 class OptionsWatch:

@@ -13,7 +13,7 @@ from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.limits.written_out import compiled
-from limitgate.messages.masking import Names, shown
+from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import Counts
 from limitgate.rules.rule import Rule
 

@@ -21,9 +21,8 @@ from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.listed import listed
+from limitgate.messages.text import listed
 from limitgate.observing.counts import Counts
-from limitgate.process.gil import yield_gil
 from limitgate.routes import NoRoutes, Routes, fills_with_nothing, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
@@ -67,7 +66,6 @@ def _by_what_is_charged(compiled_rules: CompiledRules) -> tuple[CompiledRules, C
 def _patterns(rules: Iterable[Rule]) -> Iterator[tuple[str, ...]]:
     """The patterns of all rules, those of what they exclude, too."""
     for rule in rules:
-        yield_gil()
         yield from map(segments, (*rule.paths, *rule.exclude))
 
 
@@ -75,7 +73,6 @@ def _index(compiled_rules: Sequence[CompiledRule], *, exempt: bool) -> PathIndex
     """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
     index: PathIndex[tuple[int, CompiledRule]] = PathIndex()
     for place, compiled_rule in enumerate(compiled_rules):
-        yield_gil()
         if compiled_rule.rule.exempt is exempt:
             for pattern in compiled_rule.rule.paths:
                 index.add(segments(pattern), (place, compiled_rule))
@@ -155,7 +152,7 @@ class Planner:
         self._prepared: dict[Any, AnyPlans] = {}
         """By tier, method, template of the route, rules and decorators."""
         self._decorated: dict[int, CompiledRule] = {}
-        compiled = {tier: list(self._compiled_tier(of_tier)) for tier, of_tier in rules.tiers.items()}
+        compiled = {tier: [self._compile(rule, "rule") for rule in of_tier] for tier, of_tier in rules.tiers.items()}
         self._tiers = {tier: _index(of_tier, exempt=False) for tier, of_tier in compiled.items()}
         self._exempt = {tier: _index(of_tier, exempt=True) for tier, of_tier in compiled.items()}
         self._every = {tier: [each for each in of_tier if not each.rule.exempt] for tier, of_tier in compiled.items()}
@@ -394,18 +391,6 @@ class Planner:
         if self._adaptive_limits is not None:
             self._adaptive_limits.keep([rule for of_tier in self.rule_set.tiers.values() for rule in of_tier])
 
-    def parts(self) -> Iterator[object]:
-        """Most of what it consists of, the whole before its parts: for whoever wants to let go of it bit by bit."""
-        for tier, compiled_rules in self._every.items():
-            for index in (self._tiers[tier], self._exempt[tier]):
-                for node in index.nodes():
-                    yield_gil()
-                    yield node
-            for compiled_rule in compiled_rules:
-                yield_gil()
-                yield compiled_rule
-                yield compiled_rule.rule
-
     def subject(self, request: Request, identified: Caller | None) -> Subject:
         """The subject of a request, whose caller its rules' callables find at the request."""
         subject = self._identities.subject(request, identified)
@@ -494,12 +479,6 @@ class Planner:
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
         return _charge(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
 
-    def _compiled_tier(self, rules: Sequence[Rule]) -> Iterator[CompiledRule]:
-        """The rules of a tier, compiled."""
-        for rule in rules:
-            yield_gil()
-            yield self._compile(rule, "rule")
-
     def _match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
         """The match of a tier, method, path as sent and root path; remembered unless they are long."""
         way = tier, method, sent, root
@@ -571,7 +550,6 @@ class Planner:
 
     def _review(self, rule: Rule) -> None:
         """Log what is odd about a rule by itself."""
-        yield_gil()
         if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
             self._unlisted.log(rule.name)
         for limit, most, burst in lint.overshooting(rule) if self._strict else ():

@@ -7,7 +7,6 @@ from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from typing import Any
 
 from limitgate.http.paths import ANY, REST, segments
-from limitgate.process.gil import yield_gil
 from limitgate.rules.rule import Rule
 
 _Network = tuple[int, int, int]
@@ -28,7 +27,6 @@ class Coverage:
         """IP versions with the lengths of prefixes that there are."""
         self._places: dict[int, int] = {}
         for place, rule in enumerate(rules):
-            yield_gil()
             if rule.when is None:
                 self._places[id(rule)] = place
                 self._add(rule)

@@ -8,7 +8,6 @@ from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.http.paths import covers, segments
 from limitgate.limits.limit import Limit
 from limitgate.limits.priority import Priority
-from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule, RuleSet
 
@@ -94,7 +93,6 @@ def admits_clients_of(rule: Rule, other: Rule) -> bool:
 
 def _shadow_of(rule: Rule, find: Find) -> Rule | None:
     """One of the rules, such as exempt ones, that together cover all that a rule is for; None if something is left."""
-    yield_gil()
     first = None
     for path in rule.paths:
         others = [other for other in find(rule, path) if not (other.when or other.exclude) and admits_clients_of(other, rule)]

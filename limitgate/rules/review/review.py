@@ -16,7 +16,7 @@ from limitgate.errors import Field
 from limitgate.limits.priority import RESERVES
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
-from limitgate.rules.key_parts import check_part
+from limitgate.rules.options import check_part
 from limitgate.rules.review import lint
 from limitgate.rules.review.coverage import Coverage
 from limitgate.rules.review.idle import idle_limits, idle_rules, is_for_all_of

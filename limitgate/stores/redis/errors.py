@@ -22,7 +22,7 @@ from redis.exceptions import (
 
 from limitgate.errors import StoreError, StoreFault
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.listed import shortened
+from limitgate.messages.text import shortened
 
 Redirection = AskError | TryAgainError
 """Replies of a cluster's node about a hash slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""

@@ -17,9 +17,8 @@ from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallSeries, StoreCounts
 from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.redis.breaker import Breaker, Tally
-from limitgate.stores.redis.deny_cache import DenyCache
+from limitgate.stores.redis.deny_cache import DenyCache, KnownBans
 from limitgate.stores.redis.dial.inspection import Inspection
-from limitgate.stores.redis.known_bans import KnownBans
 from limitgate.stores.redis.leases import Leases
 from limitgate.stores.redis.protocol import plain, wire
 from limitgate.stores.redis.server_clock import ServerClock

@@ -8,8 +8,8 @@ import pytest
 
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import BucketReading, Charge, Reading
-from limitgate.stores.redis import known_bans
-from limitgate.stores.redis.known_bans import KnownBans
+from limitgate.stores.redis import deny_cache
+from limitgate.stores.redis.deny_cache import KnownBans
 
 CHARGE = Charge("key", bucket_of("9/minute", "99/day"), 1, enforced=True, rule="r")
 
@@ -45,7 +45,7 @@ def test_what_is_left(readings: Sequence[Reading], left_us: int) -> None:
 
 def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones go first, in the order of their last readings."""
-    monkeypatch.setattr(known_bans, "MAX_BANS", 3)
+    monkeypatch.setattr(deny_cache, "MAX_BANS", 3)
     bans = KnownBans()
     for key in ("a", "b", "c", "a", "d"):
         bans.learn(reading(1, 9_000_000, key=key), 0.0)

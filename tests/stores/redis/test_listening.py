@@ -21,8 +21,8 @@ from limitgate import AsyncRedisStore, Limiter, LimitGate, RedisStore, Rule, Sto
 from limitgate.gate.flow import Budget, Flow, measures_silence, run
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis.aio.listening import GRAIN, LONGEST, ListeningClock
+from limitgate.stores.redis.dial.dialer import SPARE, Spare
 from limitgate.stores.redis.dial.resolver import Resolver
-from limitgate.stores.redis.dial.spare import SPARE, Spare
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.threads import connection as line
 from limitgate.stores.redis.threads.patience import GRACE, SHORTEST, SLICE, Patience

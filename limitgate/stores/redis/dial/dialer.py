@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from inspect import iscoroutinefunction, signature
 from types import MappingProxyType
@@ -25,12 +26,10 @@ from redis.retry import Retry
 from limitgate.errors import ConfigError
 from limitgate.own_errors import raise_interruption, survived
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.dial.inspection import Inspection, TLSCheck
 from limitgate.stores.redis.dial.redis_py import is_answer, lead_to, shared_options
 from limitgate.stores.redis.dial.resolver import Resolver
 from limitgate.stores.redis.dial.sockets import KEEPALIVE
-from limitgate.stores.redis.dial.spare import SPARE
-from limitgate.stores.redis.dial.tls_check import TLSCheck
 from limitgate.stores.redis.dial.url import (
     Address,
     check_effects,
@@ -396,3 +395,29 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
             return error
         await connection.disconnect(nowait=True)
         raise
+
+
+class Spare:
+    """A file descriptor that is given up where a connection cannot be made for want of one. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+        """One, or none; more where threads fill it at the same time. A list: no two threads ever take the same from it."""
+
+    def fill(self) -> None:
+        """Keep a descriptor, unless there is one or none is to be had."""
+        if not self._descriptors:
+            with suppress(OSError):
+                self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def release(self) -> bool:
+        """Give the descriptor up. False if there is none."""
+        try:
+            os.close(self._descriptors.pop())
+        except IndexError:
+            return False
+        return True
+
+
+SPARE = Spare()
+"""The one of this process, kept from when the first Redis store is made."""

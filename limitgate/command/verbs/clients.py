@@ -1,0 +1,204 @@
+"""The verbs about one client's state, ``peek``, ``reset``, ``ban`` and ``pardon``, and ``bans``, the list of who is banned."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any, Unpack
+
+import click
+
+from limitgate.algorithms.ban import FOR_EVER
+from limitgate.command.client_state import (
+    StateOptions,
+    StoreOptions,
+    change_options,
+    on_store,
+    state_of,
+    state_options,
+    store_options,
+)
+from limitgate.command.decisions import decision_fields, print_decision, seconds
+from limitgate.command.journal import Journal
+from limitgate.command.output import FOUND, print_json, print_table, say
+from limitgate.errors import ConfigError
+from limitgate.limits.duration import seconds_of
+
+_DAY = 86_400
+_LONGEST = FOR_EVER / 1e6
+"""Seconds of a hundred years."""
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Ask whether to go on, unless it was said already.
+
+    Raises `click.Abort` unless the answer is yes, `click.UsageError` where standard input is closed or at its end.
+    """
+    if yes:
+        return
+    nobody = click.UsageError(f"{question} Nobody can be asked, expected -y")
+    if sys.stdin is None:
+        raise nobody
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort as abort:
+        if isinstance(abort.__context__, EOFError):
+            click.echo(err=True)  # the question stands on a line of its own
+            raise nobody from None
+        raise
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in every click
+    """A duration: seconds, or text such as ``90s``, ``1h`` and ``7d``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a duration in seconds."""
+        text = str(value).strip()
+        try:
+            found = float(text[:-1]) * _DAY if text.endswith("d") and text[:-1].isdecimal() else _seconds(text)
+        except ConfigError as error:
+            self.fail(f"{error} or '7d'", param, ctx)
+        if not 0 < found <= _LONGEST:
+            self.fail(f"{text!r:.80} is no time, expected more than 0, at most 100 years", param, ctx)
+        return found
+
+
+def _seconds(text: str) -> float:
+    return seconds_of(float(text) if text.replace(".", "", 1).isdecimal() else text)
+
+
+_DURATION = _Duration()
+
+
+@click.command("peek")
+@state_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.pass_context
+def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) -> None:
+    """Show one client's state, and whether a request would be admitted. Charges nothing.
+
+    The client is named by a rule and the parts of its key, or by a Limiter's key and its limits. Exit status 1: a request would
+    be refused.
+
+    For example: limitgate peek --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
+    """
+    with on_store(options) as (limiter, _):
+        decision = state_of(limiter, options, needs_limits=False).peek()
+    if as_json:
+        print_json(decision_fields(decision))
+    elif len(options["words"]) == 1 and decision.allowed:
+        say("not banned; limits after the key show what is left of them")
+    else:
+        print_decision(decision)
+    ctx.exit(0 if decision.allowed else FOUND)
+
+
+@click.command("reset")
+@change_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]) -> None:
+    """Forget what one client has used, so that its buckets are full. A ban stays: see pardon.
+
+    The client is named by a rule and the parts of its key, or by a Limiter's key and its limits.
+
+    For example: limitgate reset --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --reason "ticket 7"
+    """
+    with on_store(options) as (limiter, journal):
+        state = state_of(limiter, options, needs_limits=True)
+        if dry_run:
+            decision = state.peek()
+        else:
+            _confirm(f"Forget what {state.name} has used?", yes=yes)
+            decision = state.reset(reason)
+            journal.note("reset", state.name, state.keys, reason)
+    if as_json:
+        print_json(decision_fields(decision))
+        return
+    say(f"{state.name}: {'would be reset; now a request' if dry_run else 'reset; a request'}")
+    print_decision(decision)
+
+
+@click.command("ban")
+@change_options
+@click.option("--for", "duration", type=_DURATION, metavar="DURATION", help="Such as 90s, 30m, 1h or 7d; without it, for ever.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def ban(
+    *, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]
+) -> None:
+    """Refuse everything that one client asks under a rule, or by a Limiter's key. A longer ban that it has stays.
+
+    Every process heeds it within a second. What was used before is not forgotten.
+
+    For example: limitgate ban --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --for 1h --reason scraper
+    """
+    how_long = "for ever" if duration is None else f"for {seconds(duration)}"
+    with on_store(options) as (limiter, journal):
+        state = state_of(limiter, options, needs_limits=False)
+        if not dry_run:
+            _confirm(f"Ban {state.name} {how_long}?", yes=yes)
+            state.ban(duration, reason)
+            journal.note("ban", state.name, state.keys, reason, duration, bans=True)
+    if as_json:
+        print_json({"key": state.name, "retry_after": duration, "reason": reason})
+    else:
+        say(f"{state.name}: {'would be banned' if dry_run else 'banned'} {how_long}")
+
+
+@click.command("pardon")
+@change_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def pardon(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]) -> None:
+    """Lift the ban of one client. What it has used before is not forgotten: see reset.
+
+    Processes that have just refused the client may do so for a second more.
+
+    For example: limitgate pardon --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
+    """
+    with on_store(options) as (limiter, journal):
+        state = state_of(limiter, options, needs_limits=False)
+        if not dry_run:
+            _confirm(f"Lift the ban of {state.name}?", yes=yes)
+            state.pardon(reason)
+            journal.note("pardon", state.name, state.keys, reason)
+    if as_json:
+        print_json({"key": state.name, "retry_after": 0.0, "reason": reason})
+    else:
+        say(f"{state.name}: {'would be pardoned' if dry_run else 'pardoned'}")
+
+
+@click.command("bans")
+@store_options
+@click.option("--log", "events", is_flag=True, help="Show the latest bans, pardons and resets instead, newest first.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def bans(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> None:
+    """List the bans that were set by this command: of whom, masked, for how much longer, and why.
+
+    Bans that a program sets by a Limiter are not listed.
+
+    For example: limitgate bans --store redis://localhost
+    """
+    with on_store(options) as (_, journal):
+        if events:
+            _print_events(journal, as_json=as_json)
+            return
+        bans = journal.bans()
+    now = time.time()
+    if as_json:
+        print_json([{"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason} for ban in bans])
+    elif bans:
+        rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
+        print_table(("Who", "Ends in", "By", "Reason"), rows)
+    else:
+        say("nobody is banned by this command")
+
+
+def _print_events(journal: Journal, *, as_json: bool) -> None:
+    events = journal.events()
+    if as_json:
+        print_json([event._asdict() for event in events])
+        return
+    rows = [(f"{datetime.fromtimestamp(each.at, UTC):%Y-%m-%d %H:%M:%S} UTC", *each[1:4], each.reason or "") for each in events]
+    print_table(("When", "By", "What", "Who", "Reason"), rows)
