@@ -58,7 +58,7 @@ class Cutting(Faithful):
     """The connection ends in the middle of a script's reply."""
 
     async def back(self, cable: Cable, data: bytes, arrived: float) -> None:
-        if not data.startswith(b"*"):
+        if not data.startswith((b"*", b"$")):
             cable.near.write(data)
         else:
             cable.near.write(data[: len(data) // 2])
