@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import attack, cpu, end_to_end, extras, frameworks, growth, memory_use
+from benchmarks import attack, cpu, end_to_end, example, frameworks, growth, memory_use, options
 from benchmarks.chart import Row, chart
 from benchmarks.drive import CROWD
 from benchmarks.figures import Failed, over
@@ -57,8 +57,8 @@ Section = Callable[[RedisServer, Pace], dict[str, Any]]
 SECTIONS: dict[str, Section] = {
     "gate": lambda server, pace: {"gate": cpu.gate(server, CONCURRENCIES, pace.asgi)},
     "crowded": lambda server, pace: {"crowded": cpu.crowded(server, CONCURRENCIES, pace.crowded, pace.clients)},
-    "example": lambda server, pace: {"example": extras.measured_example(server, (1, CROWDED), pace.asgi)},
-    "options": lambda server, pace: {"options": extras.measured_options(server, CROWDED, pace.asgi)},
+    "example": lambda server, pace: {"example": example.measured(server, (1, CROWDED), pace.asgi)},
+    "options": lambda server, pace: {"options": options.measured(server, CROWDED, pace.asgi)},
     "wsgi": lambda server, pace: {"wsgi": cpu.wsgi(server, (1, THREADS), pace.wsgi)},
     "frameworks": lambda server, pace: {"frameworks": frameworks.added(server, (1, CROWDED), pace.frameworks)},
     "throughput": lambda server, pace: {"throughput": end_to_end.throughput(server, rounds=pace.runs, seconds=1)},
@@ -75,26 +75,26 @@ SECTIONS: dict[str, Section] = {
 
 def main() -> None:
     """Measure what was asked for, print it, and write it down if wanted."""
-    options = _options()
+    arguments = _arguments()
     began = time.monotonic()
-    results, failed = _measured(options.only or list(SECTIONS), QUICK if options.quick else FULL)
+    results, failed = _measured(arguments.only or list(SECTIONS), QUICK if arguments.quick else FULL)
     print(page(results))
     print(f"Measured in {time.monotonic() - began:.0f} s.")
     if failed:
         sys.exit(f"Failed, so nothing is kept: {', '.join(failed)}")
-    if options.write:
+    if arguments.write:
         _write(results)
 
 
-def _options() -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure LimitGate beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="two minutes instead of eight; the figures are not worth keeping")
+    parser.add_argument("--quick", action="store_true", help="two minutes instead of nine; the figures are not worth keeping")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--write", action="store_true", help="keep the results in docs/ and README.md")
-    options = parser.parse_args()
-    if options.write and (options.quick or options.only):
+    arguments = parser.parse_args()
+    if arguments.write and (arguments.quick or arguments.only):
         parser.error("--write keeps a full run only")
-    return options
+    return arguments
 
 
 def _measured(sections: list[str], pace: Pace) -> tuple[Results, list[str]]:

@@ -91,9 +91,9 @@ BARE: Mapping[str, Callable[[], Any]] = {"Starlette": starlette, "FastAPI": fast
 # --- LimitGate --------------------------------------------------------------------------------------------------------
 
 
-def rule(quotas: Quotas, key: Sequence[str] = ("path", "ip")) -> Rule:
+def rule(quotas: Quotas, key: Sequence[str] = ("path", "ip"), **others: Any) -> Rule:
     """One rule that holds all windows; for the quotas of README, its rule."""
-    return Rule("api", *quota_texts(quotas), path="/api/**", key=key)
+    return Rule("api", *quota_texts(quotas), path="/api/**", key=key, **others)
 
 
 def limitgate(url: str, quotas: Quotas) -> Starlette:
@@ -131,55 +131,67 @@ def limitgate_wsgi(url: str, quotas: Quotas) -> Any:
 # --- its peers --------------------------------------------------------------------------------------------------------
 
 
-def asgi_ratelimit(url: str, quotas: Quotas) -> Any:
-    """asgi-ratelimit: its own middleware, one rule with all windows, fixed windows."""
+async def _address(scope: Any) -> tuple[str, str]:
+    return scope["client"][0], "default"
+
+
+def asgi_ratelimit(
+    url: str,
+    quotas: Quotas,
+    user: Callable[[Any], Awaitable[tuple[str, str]]] = _address,
+    zone: str | None = None,
+    app: Any = None,
+) -> Any:
+    """asgi-ratelimit: its own middleware, one rule with all windows, fixed windows; for each path if no zone is named."""
     from ratelimit import RateLimitMiddleware, Rule as PeerRule
     from ratelimit.backends.redis import RedisBackend
     from ratelimit.backends.simple import MemoryBackend
 
-    async def address(scope: Any) -> tuple[str, str]:
-        return scope["client"][0], "default"
-
     backend = RedisBackend(_client(url)) if url else MemoryBackend()
-    return RateLimitMiddleware(starlette(), address, backend, {"^/api/": [PeerRule(**quotas)]})
+    return RateLimitMiddleware(app or starlette(), user, backend, {"^/api/": [PeerRule(**quotas, zone=zone)]})
 
 
-def throttled(url: str, quotas: Quotas) -> Any:
-    """throttled-py: GCRA, a limiter for each window, since one holds one quota."""
-    from throttled.asyncio import RateLimiterType, Throttled, store as stores
+def throttled(url: str, quotas: Quotas, using: str = "gcra", timeout: float | None = None) -> Any:
+    """throttled-py: a limiter for each window, since one holds one quota."""
+    from throttled.asyncio import Throttled, store as stores
 
     store = stores.RedisStore(server=url) if url else stores.MemoryStore(options={"MAX_SIZE": _KEYS})
     limiters = [
-        (unit, Throttled(using=RateLimiterType.GCRA.value, quota=f"{count}/{unit}", store=store))
-        for unit, count in quotas.items()
+        (unit, Throttled(using=using, quota=f"{count}/{unit}", store=store, timeout=timeout)) for unit, count in quotas.items()
     ]
 
-    async def admits(client: str) -> bool:
+    async def admits(scope: Any) -> bool:
+        client = scope["client"][0]
         for unit, limiter in limiters:
             if (await limiter.limit(f"{unit}:{client}")).limited:
                 return False
         return True
 
-    return _Asking(starlette(), admits)
+    return Asking(starlette(), admits)
 
 
 def limits(url: str, quotas: Quotas) -> Any:
     """limits: its asyncio side on redis-py, fixed windows, one call for each window."""
-    from limits import parse_many
-    from limits.aio.storage import MemoryStorage, RedisStorage
-    from limits.aio.strategies import FixedWindowRateLimiter
+    limiter, windows = limits_limiter(url, quotas)
 
-    storage = RedisStorage(f"async+redis+{url}", implementation="redispy") if url else MemoryStorage()
-    limiter = FixedWindowRateLimiter(storage)
-    windows = parse_many(";".join(quota_texts(quotas)))
-
-    async def admits(client: str) -> bool:
+    async def admits(scope: Any) -> bool:
+        client = scope["client"][0]
         for window in windows:
             if not await limiter.hit(window, client):
                 return False
         return True
 
-    return _Asking(starlette(), admits)
+    return Asking(starlette(), admits)
+
+
+def limits_limiter(url: str, quotas: Quotas, strategy: str = "fixed-window") -> tuple[Any, Sequence[Any]]:
+    """What limits asks, and about which windows."""
+    from limits import parse_many
+    from limits.aio.storage import MemoryStorage, RedisStorage
+    from limits.aio.strategies import STRATEGIES
+
+    storage = RedisStorage(f"async+redis+{url}", implementation="redispy") if url else MemoryStorage()
+    return STRATEGIES[strategy](storage), parse_many(";".join(quota_texts(quotas)))
 
 
 def slowapi(url: str, quotas: Quotas) -> Any:
@@ -236,14 +248,14 @@ def fastapi_limiter(url: str, quotas: Quotas) -> Any:
     return fastapi(Depends(RateLimiter(limiter=Limiter(PerClient()))))
 
 
-def flask_limiter(url: str, quotas: Quotas) -> Any:
+def flask_limiter(url: str, quotas: Quotas, **others: Any) -> Any:
     """Flask-Limiter: default limits for all routes, fixed windows, no headers."""
     from flask_limiter import Limiter
     from flask_limiter.util import get_remote_address
 
     app = flask()
     storage = f"redis+{url}" if url else "memory://"
-    Limiter(get_remote_address, app=app, default_limits=quota_texts(quotas), storage_uri=storage)
+    Limiter(get_remote_address, app=app, default_limits=quota_texts(quotas), storage_uri=storage, **others)
     return app
 
 
@@ -295,15 +307,16 @@ WSGI = (
 )
 
 
-class _Asking:
-    """The thinnest middleware there can be: asks about the client's address, and answers 429 or passes the request on."""
+class Asking:
+    """The thinnest middleware there can be: asks about the request, and answers 429 or passes it on."""
 
-    def __init__(self, app: Any, admits: Callable[[str], Awaitable[bool]]) -> None:
+    def __init__(self, app: Any, admits: Callable[[Any], Awaitable[bool]]) -> None:
         self.app = app
         self.admits = admits
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and not await self.admits(scope["client"][0]):
+        """Handle a request."""
+        if scope["type"] == "http" and not await self.admits(scope):
             await send({"type": "http.response.start", "status": 429, "headers": []})
             await send({"type": "http.response.body", "body": b""})
             return

@@ -9,7 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Candidate = TypeVar("Candidate")
 
 
 class Turn(NamedTuple):
@@ -65,7 +67,7 @@ def ratio(ours: Sequence[float] | None, theirs: Sequence[float] | None) -> float
     return statistics.median(one / other for one, other in zip(ours, theirs)) if ours and theirs else None
 
 
-def best(candidates: Mapping[str, Sequence[float] | None]) -> str | None:
+def best(candidates: Mapping[Candidate, Sequence[float] | None]) -> Candidate | None:
     """The candidate with the lowest median. None if all failed."""
     medians = {name: statistics.median(figures) for name, figures in candidates.items() if figures}
     return min(medians, key=medians.__getitem__, default=None)

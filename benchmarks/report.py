@@ -8,14 +8,15 @@ from itertools import product
 
 from benchmarks.attack import AT_ONCE, Attack, Rush
 from benchmarks.contenders import BARE, PEERS, WSGI, Contender
-from benchmarks.cpu import CALLER, CALLS, in_memory, on_redis
+from benchmarks.cpu import CALLER, CALLS, Naming, in_memory, on_redis
 from benchmarks.drive import CROWD
 from benchmarks.end_to_end import CONNECTIONS
-from benchmarks.extras import BARE_EXAMPLE, BUSY, EXAMPLE, LEASED, PLAIN, variants
-from benchmarks.figures import Bar, Failed, Outcomes, Taken, over, ratio, server
+from benchmarks.example import BARE_EXAMPLE, EXAMPLE
+from benchmarks.figures import Bar, Failed, Outcomes, Taken, best, over, ratio, server
 from benchmarks.frameworks import Framework, frameworks
 from benchmarks.growth import Growth
 from benchmarks.memory_use import REQUESTS
+from benchmarks.options import PLAIN, Option, options, peer_of
 from benchmarks.results import ASGI, CROWDED, Results, bars
 
 BEGIN, END = "<!-- benchmark -->", "<!-- /benchmark -->"
@@ -50,9 +51,28 @@ _KINDS = """\
 The whole example is `config/` with its tiers, a trusted proxy whose header names the client, and a login that is decorated
 besides its rule. Of 32 requests one is of a VIP's API key, three are logins (two limits in two buckets), one is a health check,
 and the others ask for `/api/hello`."""
-_MIXED = f"""\
-All but the last two are README's rule and one thing more. {BUSY.capitalize()} is a rule of one limit, 100,000 per second, to
-compare a lease with."""
+_COMPARED = """\
+"Times README's rule" is LimitGate's CPU with the option, divided by its CPU for README's rule. "Times the peer" is LimitGate's
+CPU with the option, divided by that of the cheapest peer that can do the same: below 1 LimitGate is cheaper, above 1 the peer
+is. Each ratio is the median of the ratios within each round, of CPU over the bare application. "No peer" means that none of
+the peers on this page has this option.
+
+Every client has an API key and a tenant header. Each option changes README's rule by one thing:
+
+* `ip` to `path+ip+header` and the callers change its key. `global` and the lease have one bucket for all clients, and 1,000
+  times the limits. Two rules have the same limits.
+* The window algorithms, `max_delay`, a caller's own limits and limits by a callable have one limit instead of three, 100 per
+  minute, by address or by caller.
+* `charge_if` charges the status 401, which no request gets. `concurrency` has 50 slots for each address and no limit.
+
+Peers were set up as follows. They leave out what the tables above say, such as rate headers, which LimitGate writes here.
+
+* asgi-ratelimit is its own middleware. The function that it asks for a request's user reads the header; where a condition does
+  not hold, it names a group that has no rule. One middleware counts for one user, so two rules are two of them.
+* limits and throttled-py are asked by the thinnest middleware of ours, which reads the address or the header. Windows and cost
+  are arguments of limits; throttled-py waits with `timeout=1`.
+* Flask-Limiter has `deduct_when`. It is measured in Flask, over bare Flask, with one request at a time: with more threads each
+  request takes more CPU. LimitGate is measured under ASGI as in all other rows, where requests at the same time share calls."""
 _EASY = """\
 The case that this page used to show: `key: [ip]`, 250 clients, 1,000 per second, 5,000 per minute, 10,000 per day, no pause, so
 that no bucket ever drains."""
@@ -65,7 +85,7 @@ def page(results: Results) -> str:
         ("README's rule, 1,000 clients: CPU per request over the bare application, µs", _gate(results)),
         (f"README's rule, {CROWD:,} clients: CPU per request over the bare application, µs", _crowded(results)),
         ("README's whole example: CPU per request over its bare application, µs", _example(results)),
-        (f"What each option costs: CPU per request over the bare application, {CROWDED} at once, µs", _options(results)),
+        (f"What each option costs, {CROWDED} at once: CPU per request over the bare application, µs", _options(results)),
         ("What a request costs Redis", _server(results)),
         ("WSGI: CPU per request over bare Flask, µs", _wsgi(results)),
         ("Frameworks: CPU per request over each bare framework, µs", _frameworks(results)),
@@ -195,19 +215,32 @@ def _example(results: Results) -> str:
 
 
 def _options(results: Results) -> str:
+    """A table for each store: every option beside the cheapest of its peers."""
     if not results.options:
         return ""
-    rows = []
-    for name in variants():
-        base = BUSY if name == LEASED else PLAIN
-        cells = []
-        for store in (in_memory, on_redis):
-            costs, plain = (over(results.options, store(one), ASGI[0].bare) for one in (name, base))
-            times = ratio(costs, plain)
-            cells += [_over(results.options, store(name), ASGI[0].bare), NOTHING if times is None else _fine(times)]
-        rows.append([name, *cells])
-    heads = ["", "in memory", "times as much", "on Redis", "times as much"]
-    return f"{table(heads, rows)}\n\n{_MIXED}"
+    tables = [
+        table(
+            [title, "µs", f"times {PLAIN}", "the cheapest peer", "its µs", "times the peer"],
+            [_option(results.options, store, name, option) for name, option in options().items()],
+        )
+        for title, store in (("in memory", in_memory), ("on Redis", on_redis))
+    ]
+    return "\n\n".join([*tables, _COMPARED])
+
+
+def _option(outcomes: Outcomes, store: Naming, name: str, option: Option) -> list[str]:
+    ours, plain = (over(outcomes, store(one), ASGI[0].bare) for one in (name, PLAIN))
+    cells = [name.replace("|", r"\|"), _over(outcomes, store(name), ASGI[0].bare), _times(ours, plain)]
+    if not option.peers:
+        return [*cells, "no peer", NOTHING, NOTHING]
+    costs = {peer: over(outcomes, store(peer_of(name, peer)), peer.bare) for peer in option.peers}
+    peer = best(costs) or option.peers[0]
+    return [*cells, peer.name, _over(outcomes, store(peer_of(name, peer)), peer.bare), _times(ours, costs[peer])]
+
+
+def _times(costs: Sequence[float] | None, others: Sequence[float] | None) -> str:
+    times = ratio(costs, others)
+    return NOTHING if times is None else _fine(times)
 
 
 def _easy(results: Results) -> str:

@@ -10,10 +10,11 @@ from benchmarks.attack import Attack, Rush
 from benchmarks.contenders import LIMITGATE, PEERS, WSGI
 from benchmarks.cpu import Naming, in_memory, on_redis
 from benchmarks.end_to_end import Throughput
-from benchmarks.extras import BARE_EXAMPLE, EXAMPLE, PLAIN
+from benchmarks.example import BARE_EXAMPLE, EXAMPLE
 from benchmarks.figures import Bar, Outcomes, over, ratio, server
 from benchmarks.growth import Growth
 from benchmarks.memory_use import MemoryUse
+from benchmarks.options import PLAIN
 from benchmarks.setting import Setting
 
 ASGI = (LIMITGATE, *PEERS)

@@ -12,12 +12,25 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import algorithms, attack, cpu, end_to_end, extras, frameworks, growth, instructions, memory_use, pacing, readme
+from benchmarks import (
+    algorithms,
+    attack,
+    cpu,
+    end_to_end,
+    example,
+    frameworks,
+    growth,
+    instructions,
+    memory_use,
+    pacing,
+    readme,
+)
 from benchmarks.chart import Row, chart
 from benchmarks.contenders import LIMITGATE, PEERS, README, WSGI, starlette
 from benchmarks.drive import Crowds, trouble
 from benchmarks.figures import Bar, Failed, Taken, Turn, best, over, ratio
 from benchmarks.floor import Floor
+from benchmarks.options import FLASK, PLAIN, options, peer_of, visit
 from benchmarks.redis_side import overheard, parsed
 from benchmarks.report import BEGIN, END, inserted, number, page, summary
 from benchmarks.results import Results, bars
@@ -42,10 +55,9 @@ def measured() -> Results:
     outcomes[cpu.on_redis("limits")] = Failed("MaxConnectionsError")
     outcomes[cpu.on_redis(LIMITGATE.name)] = taken(30, 60, server=6, commands=1)
     outcomes[cpu.in_memory(LIMITGATE.name)] = taken(15, 30)
-    example = {"Starlette": taken(10, 20), extras.BARE_EXAMPLE: taken(12, 24)}
-    example |= {cpu.on_redis(extras.PLAIN): taken(30, 60), cpu.on_redis(extras.EXAMPLE): taken(40, 80)}
+    whole = {"Starlette": taken(10, 20), example.BARE_EXAMPLE: taken(12, 24)}
+    whole |= {cpu.on_redis(PLAIN): taken(30, 60), cpu.on_redis(example.EXAMPLE): taken(40, 80)}
     crowded = {"Starlette": taken(20, 10), cpu.on_redis(LIMITGATE.name): taken(62, 31)}
-    options = {"Starlette": taken(10, 20), **{cpu.on_redis(name): taken(30, 60) for name in extras.variants()}}
     wsgi = {"Flask": taken(10, 20), cpu.on_redis(WSGI[0].name): taken(15, 30), cpu.on_redis(WSGI[1].name): taken(50, 100)}
     attacks = {LIMITGATE.name: attack.Attack(7000, 15, 9.0, 0.001)}
     rushes = {LIMITGATE.name: attack.Rush(999, 50.0, "503")}
@@ -59,8 +71,8 @@ def measured() -> Results:
         gate={1: outcomes, 32: outcomes},
         crowded={32: crowded},
         memory=memory_use.MemoryUse(184.0, 408.0, 200.0, {LIMITGATE.name: 200.0}, {LIMITGATE.name: 300.0}),
-        example={32: example},
-        options=options,
+        example={32: whole},
+        options=of_options(),
         easy=outcomes,
         wsgi={8: wsgi},
         frameworks=by_framework,
@@ -69,6 +81,19 @@ def measured() -> Results:
         throughput=end_to_end.Throughput(served),
         growth=[growth.Growth("rules", "1", "1,000", ([10.0, 20.0], [13.0, 26.0]))],
     )
+
+
+def of_options() -> dict[str, Taken | Failed]:
+    """README's rule costs 20 µs and every option 30; its last peer costs 60, the others 80, and in memory all of them fail."""
+    outcomes: dict[str, Taken | Failed] = {"Starlette": taken(10, 20), FLASK: taken(50, 100)}
+    for name, option in options().items():
+        outcomes[cpu.on_redis(name)] = taken(30, 60) if name == PLAIN else taken(40, 80)
+        for peer in option.peers:
+            bare = 50 if peer.bare == FLASK else 10
+            over_bare = 60 if peer is option.peers[-1] else 80
+            outcomes[cpu.on_redis(peer_of(name, peer))] = taken(bare + over_bare, 2 * (bare + over_bare))
+            outcomes[cpu.in_memory(peer_of(name, peer))] = Failed("429")
+    return outcomes
 
 
 def added(framework: frameworks.Framework) -> dict[str, Taken | Failed]:
@@ -198,7 +223,7 @@ def test_tables_are_rectangular() -> None:
     """Every row of a table has as many cells as its head."""
     for table in page(measured()).split("\n\n"):
         if table.startswith("|"):
-            assert len({line.count("|") for line in table.splitlines()}) == 1
+            assert len({line.replace(r"\|", "").count("|") for line in table.splitlines()}) == 1
 
 
 @pytest.mark.parametrize(("figure", "text"), [(1234.5, "1,234"), (12.34, "12"), (1.26, "1.3"), (0.00123, "0.0012"), (0, "0")])
@@ -334,13 +359,43 @@ def test_the_whole_example_limits_all_that_it_is_asked(redis_server) -> None:
             assert len(store) == 1 + 2 * 9 + 3 * 27
 
 
-def test_every_option_is_measured_on_an_application_that_limits() -> None:
-    """A client is admitted, and is refused once it has used up the rule; with the bucket of all clients nobody is."""
-    for name, build in extras.variants().items():
+UNLIMITED = ("global", "charge_if", "concurrency", "shadow", "lease of 50")
+"""Options by which one client is never refused, if it waits for its answers and they are good."""
+
+
+@pytest.mark.parametrize("name", options())
+def test_every_option_is_measured_on_an_application_that_limits(name: str) -> None:
+    """A client is admitted, and is refused once it has used up the rule."""
+    with Crowds() as crowd_of:
+        crowd = crowd_of.asgi(
+            options({"minute": 5})[name].app(MemoryStore(lambda: 1_700_000_000_000_000)), visit=lambda _: visit(name, 7)
+        )
+        assert crowd(iter(range(20)), 1) == ({200: 20} if name in UNLIMITED else {200: 5, 429: 15})
+
+
+def test_options_go_by_what_they_are_named_after() -> None:
+    """As many buckets as there are keys in a lap of all clients, two of each where two rules count."""
+    for name, option in options().items():
+        store = MemoryStore(lambda: 1_700_000_000_000_000)
         with Crowds() as crowd_of:
-            crowd = crowd_of.asgi(build(""), clients=1)
-            tally = crowd(iter(range(20)), 1)
-        assert tally == ({200: 20} if name in (extras.BUSY, extras.LEASED, "shadow") else {200: 5, 429: 15}), name
+            assert crowd_of.asgi(option.app(store), visit=partial(visit, name))(iter(range(10)), 1) == {200: 10}
+        buckets = {"global": 1, "lease of 50": 1, "two rules, ip and api_key": 20}
+        assert len(store) == buckets.get(name, 10), name
+
+
+def test_the_page_shows_every_option_beside_the_cheapest_peer() -> None:
+    """By µs, by README's rule and by the peer; a peer that fails is shown to fail, and where there is none it is said."""
+    shown = page(measured()).partition("## What each option costs")[2].partition("\n## ")[0]
+    in_memory, on_redis = [
+        {row.split(" | ")[0].removeprefix("| ").replace(r"\|", "|"): row for row in table.splitlines()[2:]}
+        for table in shown.split("\n\n")[1:3]
+    ]
+    assert list(in_memory) == list(on_redis) == list(options())
+    assert on_redis["header"] == "| header | 45 (30) | 1.5 | asgi-ratelimit | 90 (60) | 0.5 |"
+    assert on_redis["sliding_window"] == "| sliding_window | 45 (30) | 1.5 | throttled-py | 90 (60) | 0.5 |"
+    assert on_redis["charge_if"] == "| charge_if | 45 (30) | 1.5 | Flask-Limiter | 90 (60) | 0.5 |"
+    assert on_redis["draft-11"] == "| draft-11 | 45 (30) | 1.5 | no peer | - | - |"
+    assert in_memory["header"] == "| header | - | - | asgi-ratelimit | fails (429) | - |"
 
 
 def test_a_paced_rate_is_measured(redis_server) -> None:
