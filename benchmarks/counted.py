@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.contenders import flask, starlette
 from benchmarks.drive import CLIENTS, Crowd, Crowds, trouble
+from benchmarks.options import PLAIN, options, visit as options_visit
 from benchmarks.readme import RULE, bare_example, example, visit
 from limitgate import Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule
 from limitgate.flask import LimitGate as Extension
@@ -37,10 +38,8 @@ _BETWEEN_US = 10_000
 
 REFUSING = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1)
 """README's rule, but that a client's second request of a day is refused."""
-ADAPTIVE = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1000, adaptive=True)
-"""README's rule, but that it limits the requests in flight, too."""
-IN_FLIGHT = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1000, concurrency=10)
-"""README's rule, but that it takes a slot for each request in flight, as well. It goes the way of all plans, and back again."""
+ON_REDIS = ("api_key", "two rules, ip and api_key", "charge_if", "concurrency")
+"""The options that are counted on Redis, too."""
 
 
 class Case(NamedTuple):
@@ -53,6 +52,7 @@ class Case(NamedTuple):
 
 _STARLETTE, _STARLETTE_CROWDED, _WSGI, _EXAMPLE = "Starlette", "Starlette, 32 at once", "a WSGI application", "README's routes"
 _FLASK = "Flask"
+_KEYED, _KEYED_CROWDED = "Starlette, clients with keys", "Starlette, clients with keys, 32 at once"
 BARE: Mapping[str, str] = {
     "ASGI, memory": _STARLETTE,
     "ASGI, Redis, 1 at once": _STARLETTE,
@@ -67,9 +67,9 @@ BARE: Mapping[str, str] = {
     "README's example, Redis, 32 at once": _EXAMPLE,
     "ASGI, memory, observed": _STARLETTE,
     "ASGI, memory, refused, observed": "",
-    "ASGI, memory, adaptive": _STARLETTE,
-    "ASGI, memory, concurrency": _STARLETTE,
     "Flask, memory": _FLASK,
+    **{f"ASGI, memory, {name}": _KEYED for name in options() if name != PLAIN},
+    **{f"ASGI, Redis, 32 at once, {name}": _KEYED_CROWDED for name in ON_REDIS},
 }
 """The cases that are kept, each with the one that is taken off; "" for none, where no application is reached."""
 OBSERVED: Mapping[str, str] = {
@@ -84,6 +84,11 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
     visits = partial(visit, clients=CLIENTS)
     asgi, wsgi = partial(crowd_of.asgi, clients=CLIENTS), partial(crowd_of.wsgi, clients=CLIENTS)
     bare, on_redis = asgi(starlette()), asgi(_gated(url))
+
+    def keyed(app: Any, name: str = PLAIN) -> Crowd:
+        return crowd_of.asgi(app, visit=partial(options_visit, name))
+
+    bare_keyed = keyed(starlette())
     crowds = (
         Case(asgi(_gated(memory()))),
         Case(on_redis),
@@ -98,17 +103,19 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
         Case(crowd_of.asgi(example(url, **OPTIONS), visit=visits), CROWDED),
         Case(asgi(_observed())),
         Case(crowd_of.asgi(_observed(REFUSING), clients=1), expected=429),
-        Case(asgi(_gated(memory(), ADAPTIVE))),
-        Case(asgi(_gated(memory(), IN_FLIGHT))),
         Case(wsgi(_gated_flask(memory()))),
+        *[Case(keyed(option.app(memory(), **OPTIONS), name)) for name, option in options().items() if name != PLAIN],
+        *[Case(keyed(options()[name].app(url, **OPTIONS), name), CROWDED) for name in ON_REDIS],
     )
     return {
         _STARLETTE: Case(bare),
         _STARLETTE_CROWDED: Case(bare, CROWDED),
         _WSGI: Case(wsgi(_bare_wsgi)),
         _FLASK: Case(wsgi(flask())),
+        _KEYED: Case(bare_keyed),
+        _KEYED_CROWDED: Case(bare_keyed, CROWDED),
         _EXAMPLE: Case(crowd_of.asgi(bare_example(), visit=visits), CROWDED),
-        **dict(zip(BARE, crowds)),
+        **dict(zip(BARE, crowds, strict=True)),
     }
 
 
