@@ -254,6 +254,8 @@ class Gate:
             admission.rest = self._charge(admission, prepared.request_plan(prepared.template.plan(keys)))
         elif prepared.compiled_rules:
             admission.rest = self._charge(admission, prepared.bound(keys, admission.request.caller))
+        elif prepared.denying is not None:
+            _deny(admission, prepared.denying)
         elif admission.in_flight is not None and not admission.in_flight.would_refuse:
             if admission.rules.counts is not None:
                 admission.in_flight.count()

@@ -383,6 +383,13 @@ def test_who_is_told_the_client_may_not_swallow_that(opened: Any) -> None:
     assert it.ask(headers=forwarded, peer=PROXY).status == 431
 
 
+def test_who_is_denied_whoever_asks_needs_no_address(opened: Any) -> None:
+    """Of a request that is refused or let off by its path alone, nobody asks where it comes from."""
+    it = opened(Rule("no", deny=True, path="/no"), Rule("free", exempt=True, path="/free"), trusted_proxies=["10.0.0.0/8"])
+    forwarded = {"X-Forwarded-For": ", ".join([STRANGER, *[OFFICE] * 40])}
+    assert [it.ask(path, headers=forwarded, peer=PROXY).status for path in ("/no", "/free")] == [403, 200]
+
+
 def test_a_header_that_nobody_believes_may_be_any(opened: Any) -> None:
     """From a peer that is no proxy a forwarding header says nothing, so that it cannot be too long."""
     it = opened(Rule("all", "2/minute"), trusted_proxies=["10.0.0.0/8"])

@@ -130,12 +130,14 @@ class GivenLimits:
 class GivenPlans:
     """Stands for the prepared plan of requests whose limits are given at run time: there is one for all that have the same.
 
-    ``compiled_rules`` are those that limit the requests, with their ``keys``; ``marks`` and ``adaptive`` go for each plan.
+    ``compiled_rules`` are those that limit the requests, with their ``keys``. ``marks``, ``adaptive`` and ``denying`` are those
+    of each plan.
     """
 
     __slots__ = (
         "_callables",
         "_compiled_rules",
+        "_denying",
         "_every_key",
         "_given",
         "_keys",
@@ -155,6 +157,8 @@ class GivenPlans:
         keys: Iterable[PreparedKey],
         marks: Container[Mark],
         adaptive: AdaptiveMatch | None,
+        *,
+        denying: CompiledRule | None,
     ) -> None:
         self.adaptive = adaptive
         """Adaptive limits to ask before; None for none."""
@@ -163,6 +167,7 @@ class GivenPlans:
         self._every_key = tuple(keys)
         self._keys = {id(each.written): key for each, key in zip(compiled_rules, self._every_key)}
         self._marks = marks
+        self._denying = denying
         self._sources = [(each.name, id(each.written), each.limits_by) for each in compiled_rules]
         self._callables = [(key, limits_by) for _, key, limits_by in self._sources if limits_by is not None]
         remembered = Remembered[tuple[Any, ...], PreparedPlan]()
@@ -232,15 +237,16 @@ class GivenPlans:
         keys = self._every_key
         if len(counted) < len(keys):
             keys = tuple([self._keys[id(each.written)] for each in counted])
-        return PreparedPlan(counted, keys, tuple([each.cost for each in counted]), self._marks, self.adaptive)
+        costs = tuple([each.cost for each in counted])
+        return PreparedPlan(counted, keys, costs, self._marks, self.adaptive, denying=self._denying)
 
 
 @final
 class ConditionalPlans:
     """Stands for the prepared plan of requests whose rules have conditions: there is one for all that meet the same ones.
 
-    ``prepare`` makes it of the rules that are for a request and all that are like it, None where it cannot be prepared.
-    ``unlimited`` is the plan of requests that a rule exempts.
+    ``prepare`` makes it of the rules that are for a request and all that are like it. ``unlimited`` is the plan of requests
+    that a rule exempts.
     """
 
     __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_unlimited")
@@ -248,17 +254,17 @@ class ConditionalPlans:
     def __init__(
         self,
         match: RuleMatch,
-        prepare: Callable[[Request, tuple[CompiledRule, ...]], PreparedPlan | GivenPlans | None],
+        prepare: Callable[[Request, tuple[CompiledRule, ...]], PreparedPlan | GivenPlans],
         unlimited: PreparedPlan,
     ) -> None:
         self._match = match
         self._conditions = match.conditions()
         self._prepare = prepare
         self._unlimited = unlimited
-        self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans | None] = {}
+        self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans] = {}
         """By what each condition says."""
 
-    def plan_of(self, request: Request) -> PreparedPlan | GivenPlans | None:
+    def plan_of(self, request: Request) -> PreparedPlan | GivenPlans:
         """The plan of a request. Raises whatever a condition does."""
         match = self._match
         if match.exempting and match.exempts(request):

@@ -240,7 +240,7 @@ class Planner:
         """Plan an HTTP request that comes by no other gate: a prepared plan, and its keys.
 
         ``identified`` is the caller that ``identify`` found, if any. If there are adaptive limits, ``begin`` is called with
-        them before any key is made. None if that refuses or makes wait, if a rule denies, and if limits have to be awaited.
+        them before any key is made. None if that refuses or makes wait, and if limits have to be awaited.
         """
         identities, caller, tier, own = self._identities, identified, DEFAULT_TIER, None
         if caller is not None:
@@ -279,7 +279,7 @@ class Planner:
                 client = request.resolved_client()
             keys: Sequence[str] = keys_of_client(plan.keys, client, identities.ipv6_prefix)
         else:
-            keys = plan.keys_of(Subject(request, caller, tier, identities))
+            keys = plan.keys_of(Subject(request, caller, tier, identities)) if plan.keys else ()
         return plan, keys if plan.suffixes is None else plan.spread(keys)
 
     def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
@@ -457,24 +457,25 @@ class Planner:
                 prepared = ConditionalPlans(match, partial(self._prepared_for, tier, template, marks), _UNLIMITED)
             else:
                 prepared = self._prepared_for(tier, template, marks, request, match.compiled_rules)
-            if prepared is not None:
-                keep(self._prepared, alike, prepared, most=_PATHS)
+            keep(self._prepared, alike, prepared, most=_PATHS)
         return prepared
 
     def _prepared_for(
         self, tier: str, template: str | None, marks: tuple[Mark, ...], request: Request, applying: CompiledRules
-    ) -> PreparedPlan | GivenPlans | None:
+    ) -> PreparedPlan | GivenPlans:
         """What the requests of a tier, method and route have in common to which these rules apply."""
         match = self._match_of(applying, ())
-        if match.denying:
-            return None
+        denying = match.denying
+        if denying is not None and denying.enforced:
+            return PreparedPlan((), (), (), marks, denying=denying)
         adaptive = None
         if match.adaptive_rules:
             adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template))
         subject = Subject(request, None, tier, self._identities)
         subject.route = template
         limited = tuple([each for each in match.limited_rules if each.rule.per == "request"])
-        return GivenPlans(self._given, limited, [each.prepared_key(subject) for each in limited], marks, adaptive).as_written
+        keys = [each.prepared_key(subject) for each in limited]
+        return GivenPlans(self._given, limited, keys, marks, adaptive, denying=denying).as_written
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
         return _charge(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])

@@ -83,6 +83,7 @@ class PreparedPlan:
         "compiled_rules",
         "costs",
         "counter",
+        "denying",
         "given",
         "guarded",
         "has_slots",
@@ -103,6 +104,8 @@ class PreparedPlan:
         costs: tuple[int | None, ...],
         marks: Container[Mark],
         adaptive: AdaptiveMatch | None = None,
+        *,
+        denying: CompiledRule | None = None,
     ) -> None:
         self.compiled_rules = compiled_rules
         """The rules behind the charges; none where nothing is charged."""
@@ -115,19 +118,21 @@ class PreparedPlan:
         """Decorators that were taken into account."""
         self.adaptive = adaptive
         """Adaptive limits to ask before; None for none."""
+        self.denying = denying
+        """A rule that denies the requests, or if that is a shadow, would; None if nothing is denied."""
         self._charged_rules = compiled_rules
         """The rule behind each charge of the template."""
         self.suffixes: Sequence[Sequence[str]] | None = None
         """Per rule the ends of its buckets' keys, for `spread`; None where each rule has a bucket whose key has none."""
         self.template = self._template()
-        """The charges, if they are plain, see `limitgate.limits.template`; else None, also where nothing is charged."""
+        """The charges, if they are plain and all that is due; else None. See `limitgate.limits.template`."""
         rows = [each.row for each in self._charged_rules if each.row is not None]
         self.counter = PlainCounter(self.template, rows) if self.template and rows else None
         """Counts the decisions of plain plans; None without observers."""
         self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
         """Rules whose keys clients may make up, with their places."""
-        self.is_by_address = all(key.is_by_address for key in keys)
-        """True if nothing of a request but its client's address is in the keys."""
+        self.is_by_address = bool(keys) and all(key.is_by_address for key in keys)
+        """True if there are keys, and nothing of a request but its client's address is in them."""
         self.is_by_outcome = any(each.is_by_outcome for each in compiled_rules)
         """True if a rule is charged by the outcome."""
         self.is_simple = self.template is not None and self.template.is_enforced and not self.is_by_outcome
@@ -152,7 +157,7 @@ class PreparedPlan:
         costs = tuple([each.rule.cost_of(request) for each in self.compiled_rules])
         known = self._by_costs.get(costs, self)
         if known is None:
-            known = PreparedPlan(self.compiled_rules, self.keys, costs, self.marks, self.adaptive)
+            known = PreparedPlan(self.compiled_rules, self.keys, costs, self.marks, self.adaptive, denying=self.denying)
             self._by_costs[costs] = known
         elif known is self:
             keep(self._by_costs, costs, None, most=_MOST_COSTS)
@@ -202,12 +207,12 @@ class PreparedPlan:
         plan = Plan.spend(charges)
         if self.has_slots:
             plan = plan.named()
-        return RequestPlan(plan, tuple(behind), self.marks, self.is_by_outcome, has_slots=self.has_slots)
+        return RequestPlan(plan, tuple(behind), self.marks, self.is_by_outcome, has_slots=self.has_slots, denying=self.denying)
 
     def _template(self) -> PlanTemplate | None:
-        """The template of the charges; None if they are not plain, or there are none. Notes which rules are behind them."""
+        """The template of the charges; None if there is none. Notes which rules are behind them."""
         rules, costs = self.compiled_rules, self.costs
-        if not rules or None in costs or any(each.is_graded for each in rules):
+        if not rules or self.denying is not None or None in costs or any(each.is_graded for each in rules):
             return None
         charges = [charge for rule, cost in zip(rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
         try:
