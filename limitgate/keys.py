@@ -99,13 +99,13 @@ class Key:
         while parts and _is_settled(parts[-1][0], subject):
             tail = parts.pop()[1](subject) + tail
         left = [_always(part(subject)) if _is_settled(labels, subject) else part for labels, part in parts]
-        return PreparedKey(prefix, digest, [labels for labels, _ in parts], left, tail)
+        return PreparedKey(prefix, digest, [labels for labels, _ in parts], left, tail, route=subject.route)
 
 
 class PreparedKey:
     """Key of which only what the client contributes is left to be digested."""
 
-    __slots__ = ("_parts", "digest", "is_by_address", "prefix", "tail")
+    __slots__ = ("_parts", "_route", "digest", "is_by_address", "prefix", "tail")
 
     def __init__(
         self,
@@ -114,6 +114,8 @@ class PreparedKey:
         labels: Sequence[Sequence[str]],
         parts: Sequence[Callable[[Subject], str]],
         tail: str,
+        *,
+        route: str | None,
     ) -> None:
         self.is_by_address = [tuple(each) for each in labels] == [("ip",)]
         """True if the client contributes its address and nothing else."""
@@ -123,9 +125,11 @@ class PreparedKey:
         self.tail = _bytes(tail)
         """Fields behind the client's."""
         self._parts = parts
+        self._route = route
 
     def of(self, subject: Subject) -> str:
-        """Key of a subject of the same tier, method and route."""
+        """Key of a subject of the same tier and method, at the route that it was prepared for."""
+        subject.route = self._route  # which stands where an API key before it is absent
         text = ""
         for part in self._parts:
             text += part(subject)

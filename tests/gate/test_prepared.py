@@ -532,6 +532,13 @@ def test_what_clients_invent_is_not_prepared(door: Any) -> None:
     assert (store.general, store.plain) == (5, 0)
 
 
+@DOORS
+def test_a_route_stands_for_what_is_absent_before_it(door: Any) -> None:
+    """Who sends no API key is counted by the route, as `limitgate ban` and the like do it, not by the rule's pattern."""
+    ask = door(MemoryStore(Clock()), rules=[Rule("all", "2/minute", key=["api_key|path"])])
+    assert [ask(path).status for path in ("/api/a", "/api/b", "/costly", "/api/c")] == [200, 200, 200, 429]
+
+
 def test_a_request_that_passed_a_gate_is_planned_anew() -> None:
     """What a gate around has decided about is left out of such a request's plan, which is no plan for any other request."""
     store = Counted(Clock())
