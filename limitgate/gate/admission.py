@@ -168,7 +168,6 @@ class Admission:
     _now: int | None = None
     _outcome: Outcome | None = None
     _decided_by: Source = "nobody"
-    _identified: Caller | None = None
     _settlement: Settlement | None = None
     _charged: tuple[Charged, ...] | None = None
     """None while it follows from ``reading``."""
@@ -226,15 +225,11 @@ class Admission:
 
     @property
     def identified(self) -> Caller | None:
-        """The caller, or what ``identify`` has found of it."""
+        """The caller, None if nobody is known, and once the request is over."""
         if self.prepared is not None and self.request is not None:
             caller: Caller | None = self.request.caller
             return caller
-        return self._identified
-
-    @identified.setter
-    def identified(self, identified: Caller | None) -> None:
-        self._identified = identified
+        return None
 
     @property
     def settlement(self) -> Settlement:

@@ -13,9 +13,8 @@ from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
-from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.gate.planning.planner import Planner
-from limitgate.gate.planning.request_plan import RequestPlan
+from limitgate.gate.planning.planner import Planner, no_places
+from limitgate.gate.planning.request_plan import PreparedPlan
 from limitgate.http.client_ip import Hop, Networks
 from limitgate.http.paths import PathIndex, segments
 from limitgate.http.rate_fields import Fields
@@ -122,13 +121,14 @@ def _end(gate: Gate, admission: Admission) -> None:
 
 def _reasons(planner: Planner, request: Request, tier: str) -> list[RuleReason]:
     """All rules of the set, those of other tiers too, and decorators that apply."""
-    planned = planner.plan(request, None)
-    if not isinstance(planned, RequestPlan):
+    found = planner.prepared(request, None, no_places)
+    if found is None:
         raise TypeError("a callable that gives limits is async, expected rules as files have them")
-    applying = {id(each.written) for each in (*planned.compiled_rules, *(planned.messages or planned).compiled_rules)}
-    applying |= {id(planned.denying.written)} if planned.denying is not None else set()
-    adaptive = _adaptive(planner, request)
-    applying |= {id(each.written) for each in adaptive}
+    prepared, _ = found
+    denying = () if prepared.denying is None else (prepared.denying,)
+    adaptive = () if prepared.adaptive is None else prepared.adaptive.compiled_rules
+    of_messages = () if prepared.messages is None else prepared.messages.compiled_rules
+    applying = {id(each.written) for each in (*prepared.compiled_rules, *of_messages, *denying, *adaptive)}
     known = planner.rule_set.tiers
     paths = planner.interpretations(request.sent, request.root)
     of_tier = known[tier]
@@ -143,17 +143,11 @@ def _reasons(planner: Planner, request: Request, tier: str) -> list[RuleReason]:
             reasons.append(RuleReason(rule.name, of, True, _matched(rule, request)))
         else:
             why = _other_tier(rule, of_tier, tier) or _first_reason(rule, request, paths)
-            why = why or _superseded(rule, exempting, planned, request)
+            why = why or _superseded(rule, exempting, prepared, request)
             reasons.append(RuleReason(rule.name, of, False, why))
-    decorators = [each for each in (*planned.compiled_rules, *adaptive) if each.is_decorator]
+    decorators = [each for each in (*prepared.compiled_rules, *adaptive) if each.is_decorator]
     names = dict.fromkeys(each.rule.name for each in decorators)
     return reasons + [RuleReason(name, None, True, "decorates the route's endpoint") for name in names]
-
-
-def _adaptive(planner: Planner, request: Request) -> Sequence[CompiledRule]:
-    """The rules whose adaptive limits a request would be asked for."""
-    applying = planner.applying(request, None)
-    return () if applying is None or applying.adaptive is None else applying.adaptive.compiled_rules
 
 
 def _matched(rule: Rule, request: Request) -> str:
@@ -213,17 +207,17 @@ def _client_reason(rule: Rule, request: Request) -> str:
     return "its condition (when) is not met"
 
 
-def _superseded(rule: Rule, exempting: Rule | None, planned: RequestPlan, request: Request) -> str:
+def _superseded(rule: Rule, exempting: Rule | None, prepared: PreparedPlan, request: Request) -> str:
     """The reason why a rule that is for a request has no effect on it."""
     if request.is_preflight:
         return "CORS preflights are never counted"
     if exempting is not None:
         return f"rule {exempting.name} exempts this request"
-    if planned.denying is not None and planned.denying.enforced:
-        return f"rule {planned.denying.rule.name} denies this request"
-    if "exempt" in planned.marks or planned.marks is EVERYTHING:
+    if prepared.denying is not None and prepared.denying.enforced:
+        return f"rule {prepared.denying.rule.name} denies this request"
+    if prepared.marks is EVERYTHING:
         return "the route's endpoint is exempt"
-    others = [each.rule.name for each in planned.compiled_rules if each.rule.supersedes(rule, is_decorator=False)]
+    others = [each.rule.name for each in prepared.compiled_rules if each.rule.supersedes(rule, is_decorator=False)]
     return f"rule {others[0]} replaces it" if others else "gives this request no limits"
 
 

@@ -20,9 +20,9 @@ from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Awaited, Budget, Flow, answers_at_once, arun, run, takes_plain
 from limitgate.gate.load import InFlight, ProxyGuard, end_undecided
 from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.gate.planning.given_limits import PendingPlan
-from limitgate.gate.planning.planner import Applying, ExtraRule, Planner
-from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan
+from limitgate.gate.planning.given_limits import GivenPlans, PendingLimits
+from limitgate.gate.planning.planner import ExtraRule
+from limitgate.gate.planning.request_plan import NO_CHARGES, PreparedPlan, RequestPlan
 from limitgate.gate.planning.rules_in_force import Loads, RulesInForce
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusal_log import RefusalLog
@@ -186,7 +186,7 @@ class Gate:
         await arun(self.store, rest, admission.budget)
         await self.refunds.asettle_refused(admission)
 
-    def begin(  # noqa: C901 - each call more costs all requests
+    def begin(
         self, request: Request, outer: Admission | None = None, known: tuple[Admission, Caller | None] | None = None
     ) -> Admission:
         """Begin to decide about a request: find who asks, the rules for it, and the keys of their buckets. Asks no store.
@@ -195,8 +195,7 @@ class Gate:
         ``rest``, that is to be run. Else it is decided already. ``known`` are an admission that was begun before and the caller
         that ``identify`` has found since.
 
-        There is a prepared plan unless there is a gate around, answered or not, and but for WebSockets, and where
-        `Planner.prepared` says so.
+        WebSockets, and requests to which there is a gate around, answered or not, have no plain plan.
         """
         identified: Any = None
         if known is None:
@@ -211,7 +210,7 @@ class Gate:
         else:
             admission, identified = known
         if switch.null_store is not None:
-            _enter(admission, outer, None, EVERYTHING)
+            _enter(admission, outer, EVERYTHING)
             return admission
         planner = admission.rules.planner
         try:
@@ -221,42 +220,39 @@ class Gate:
                 if identified is not None and isawaitable(identified):
                     admission.rest = self._begin_identified(admission, outer, identified)
                     return admission
-            if request.comes_straight:
-                found = planner.prepared(request, identified, partial(self._take_places, planner) if planner.adapts else None)
-                if found is not None:
-                    prepared, keys = found
-                    admission.prepared = prepared
-                    admission.marks = prepared.marks
-                    if prepared.adaptive is not None:
-                        admission.in_flight = request.in_flight
-                    template = prepared.template
-                    if template is None or not self._takes_plain:
-                        self._bind(admission, prepared, keys)
-                        return admission
-                    admission.plan = plan = PlainSpend()  # `PlanTemplate.asked`, a call more
-                    plan.template = template
-                    plan.keys = keys
-                    plan.waited = 0.0
-                    plan.source = "store"
-                    return admission
-                if request.in_flight is not None and request.in_flight.refusal is not None:
-                    self._shed(admission)
-                    return admission
+            begin = partial(self._take_places, admission, outer) if planner.adapts else None
+            found = planner.prepared(request, identified, begin)
+            if found is None:
+                self._put_off(admission, outer, identified)
+                return admission
+            prepared, keys = found
+            admission.prepared = prepared
+            admission.marks = prepared.marks
+            template = prepared.template
+            if template is None or not (self._takes_plain and request.comes_straight):
+                self._bind(admission, outer, prepared, keys)
+                return admission
+            admission.plan = plan = PlainSpend()  # `PlanTemplate.asked`, a call more
+            plan.template = template
+            plan.keys = keys
+            plan.waited = 0.0
+            plan.source = "store"
         except HeadersTooLargeError as error:
             _refuse_without_headers(admission, outer, error)
-        else:
-            admission.rest = self._plan(admission, outer, identified)
         return admission
 
-    def _bind(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> None:
+    def _bind(self, admission: Admission, outer: Admission | None, prepared: PreparedPlan, keys: Sequence[str]) -> None:
         """Bind a prepared plan that is not plain to its request; where nothing is charged it is decided already."""
-        if prepared.template is not None:
-            admission.rest = self._charge(admission, prepared.request_plan(prepared.template.plan(keys)))
-        elif prepared.compiled_rules:
-            admission.rest = self._charge(admission, prepared.bound(keys, admission.request.caller))
+        request = admission.request
+        if prepared.messages is not None:
+            admission.messages = admission.rules.planner.messages(prepared.messages, request)
+        if outer is not None:
+            _nest(admission, outer)
+        if prepared.compiled_rules:
+            admission.rest = self._charge(admission, prepared, prepared.bound(keys, request.caller))
         elif prepared.denying is not None:
             _deny(admission, prepared.denying)
-        elif admission.in_flight is not None and not admission.in_flight.would_refuse:
+        elif admission.in_flight is not None and request.comes_straight and not admission.in_flight.is_to_be_told:
             if admission.rules.counts is not None:
                 admission.in_flight.count()
             in_force = admission.in_flight.in_force
@@ -272,8 +268,12 @@ class Gate:
         except HeadersTooLargeError as error:
             _refuse_without_headers(admission, outer, error)
             return
+        yield from self._begin_again(admission, outer, caller)
+
+    def _begin_again(self, admission: Admission, outer: Admission | None, identified: Caller | None) -> Flow[None]:
+        """`begin` with a request that has waited for something, and charge it."""
         admission.rest = None
-        self.begin(admission.request, outer, (admission, caller))
+        self.begin(admission.request, outer, (admission, identified))
         rest, plan = admission.rest, admission.plan
         if plan is not None:
             try:
@@ -285,48 +285,34 @@ class Gate:
         if rest is not None:
             yield from rest
 
-    def _plan(self, admission: Admission, outer: Admission | None, identified: Caller | None) -> Flow[None]:
-        """Plan the charges of a request that has no prepared plan, and make them."""
-        request, planner = admission.request, admission.rules.planner
-        try:
-            request.check_lines()
-            applying = planner.applying(request, identified)
-            if applying is not None and applying.adaptive is not None:
-                if request.in_flight is None:
-                    self._take_places(planner, request, applying.adaptive, applying.subject.caller, outer)
-                if request.in_flight.refusal is not None:
-                    self._shed(admission, outer)
-                    return
-                if request.in_flight.waits is not None:  # as on an event loop
-                    _enter(admission, outer, identified, applying.marks)
-                    admission.booking = PlaceWait(self._charge_waited(admission, applying))
-                    return
-            request_plan = UNLIMITED if applying is None else (yield from _completed(planner.plan_of(applying)))
-        except HeadersTooLargeError as error:
-            _refuse_without_headers(admission, outer, error)
-            return
-        _enter(admission, outer, identified, request_plan.marks)
-        yield from self._charge(admission, request_plan)
+    def _put_off(self, admission: Admission, outer: Admission | None, identified: Caller | None) -> None:
+        """Note what a request has to wait for which cannot be charged yet; refuse it if there is no place in flight for it."""
+        in_flight = admission.in_flight
+        if in_flight is not None and in_flight.refusal is not None:
+            self._shed(admission, outer)
+        elif in_flight is not None and in_flight.waits is not None:  # as on an event loop
+            _nest(admission, outer)
+            admission.booking = PlaceWait(self._begin_with_places(admission, outer, identified))
+        else:
+            admission.rest = self._begin_with_limits(admission, outer, identified)
 
-    def _charge_waited(self, admission: Admission, applying: Applying) -> Flow[None]:
-        """Charge a request that has waited for its places in flight."""
-        planner = admission.rules.planner
+    def _begin_with_places(self, admission: Admission, outer: Admission | None, identified: Caller | None) -> Flow[None]:
+        """`begin` with a request once it has its places in flight, and charge it."""
         try:
-            try:
-                request_plan = yield from _completed(planner.plan_of(applying))
-            except UserWanted:
-                yield Awaited(admission.request.find_user(), "the user has to be awaited, expected one that is known")
-                request_plan = yield from _completed(planner.plan_of(applying))
-        except HeadersTooLargeError as error:
-            _refuse_unread(admission, planner.may_apply(admission.request)[0], error)
-            return
-        yield from self._charge(admission, request_plan)
+            yield from self._begin_again(admission, outer, identified)
+        except UserWanted:
+            yield Awaited(admission.request.find_user(), "the user has to be awaited, expected one that is known")
+            yield from self._begin_again(admission, outer, identified)
 
-    def _charge(self, admission: Admission, request_plan: RequestPlan) -> Flow[None]:
+    def _begin_with_limits(self, admission: Admission, outer: Admission | None, identified: Caller | None) -> Flow[None]:
+        """`begin` with a request once its limits are there, and charge it."""
+        if pending := PendingLimits(admission.request):  # else it met the first decorator with an adaptive limit
+            yield _awaited(pending)
+        yield from self._begin_again(admission, outer, identified)
+
+    def _charge(self, admission: Admission, prepared: PreparedPlan, request_plan: RequestPlan) -> Flow[None]:
         """Charge a request by a plan of any kind."""
         plan = request_plan.plan
-        if request_plan.messages is not None:
-            admission.messages = request_plan.messages
         if plan is not None:
             try:
                 reading = yield plan, self.timeout
@@ -337,31 +323,31 @@ class Gate:
                 raise
             else:
                 self._admit(admission, request_plan, plan, reading)
-        if request_plan.denying is not None:
-            _deny(admission, request_plan.denying)
+        if prepared.denying is not None:
+            _deny(admission, prepared.denying)
 
     def _charge_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> Flow[None]:
         """Charge a request for which the store has failed."""
         admission.booking = self._apply(admission, request_plan, (yield from self._without_store(request_plan, error)))
 
     def _take_places(
-        self,
-        planner: Planner,
-        request: Request,
-        adaptive: AdaptiveMatch,
-        caller: Caller | None,
-        outer: Admission | None = None,
+        self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
     ) -> bool:
-        """Take places in flight for a request, and in a thread wait for them. False if it has to wait or did, or is refused."""
+        """Take places in flight for a request, and in a thread wait for them. False if it has to wait, or is refused."""
+        request, planner = admission.request, admission.rules.planner
+        admission.marks = plan.marks
         known: InFlight | None = request.in_flight
-        if known is not None:  # it was here before, see `limitgate.django.middleware`
-            return known.had_room
+        if known is not None:  # it was here before: it has waited, or see `limitgate.django.middleware`
+            admission.in_flight = known
+            return known.goes_on
+        adaptive: Any = plan.adaptive
         guard: Guard | None = None
         if outer is None or outer.in_flight is None:  # else it has been asked about this request
             guard = heartbeats.guard() if request.awaits else None
             if planner.trusts_proxies and planner.believes(request, REQUEST_START):
                 guard = self._proxy_guard.of(request, guard)
         request.in_flight = in_flight = InFlight()  # first, so that its places are given back if anything raises
+        admission.in_flight = in_flight
         if request.awaits:
             return in_flight.begin(request, adaptive, caller, guard, WaitingTask)
         in_flight.begin(request, adaptive, caller, guard, WaitingThread)
@@ -370,17 +356,16 @@ class Gate:
         environ = request.environ
         if environ is not None and "wsgi.input" in environ:
             environ["wsgi.input"] = watched(environ["wsgi.input"], in_flight, environ)
-        return in_flight.had_room
+        return in_flight.goes_on
 
-    def _shed(self, admission: Admission, outer: Admission | None = None) -> None:
+    def _shed(self, admission: Admission, outer: Admission | None) -> None:
         """Refuse a request for which there is no place in flight."""
-        request = admission.request
-        admission.in_flight = in_flight = request.in_flight
+        in_flight: Any = admission.in_flight
         if self._refusal_log is not None:
             self._refusal_log.note_shed(in_flight)
         admission.refusal = in_flight.refusal or unavailable()
         admission.is_shed = True
-        if not request.comes_straight:
+        if not admission.request.comes_straight:
             admission.shed()
             _nest(admission, outer)
 
@@ -392,7 +377,7 @@ class Gate:
             type(answer) is PlainSpend
             and answer.admitted
             and prepared.is_simple
-            and (in_flight is None or not in_flight.would_refuse)
+            and (in_flight is None or not (in_flight.would_refuse or in_flight.waited_s))
         ):
             if not self.store_health.is_known:
                 self.store_health.answered()
@@ -439,7 +424,7 @@ class Gate:
         admission.admit(answer, decision)
         if prepared.is_by_outcome:
             admission.is_by_outcome = True
-        elif admission.in_flight is None or not admission.in_flight.would_refuse:
+        elif admission.in_flight is None or not admission.in_flight.is_to_be_told:
             admission.is_plain = True
             admission.show_in_flight()
         return None
@@ -464,11 +449,12 @@ class Gate:
             return None  # this request is exempt, or somebody has refused it already
         if admission.settlement.is_over:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
-        planner = admission.rules.planner
+        planner, request, identified = admission.rules.planner, admission.request, admission.identified
         try:
-            request_plan = yield from _completed(planner.further(admission.request, admission.identified, extra_rules))
+            applying = [each for each in extra_rules if each[0].applies_to(request.method) and each[0].admits(request)]
+            request_plan = yield from _completed(lambda: planner.further(request, identified, applying))
         except HeadersTooLargeError as error:
-            _refuse_unread(admission, planner.compiled(admission.request, extra_rules), error)
+            _refuse_unread(admission, planner.compiled(request, extra_rules), error)
             return None
         if request_plan.plan is None or admission.refusal is not None:
             return None
@@ -476,10 +462,11 @@ class Gate:
 
     def usage(self, admission: Admission, names: Sequence[str], path: str | None) -> Flow[tuple[Window, ...]]:
         """Look at rules for the caller of an admission, see `limitgate.usage`. Charges nothing."""
+        request, identified = admission.request, admission.identified
         try:
-            request_plan = yield from _completed(self._plan_usage(admission, names, path))
+            request_plan = yield from _completed(lambda: self._plan_usage(admission, request, identified, names, path))
         except HeadersTooLargeError:
-            request_plan = UNLIMITED
+            return _adaptive_windows(admission, names)
         if request_plan.plan is None:
             return _adaptive_windows(admission, names)
         plan = Plan.peek(request_plan.plan.charges)
@@ -536,16 +523,19 @@ class Gate:
             admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now)
             self._note_refusal(admission, decision, reading.now, admission.refusal, request_plan)
 
-    def _plan_usage(self, admission: Admission, names: Sequence[str], path: str | None) -> RequestPlan | PendingPlan:
+    @staticmethod
+    def _plan_usage(
+        admission: Admission, request: Request, identified: Caller | None, names: Sequence[str], path: str | None
+    ) -> RequestPlan | PendingLimits:
         """Plan the charges of rules of these names, or of all that apply: those that the request was charged for, if it was."""
-        admission.request.check_lines()
+        request.check_lines()
         plans = [charged.request_plan.plan for charged in admission.charged]
         charges = [charge for plan in plans if plan is not None for charge in plan.charges]
         if names:
-            return admission.rules.planner.named(admission.request, admission.identified, names, path, charges)
+            return admission.rules.planner.named(request, identified, names, path, charges)
         if charges or admission.marks is EVERYTHING:
-            return RequestPlan(Plan.peek(charges) if charges else None, (), ())
-        return admission.rules.planner.plan(admission.request, admission.identified)
+            return RequestPlan(Plan.peek(charges), ()) if charges else NO_CHARGES
+        return admission.rules.planner.plan(request, identified) or PendingLimits(request)
 
     def _decide_message(self, admission: Admission, messages: RequestPlan) -> Flow[Refusal | None]:
         if messages.plan is None or switch.null_store is not None:
@@ -631,24 +621,25 @@ class Gate:
             self._refusal_log.note(admission, decision, decision.refusing_key, now, refusal.id, compiled_rules)
 
 
-def _completed(request_plan: RequestPlan | PendingPlan) -> Flow[RequestPlan]:
-    """A plan whose limits are all given."""
-    if isinstance(request_plan, PendingPlan):
-        expected = "the callable that gives a rule's limits is async, expected a plain function under WSGI"
-        completed: RequestPlan = yield Awaited(request_plan, expected)
-        return completed
+def _completed(planned: Callable[[], RequestPlan | PendingLimits]) -> Flow[RequestPlan]:
+    """A plan whose limits are all given, which is ``planned`` again once they are."""
+    while isinstance(request_plan := planned(), PendingLimits):
+        yield _awaited(request_plan)
     return request_plan
 
 
+def _awaited(pending: PendingLimits) -> Awaited:
+    return Awaited(pending, "the callable that gives a rule's limits is async, expected a plain function under WSGI")
+
+
 def _nest(admission: Admission, outer: Admission | None) -> None:
-    """Note which gate is around, if there is one."""
-    if outer is not None:
+    """Note which gate is around, if there is one that is not noted yet."""
+    if outer is not None and admission.outer_ref is None:
         nesting.enter(admission, outer)
 
 
-def _enter(admission: Admission, outer: Admission | None, identified: Caller | None, marks: Container[Mark]) -> None:
-    """Note what is known of a request that has no prepared plan, before it is charged."""
-    admission.identified = identified
+def _enter(admission: Admission, outer: Admission | None, marks: Container[Mark]) -> None:
+    """Note what is known of a request that has no prepared plan."""
     admission.marks = marks
     admission.in_flight = admission.request.in_flight
     _nest(admission, outer)
@@ -667,7 +658,7 @@ def _refuse_without_headers(admission: Admission, outer: Admission | None, error
     end_undecided(request)
     request.in_flight = None
     compiled_rules, marks = admission.rules.planner.may_apply(request)
-    _enter(admission, outer, None, marks)
+    _enter(admission, outer, marks)
     _refuse_unread(admission, compiled_rules, error)
 
 

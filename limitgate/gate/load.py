@@ -175,9 +175,14 @@ class InFlight:
     """Shadows that had no place."""
 
     @property
-    def had_room(self) -> bool:
-        """True if the request was given its places at once."""
-        return self.waits is None is self.refusal and not self.waited_s
+    def goes_on(self) -> bool:
+        """True if the request has its places, so that it neither waits nor is refused."""
+        return self.waits is None is self.refusal
+
+    @property
+    def is_to_be_told(self) -> bool:
+        """True if more is to be told of the request than the limits: that it has waited, or what a shadow would have done."""
+        return bool(self.would_refuse or self.waited_s)
 
     def begin(
         self,

@@ -13,7 +13,7 @@ from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import ConfigFlow, Flow
-from limitgate.gate.planning.request_plan import UNLIMITED
+from limitgate.gate.planning.request_plan import NO_CHARGES
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import book
 from limitgate.keys import Key
@@ -72,7 +72,7 @@ class ChargedOperation:
 
     def turn(self) -> tuple[tuple[Charged, ...], Booking | None]:
         """The turn that was booked, if there is one to wait for, and what else was taken."""
-        taken = (Charged(UNLIMITED, self._plan, self._reading),)
+        taken = (Charged(NO_CHARGES, self._plan, self._reading),)
         return book(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
 
     def giving_back(self, taken: Sequence[Charged]) -> Flow[None]:

@@ -7,7 +7,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -608,6 +608,31 @@ def test_a_request_waits_for_its_place() -> None:
     asyncio.run(main())
 
 
+def test_a_request_waits_for_its_place_and_for_its_limits() -> None:
+    """For these only when it has the place, and the decision says for how long it has waited for that."""
+    asked = []
+
+    async def given(request: Any) -> str:
+        asked.append(request.path)
+        await asyncio.sleep(0)
+        return "9/hour"
+
+    async def main() -> None:
+        held = Held()
+        app = LimitGate(held, rules=[one_place(max_delay=60), Rule("api", given)], identify=lambda _: Caller("me"))
+        first = await begun(app, held)
+        other = asyncio.create_task(asgi_reply(app, "/other"))
+        await until(lambda: places_of(app).limit.waiting == 1)
+        assert asked == ["/"]
+        held.go.set()
+        assert (await first).status == (await other).status == 200
+        assert [decision.delay > 0 for decision in held.seen] == [False, True]
+        assert [window[:4] for window in held.seen[1].windows] == [("api", 9, 3600, 7), ("all", 1, 0, 0)]
+
+    asyncio.run(main())
+    assert asked == ["/", "/other"]
+
+
 def test_whoever_waits_for_too_long_is_refused() -> None:
     async def main() -> None:
         held = Held()
@@ -642,16 +667,18 @@ def test_a_client_that_leaves_while_it_waits_gives_up_its_place_in_the_line() ->
     asyncio.run(main())
 
 
-def test_threads_wait_for_their_places() -> None:
-    go, began = threading.Event(), threading.Event()
+@pytest.mark.parametrize("rules", [(), (Rule("api", "9/hour"),)], ids=["places alone", "a limit"])
+def test_threads_wait_for_their_places(rules: Sequence[Rule]) -> None:
+    go, began, seen = threading.Event(), threading.Event(), []
 
     def app(environ: Any, start_response: Any) -> list[bytes]:
+        seen.append(environ["limitgate"])
         began.set()
         assert go.wait(PATIENCE)
         start_response("200 OK", [("Content-Type", "text/plain")])
         return [b"done"]
 
-    gated = LimitGateWSGI(app, rules=[one_place(max_delay=60)])
+    gated = LimitGateWSGI(app, rules=[one_place(max_delay=60), *rules])
     limit = places_of(gated).limit
     with ThreadPoolExecutor() as threads:
         first = threads.submit(wsgi_reply, gated)
@@ -662,6 +689,7 @@ def test_threads_wait_for_their_places() -> None:
         go.set()
         assert [each.result().status for each in (first, *others)] == [200] * 4
     assert (limit.in_flight, limit.waiting) == (0, 0)
+    assert [decision.delay > 0 for decision in seen] == [False, True, True, True]
 
 
 def test_a_request_that_waits_for_its_turn_holds_no_place() -> None:

@@ -347,9 +347,9 @@ def test_decorators() -> None:
 
 
 def test_dependencies() -> None:
-    """So does `RateLimit`; its callable is asked once for a request, too."""
-    app = FastAPI()
-    by_code = RateLimit(alater, key=["ip"])
+    """So does `RateLimit`; its callable and its condition are asked once for a request, too."""
+    app, met = FastAPI(), []
+    by_code = RateLimit(alater, key=["ip"], when=lambda request: met.append(request) or True)
 
     @app.get("/", dependencies=[Depends(by_code)])
     async def view() -> str:
@@ -362,6 +362,7 @@ def test_dependencies() -> None:
 
     assert asyncio.run(statuses("text", 3)) == [200, 200, 429]
     assert asyncio.run(statuses("none", 4)) == [200, 200, 200, 429]
+    assert len(met) == 6, "of seven requests one was refused before"
     assert by_code.rule.name.startswith("alater-")
     assert "429" in app.openapi()["paths"]["/"]["get"]["responses"]
 

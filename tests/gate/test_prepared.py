@@ -371,13 +371,14 @@ def test_applications_behind_a_dispatcher_have_prepared_plans() -> None:
     assert (store.general, store.plain) == (0, 7)
 
 
-def test_where_a_mounted_application_goes_by_the_host_nothing_is_prepared() -> None:
-    """Behind a dispatcher all applications have to be led by paths alone."""
+def test_where_a_mounted_application_goes_by_the_host_each_request_has_its_own_route() -> None:
+    """Which is looked up for it."""
     store, mounted = Counted(Clock()), site()
     mounted.config["TRUSTED_HOSTS"] = ["testserver"]
     ask = gated(DispatcherMiddleware(site(), {"/sub": mounted}), store, rules=[Rule("all", "99/minute")])
-    assert [ask(path).status for path in ("/costly", "/sub/costly", "/costly")] == [200] * 3
-    assert (store.general, store.plain) == (3, 0)
+    assert [ask(path).headers["x-ratelimit-remaining"] for path in ("/costly", "/sub/costly", "/costly")] == ["98", "97", "96"]
+    assert [ask(path).headers["x-ratelimit-remaining"] for path in ("/login", "/sub/login", "/login")] == ["2", "1", "0"]
+    assert (store.general, store.plain) == (0, 6)
 
 
 def test_costs_that_come_again_are_prepared() -> None:
@@ -524,12 +525,12 @@ def test_a_route_in_the_midst_of_a_key_is_that_of_the_request(door: Any) -> None
 
 @DOORS
 @pytest.mark.filterwarnings("ignore:Unknown REQUEST_METHOD")  # says the validator
-def test_what_clients_invent_is_not_prepared(door: Any) -> None:
-    """Methods that HTTP does not define are charged like any other, and make nothing grow."""
+def test_methods_that_clients_invent_are_prepared(door: Any) -> None:
+    """They are charged like any other."""
     store = Counted(Clock())
     ask = door(store, rules=[Rule("all", "9/minute")])
     assert [ask("/", f"X{number}").headers["x-ratelimit-remaining"] for number in range(5)] == ["8", "7", "6", "5", "4"]
-    assert (store.general, store.plain) == (5, 0)
+    assert (store.general, store.plain) == (0, 5)
 
 
 @DOORS
@@ -539,8 +540,33 @@ def test_a_route_stands_for_what_is_absent_before_it(door: Any) -> None:
     assert [ask(path).status for path in ("/api/a", "/api/b", "/costly", "/api/c")] == [200, 200, 200, 429]
 
 
-def test_a_request_that_passed_a_gate_is_planned_anew() -> None:
-    """What a gate around has decided about is left out of such a request's plan, which is no plan for any other request."""
+def test_limits_that_are_awaited_are_prepared() -> None:
+    """There is one plan for all requests that are given the same."""
+    store, asked = Counted(Clock()), []
+
+    async def given(request: Any) -> str:
+        asked.append(request)
+        await asyncio.sleep(0)
+        return request.headers["x-limit"]
+
+    ask = asgi(store, rules=[Rule("all", given)])
+    replies = [ask("/costly", headers={"x-limit": "5/minute"}) for _ in range(3)]
+    assert [reply.headers["x-ratelimit-remaining"] for reply in replies] == ["4", "3", "2"]
+    assert (store.general, store.plain, len(asked)) == (0, 3, 3)
+
+
+@DOORS
+def test_who_is_denied_asks_no_store(door: Any) -> None:
+    """A rule that only would deny is noted beside what is charged."""
+    for shadow, status, charged in ((False, 403, 0), (True, 200, 1)):
+        store = Counted(Clock())
+        ask = door(store, rules=[Rule("all", "9/minute"), Rule("deny", deny=True, shadow=shadow)])
+        assert ask("/costly").status == status
+        assert store.general + store.plain == charged
+
+
+def test_a_request_that_passed_a_gate_has_no_plain_plan() -> None:
+    """What a gate around has decided about is left out of such a request's plan, which is that of no other request."""
     store = Counted(Clock())
     ask = asgi(store)
     for _ in range(3):
@@ -552,7 +578,7 @@ def test_a_request_that_passed_a_gate_is_planned_anew() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"charge_if": {"status": [200]}}], ids=["plain", "by outcome"])
 def test_a_route_by_host_is_not_taken_from_another_request(more: Any) -> None:
-    """Where a route depends on more than method and path, nothing is prepared."""
+    """Where a route depends on more than method and path, it is looked up for each request."""
 
     async def answer(request: Any) -> PlainTextResponse:
         return PlainTextResponse("")
@@ -566,7 +592,7 @@ def test_a_route_by_host_is_not_taken_from_another_request(more: Any) -> None:
         return asyncio.run(asgi_reply(gate, "/x", headers={"host": host}))
 
     assert [ask(host).headers["x-ratelimit-limit"] for host in ("a.example", "b.example", "a.example")] == ["2", "9", "2"]
-    assert store.plain == 0
+    assert (store.general, store.plain) == (0, 3)
 
 
 class Failing(MemoryStore):

@@ -22,6 +22,7 @@ from limitgate import MemoryStore, exempt, limit
 from limitgate.django.middleware import DjangoExchange, LimitGateMiddleware
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange
 from limitgate.limits.decision import DeferredDecision
+from limitgate.routes.django import DjangoRoutes
 from tests.exchange.test_plain import RULES, is_plain, stepped
 from tests.gate.test_prepared import KEY, Counted, General, kept, rules
 from tests.support.clock import Clock
@@ -145,12 +146,13 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("urls", UNKNOWN.values(), ids=UNKNOWN)
-def test_where_more_than_the_path_may_matter_requests_are_planned_anew(urls: list[Any]) -> None:
+def test_where_more_than_the_path_may_matter_each_route_is_looked_up(urls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Languages, converters and patterns of a project's own: nobody knows what they look at besides."""
-    store = Counted(Clock())
-    with opened(WAYS["wsgi"], store, *urls) as project:
+    store, found, find = Counted(Clock()), [], DjangoRoutes.find
+    monkeypatch.setattr(DjangoRoutes, "find", lambda self, request: found.append(request) or find(self, request))
+    with opened(WAYS["wsgi"], store, *urls, path("login", login)) as project:
         assert [project.ask("/it").status_code for _ in range(3)] == [200] * 3
-    assert (store.general, store.plain) == (3, 0)
+    assert (store.general, store.plain, len(found)) == (0, 3, 3)
 
 
 def test_each_urlconf_has_plans_of_its_own(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_every_request_is_counted_once() -> None:
 
 def test_plain_rules_go_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """As requests that servers send do: no plan is made of objects, be a request admitted, refused or limited by nothing."""
-    for owner, name in ((Gate, "_plan"), (PlainSpend, "made"), (Admission, "charged")):
+    for owner, name in ((Gate, "_charge"), (PlainSpend, "made"), (Admission, "charged")):
         monkeypatch.setattr(owner, name, None)
     engine = engine_of(Rule("all", key=["path", "ip"], qps=1, qpm=2, path="/a/**"))
     decided = [engine.decide(entry(second, "203.0.113.7", path)) for second in (0, 1, 2) for path in ("/a/1", "/b")]

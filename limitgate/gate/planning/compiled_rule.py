@@ -17,9 +17,6 @@ from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import Counts
 from limitgate.rules.rule import Rule
 
-ChargeSpec = tuple[str, int, Priority]
-"""Key of a bucket less its suffix, cost and priority, from which one rule's charges follow."""
-
 
 class CompiledRule:
     """A rule made ready for one gate: key compiled, buckets at hand."""
@@ -103,20 +100,20 @@ class CompiledRule:
         limited.has_slots = any(bucket.has_slots for bucket in limited.rule.buckets)
         return limited
 
-    def spec(self, subject: Subject, values: Sequence[Value] = ()) -> ChargeSpec:
-        """The spec of the charges that a request of this subject has by this rule."""
+    def admitted_charges(self, subject: Subject, values: Sequence[Value]) -> list[Charge]:
+        """The charges of one request by these further parts of the key, from a bucket that may be opened."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
         key = self._key_of(subject, values)
         if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
             key = self.admitted_key(key, subject, values)
-        return (key, cost, subject.priority) if self.is_graded else (key, cost, NORMAL)
+        return self.charges(key, cost, subject.priority if self.is_graded else NORMAL)
 
     def _key_of(self, subject: Subject, values: Sequence[Value]) -> str:
         text = self._key.text(subject)
         return self._prefix + self._key.digest(text + given(values, subject) if values else text)
 
     def charges(self, key: str, cost: int, priority: Priority) -> list[Charge]:
-        """The charges of a spec, one for each bucket."""
+        """The charges by a key less the suffixes of buckets, one for each bucket."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
         return [
             Charge(key + bucket.suffix, bucket, min(cost, 1) if bucket.has_slots else cost, enforced, name, None, wait)

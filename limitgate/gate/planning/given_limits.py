@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.gate.planning.request_plan import AdaptiveMatch, PreparedPlan, RequestPlan, keep
+from limitgate.gate.planning.request_plan import AdaptiveMatch, PreparedPlan, keep
 from limitgate.gate.planning.rule_match import CompiledRules, RuleMatch, is_met
 from limitgate.http.request import Request
 from limitgate.keys import PreparedKey
@@ -30,34 +30,38 @@ _TOLD = 200
 """Characters of a mistake that are logged."""
 
 
-class PendingPlan:
-    """The plan of a request for which async callables have yet to give limits."""
+class PendingLimits:
+    """Limits of a request that async callables have yet to give: to be awaited before it is planned again.
 
-    __slots__ = ("_again", "_given", "_pending")
+    They are those of rules with these ids; without ``keys`` all that are known to be pending.
+    """
 
-    def __init__(self, request: Request, pending: Sequence[int], again: Callable[[], RequestPlan | PendingPlan]) -> None:
-        self._given = {} if request.given_limits is None else request.given_limits
-        self._pending = pending
-        self._again = again
+    __slots__ = ("_given", "_keys")
 
-    def __await__(self) -> Generator[Any, Any, RequestPlan]:
+    def __init__(self, request: Request, keys: Sequence[int] | None = None) -> None:
+        self._given = given = {} if request.given_limits is None else request.given_limits
+        self._keys = [key for key, limits in given.items() if isawaitable(limits)] if keys is None else keys
+
+    def __bool__(self) -> bool:
+        """True if there is anything to await."""
+        return bool(self._keys)
+
+    def __await__(self) -> Generator[Any, Any, None]:
         return self._complete().__await__()
 
-    async def _complete(self) -> RequestPlan:
-        """Await the limits, and make the plan. Raises whatever a callable does."""
+    async def _complete(self) -> None:
+        """Await the limits. Raises whatever a callable does."""
         try:
-            for key in self._pending:
+            for key in self._keys:
                 if isawaitable(limits := self._given[key]):
                     self._given[key] = await limits
         except BaseException:
             self.close()
             raise
-        request_plan = self._again()
-        return await request_plan if isinstance(request_plan, PendingPlan) else request_plan
 
     def close(self) -> None:
         """Give up, and leave no coroutine that nobody has awaited."""
-        for key in self._pending:
+        for key in self._keys:
             if isawaitable(self._given[key]):
                 getattr(self._given[key], "close", bool)()
 
@@ -141,11 +145,11 @@ class GivenPlans:
         "_every_key",
         "_given",
         "_keys",
-        "_marks",
         "_plans",
         "_remember",
         "_sources",
         "adaptive",
+        "marks",
     )
     is_ready: Final = False
     """The plan of a request has to be found first."""
@@ -166,7 +170,8 @@ class GivenPlans:
         self._compiled_rules = compiled_rules
         self._every_key = tuple(keys)
         self._keys = {id(each.written): key for each, key in zip(compiled_rules, self._every_key)}
-        self._marks = marks
+        self.marks = marks
+        """Decorators that were taken into account."""
         self._denying = denying
         self._sources = [(each.name, id(each.written), each.limits_by) for each in compiled_rules]
         self._callables = [(key, limits_by) for _, key, limits_by in self._sources if limits_by is not None]
@@ -232,13 +237,21 @@ class GivenPlans:
         return prepared
 
     def _prepared(self, limited: CompiledRules) -> PreparedPlan:
-        """The plan of requests that these rules limit."""
+        """The plan of requests that these rules limit, and of their messages."""
         counted = tuple([each for each in limited if each.rule.has_counts])
+        of_messages = tuple([each for each in counted if each.rule.per == "message"])
+        messages = PreparedPlan(of_messages, *self._keys_and_costs(of_messages), self.marks) if of_messages else None
+        if of_messages:
+            counted = tuple([each for each in counted if each.rule.per == "request"])
+        keys, costs = self._keys_and_costs(counted)
+        return PreparedPlan(counted, keys, costs, self.marks, self.adaptive, denying=self._denying, messages=messages)
+
+    def _keys_and_costs(self, compiled_rules: CompiledRules) -> tuple[Sequence[PreparedKey], tuple[int | None, ...]]:
+        """What a plan of these rules needs besides."""
         keys = self._every_key
-        if len(counted) < len(keys):
-            keys = tuple([self._keys[id(each.written)] for each in counted])
-        costs = tuple([each.cost for each in counted])
-        return PreparedPlan(counted, keys, costs, self._marks, self.adaptive, denying=self._denying)
+        if len(compiled_rules) < len(keys):
+            keys = tuple([self._keys[id(each.written)] for each in compiled_rules])
+        return keys, tuple([each.cost for each in compiled_rules])
 
 
 @final

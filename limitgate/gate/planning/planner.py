@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from functools import lru_cache, partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
-from limitgate.gate.planning.compiled_rule import ChargeSpec, CompiledRule
-from limitgate.gate.planning.given_limits import ConditionalPlans, GivenLimits, GivenPlans, PendingPlan, is_short
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.given_limits import ConditionalPlans, GivenLimits, GivenPlans, PendingLimits
 from limitgate.gate.planning.identity import Identities, Subject
-from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
+from limitgate.gate.planning.request_plan import NO_CHARGES, AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.gate.planning.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.http.client_ip import Hop
 from limitgate.http.paths import PathIndex, Reach, beyond, segments, with_empty_segments
@@ -38,29 +38,9 @@ ExtraRule = tuple[Rule, Sequence[Value]]
 
 AnyPlans = PreparedPlan | GivenPlans | ConditionalPlans
 """The prepared plan of requests, or what finds it by what callables say of a request."""
-_UNKNOWN: tuple[object, AnyPlans | None] = object(), None
 _UNLIMITED = PreparedPlan((), (), (), EVERYTHING)
-
-
-def _charge(compiled_rules: Sequence[CompiledRule], specs: Iterable[ChargeSpec]) -> RequestPlan:
-    """Make the plan that charges each rule by its spec."""
-    charges: list[Charge] = []
-    behind: list[CompiledRule] = []
-    by_outcome = has_slots = False
-    for compiled_rule, spec in zip(compiled_rules, specs):
-        of_rule = compiled_rule.charges(*spec)
-        charges += of_rule
-        behind += [compiled_rule] * len(of_rule)
-        by_outcome |= compiled_rule.is_by_outcome
-        has_slots |= compiled_rule.has_slots
-    plan = Plan.spend(charges)
-    return RequestPlan(plan.named() if has_slots else plan, tuple(behind), (), by_outcome, has_slots=has_slots)
-
-
-def _by_what_is_charged(compiled_rules: CompiledRules) -> tuple[CompiledRules, CompiledRules]:
-    """Rules to charge for the request, and those to charge for each message."""
-    of_messages = tuple([each for each in compiled_rules if each.rule.per == "message"])
-    return tuple([each for each in compiled_rules if each.rule.per == "request"]), of_messages
+_UNKNOWN: tuple[object, AnyPlans] = object(), _UNLIMITED
+"""Stands for what is not remembered: of no version that routes have."""
 
 
 def _patterns(rules: Iterable[Rule]) -> Iterator[tuple[str, ...]]:
@@ -84,25 +64,14 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
 
 
-class Applying(NamedTuple):
-    """Rules and decorators that apply to a request."""
-
-    subject: Subject
-    match: RuleMatch
-    marks: tuple[Mark, ...]
-    """All decorators that were taken into account."""
-
-    @property
-    def adaptive(self) -> AdaptiveMatch | None:
-        """The adaptive limits among them; None for none."""
-        denying, rules = self.match.denying, self.match.adaptive_rules
-        if not rules or (denying is not None and denying.enforced):
-            return None
-        return AdaptiveMatch(rules, (self.subject.request.method_class, self.subject.route))
+Begin = Callable[[PreparedPlan | GivenPlans, Caller | None], bool]
+"""Takes places under the adaptive limits of requests that go by a plan, for one of a caller. False if that refuses it, or if it
+has to wait."""
 
 
-Begin = Callable[[Request, AdaptiveMatch, Caller | None], bool]
-"""Takes places under adaptive limits for a request of a caller. False if it has to wait for them, or is refused."""
+def no_places(_: PreparedPlan | GivenPlans, __: Caller | None) -> bool:
+    """`Begin` for who only wants to know what would be charged."""
+    return True
 
 
 class Planner:
@@ -145,12 +114,10 @@ class Planner:
         """By tier, method, path and root path."""
         self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
         """Shared by all paths at which the same rules apply: clients choose paths."""
-        self._ways: dict[tuple[str, str, str, str], tuple[object, AnyPlans | None]] = {}
-        """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
-        self._templates: dict[tuple[str, str, str, str], tuple[object, str | None, tuple[Mark, ...]]] = {}
-        """By the same, where there is no prepared plan, the version of the routes, and template and decorators of the route."""
+        self._ways: dict[tuple[str, str, str, str], tuple[object, AnyPlans]] = {}
+        """By tier, method, path and root path the version of the routes, and the prepared plan."""
         self._prepared: dict[Any, AnyPlans] = {}
-        """By tier, method, template of the route, rules and decorators."""
+        """By tier, kind of method, template of the route, rules and decorators, and whether it is a WebSocket."""
         self._decorated: dict[int, CompiledRule] = {}
         compiled = {tier: [self._compile(rule, "rule") for rule in of_tier] for tier, of_tier in rules.tiers.items()}
         self._tiers = {tier: _index(of_tier, exempt=False) for tier, of_tier in compiled.items()}
@@ -173,74 +140,21 @@ class Planner:
         for rule in every:
             self._review(rule)
 
-    def plan(self, request: Request, identified: Caller | None) -> RequestPlan | PendingPlan:
-        """Plan the charges of a request. ``identified`` is the caller that ``identify`` found, if any.
+    def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
+        """Plan the charges of a request, without taking places for it. ``identified`` is the caller that ``identify`` found.
 
-        Calls the callables that give limits, and raises what they raise; pending while one of them has yet to be awaited.
+        Calls the callables that give limits, and raises what they raise; None where limits have yet to be awaited.
         """
-        applying = self.applying(request, identified)
-        return UNLIMITED if applying is None else self.plan_of(applying)
-
-    def applying(self, request: Request, identified: Caller | None) -> Applying | None:
-        """Find the rules and decorators that apply to a request; None if it is exempt."""
-        if request.method == "OPTIONS" and request.is_preflight:
-            return None
-        subject = self.subject(request, identified)
-        match, marks = self._applying(request, subject)
-        return None if match is EXEMPT else Applying(subject, match, marks)
-
-    def plan_of(self, applying: Applying) -> RequestPlan | PendingPlan:
-        """`plan` the charges of the rules that apply to a request."""
-        subject, match, marks = applying
-        if match.denying is not None and match.denying.enforced:
-            return RequestPlan(None, (), marks, denying=match.denying)
-        if match.callables or (subject.caller is not None and subject.caller.limits):
-            return self._plan_given(match, marks, subject)
-        return self._plan_of(match.request_rules, match.message_rules, match.denying, marks, subject)
-
-    def _plan_given(self, match: RuleMatch, marks: tuple[Mark, ...], subject: Subject) -> RequestPlan | PendingPlan:
-        """Plan the charges of rules by limits that are given at run time."""
-        own = subject.own_limits
-        known = given = None
-        if not own:
-            given = match.limits_given(subject.request)
-            try:
-                known = match.rules_given.values.get(given)
-            except TypeError:  # there are lists in it
-                given = None
-        if known is None:
-            limited, pending = self._given.applied(match.limited_rules, subject.request, own)
-            if pending:
-                return PendingPlan(subject.request, pending, partial(self._plan_given, match, marks, subject))
-            counted = tuple([each for each in limited if each.rule.has_counts])
-            known = _by_what_is_charged(counted) if match.message_rules else (counted, ())
-            if given is not None and is_short(given):
-                match.rules_given.add(given, known)
-        return self._plan_of(*known, match.denying, marks, subject)
-
-    def _plan_of(
-        self,
-        request_rules: CompiledRules,
-        message_rules: CompiledRules,
-        denying: CompiledRule | None,
-        marks: tuple[Mark, ...],
-        subject: Subject,
-    ) -> RequestPlan:
-        """Plan the charges of rules that apply to a request."""
-        request_plan = self._charged(request_rules, subject) if request_rules else RequestPlan(None, (), marks)
-        if denying is not None:
-            request_plan = request_plan._replace(denying=denying)
-        if message_rules and subject.request.is_websocket:
-            return request_plan._replace(marks=marks, messages=self._charged(message_rules, subject))
-        return request_plan._replace(marks=marks) if marks else request_plan
+        found = self.prepared(request, identified, no_places)
+        return None if found is None else found[0].bound(found[1], request.caller)
 
     def prepared(  # noqa: C901, PLR0912 - each call more costs all requests
         self, request: Request, identified: Caller | None, begin: Begin | None = None
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
-        """Plan an HTTP request that comes by no other gate: a prepared plan, and its keys.
+        """Plan a request: a prepared plan, and its keys.
 
-        ``identified`` is the caller that ``identify`` found, if any. If there are adaptive limits, ``begin`` is called with
-        them before any key is made. None if that refuses or makes wait, and if limits have to be awaited.
+        ``identified`` is the caller that ``identify`` found, if any. If there are adaptive limits, ``begin`` is called before
+        any key is made. None if that refuses or makes wait, and if limits have to be awaited.
         """
         identities, caller, tier, own = self._identities, identified, DEFAULT_TIER, None
         if caller is not None:
@@ -251,24 +165,23 @@ class Planner:
             request.caller = caller
             own = caller.limits
             tier = identities.tier_of(caller)
-        version = self._routes.version(request)
-        known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
-        if known is not version:
-            prepared = self._prepare(tier, request, version)
-        if type(prepared) is not PreparedPlan:  # as of almost no request
-            if type(prepared) is ConditionalPlans:
-                prepared = prepared.plan_of(request)
-            if prepared is None:
-                return None
-        if prepared.adaptive is not None and (begin is None or not begin(request, prepared.adaptive, caller)):
+        if request.comes_straight:
+            version = self._routes.version(request)
+            known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
+            if known is not version:
+                prepared = self._prepare(tier, request, version)
+        else:
+            request.check_lines()
+            prepared = self._prepare(tier, request, None)
+        if type(prepared) is ConditionalPlans:
+            prepared = prepared.plan_of(request)
+        if prepared.adaptive is not None and (begin is None or not begin(prepared, caller)):
             return None  # without ``begin`` it is the first decorator with an adaptive limit that was met
         if own or not prepared.is_ready:
-            if own or type(prepared) is GivenPlans:
-                prepared = prepared.with_limits(request, own)
-            if prepared is None:
+            limited = prepared.with_limits(request, own) if own or type(prepared) is GivenPlans else prepared
+            if limited is None:
                 return None
-            if not prepared.is_ready:
-                prepared = prepared.with_costs(request)
+            prepared = limited if limited.is_ready else limited.with_costs(request)
         plan: PreparedPlan = prepared  # type: ignore[assignment]  # a `GivenPlans` is never ready
         if plan.is_by_address:
             proxies = identities.proxies
@@ -282,6 +195,15 @@ class Planner:
             keys = plan.keys_of(Subject(request, caller, tier, identities)) if plan.keys else ()
         return plan, keys if plan.suffixes is None else plan.spread(keys)
 
+    def messages(self, prepared: PreparedPlan, request: Request) -> RequestPlan:
+        """Bind the prepared plan of each message over a WebSocket."""
+        caller: Caller | None = request.caller
+        subject = Subject(request, caller, self._identities.tier_of(caller), self._identities)
+        if not prepared.is_ready:
+            prepared = prepared.with_costs(request)
+        keys = prepared.keys_of(subject)
+        return prepared.bound(keys if prepared.suffixes is None else prepared.spread(keys), caller)
+
     def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
         """The rules that may apply to a request whose headers are unknown: those of every tier, whatever their conditions.
 
@@ -289,11 +211,9 @@ class Planner:
         """
         found: dict[CompiledRule, None] = {}
         taken: Container[Mark] = EVERYTHING
+        _, marks = self._route(request) if self._routes.decorated() else (None, ())
         for tier in self._tiers:
             match = self._match(tier, request.method, request.sent, request.root)
-            marks: tuple[Mark, ...] = ()
-            if match is not EXEMPT and (match.asks_route or self._routes.decorated()):
-                _, marks = self._template(tier, request)
             if match is not EXEMPT and "exempt" not in marks:
                 found |= dict.fromkeys(match.compiled_rules + self._compiled_marks(marks, request))
                 taken = marks
@@ -317,16 +237,29 @@ class Planner:
         return self._identities.proxies.hops(request)
 
     def further(
-        self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]
-    ) -> RequestPlan | PendingPlan:
-        """Plan the charges of rules that an application asks for while a request is under way, as `plan` does."""
+        self, request: Request, identified: Caller | None, applying: Sequence[ExtraRule]
+    ) -> RequestPlan | PendingLimits:
+        """Plan the charges of rules that an application asks for while a request is under way, and that apply to it.
+
+        Calls the callables that give limits, and raises what they raise; pending while one of them has yet to be awaited.
+        """
         subject = self.subject(request, identified)
-        applying = [(rule, values) for rule, values in extra_rules if rule.applies_to(request.method) and rule.admits(request)]
         if any(rule.key_asks("path") for rule, _ in applying):
-            route = self._routes.find(request)
-            subject.route = route.template if route else None
-        extra = [(self._compiled(rule), values) for rule, values in applying]
-        return self._plan_extra(extra, subject)
+            subject.route, _ = self._route(request)
+        given: list[tuple[CompiledRule, Sequence[Value]]] = []
+        pending: list[int] = []
+        for rule, values in applying:
+            limited, keys = self._given.applied([self._compiled(rule)], request, subject.own_limits)
+            pending += keys
+            given += [(each, values) for each in limited]
+        if pending:
+            return PendingLimits(request, pending)
+        made = [(charge, each) for each, values in given for charge in each.admitted_charges(subject, values)]
+        if not made:
+            return NO_CHARGES
+        plan, behind = Plan.spend([charge for charge, _ in made]), [each for _, each in made]
+        by_outcome, has_slots = any(each.is_by_outcome for each in behind), any(each.has_slots for each in behind)
+        return RequestPlan(plan.named() if has_slots else plan, behind, by_outcome, has_slots)
 
     def named(
         self,
@@ -335,7 +268,7 @@ class Planner:
         names: Sequence[str],
         path: str | None,
         charges: Sequence[Charge],
-    ) -> RequestPlan | PendingPlan:
+    ) -> RequestPlan | PendingLimits:
         """Plan what a request would be charged by rules of these names, whatever their ``path``; it was charged ``charges``.
 
         Raises `ConfigError` for a name that no rule has, and for a rule that counts by a route which is not known.
@@ -345,7 +278,12 @@ class Planner:
         of_tier = {each.rule.name: each for each in self._every[subject.tier] if each.rule.has_limits}
         others = [self._named(name, of_tier, own, path) for name in dict.fromkeys(names) if name not in own]
         subject.route = None if isinstance(self._routes, NoRoutes) else path
-        return self._plan_named(names, others, subject, charges if own else ())
+        limited, pending = self._given.applied(others, request, subject.own_limits)
+        if pending:
+            return PendingLimits(request, pending)
+        found = [*(charges if own else ()), *[charge for each in limited for charge in each.charges_of(subject)]]
+        ordered = [charge for name in dict.fromkeys(names) for charge in found if charge.rule == name]
+        return RequestPlan(Plan.peek(ordered), ()) if ordered else NO_CHARGES
 
     def _named(
         self, name: str, of_tier: Mapping[str, CompiledRule], own: AbstractSet[str | None], path: str | None
@@ -359,33 +297,6 @@ class Planner:
             raise ConfigError(f"rule {name!r} counts by path, expected path= as a route's template, such as '/items/{{id}}'")
         return compiled_rule
 
-    def _plan_named(
-        self, names: Sequence[str], others: Sequence[CompiledRule], subject: Subject, charges: Sequence[Charge]
-    ) -> RequestPlan | PendingPlan:
-        """Plan the charges of rules in the order of these names; those of rules that apply to the request are known."""
-        limited, pending = self._given.applied(others, subject.request, subject.own_limits)
-        if pending:
-            again = partial(self._plan_named, names, others, subject, charges)
-            return PendingPlan(subject.request, pending, again)
-        found = [*charges, *[charge for each in limited for charge in each.charges_of(subject)]]
-        ordered = [charge for name in dict.fromkeys(names) for charge in found if charge.rule == name]
-        return RequestPlan(Plan.peek(ordered) if ordered else None, (), ())
-
-    def _plan_extra(self, extra: Sequence[tuple[CompiledRule, Sequence[Value]]], subject: Subject) -> RequestPlan | PendingPlan:
-        """Plan the charges of rules with further parts of their keys."""
-        given: list[tuple[CompiledRule, Sequence[Value]]] = []
-        pending: list[int] = []
-        for compiled_rule, values in extra:
-            limited, keys = self._given.applied([compiled_rule], subject.request, subject.own_limits)
-            pending += keys
-            given += [(each, values) for each in limited]
-        if pending:
-            return PendingPlan(subject.request, pending, partial(self._plan_extra, extra, subject))
-        if not given:
-            return RequestPlan(None, (), ())
-        specs = [compiled_rule.spec(subject, values) for compiled_rule, values in given]
-        return _charge(tuple([compiled_rule for compiled_rule, _ in given]), specs)
-
     def keep_adaptive_limits(self) -> None:
         """Have adaptive limits go on under the terms of these rules, which have come into force."""
         if self._adaptive_limits is not None:
@@ -397,60 +308,39 @@ class Planner:
         request.caller = subject.caller
         return subject
 
-    def _applying(self, request: Request, subject: Subject) -> tuple[RuleMatch, tuple[Mark, ...]]:
-        """The rules and decorators that apply to a request, and all decorators that were taken into account."""
-        match = self._match(subject.tier, request.method, request.sent, request.root)
-        marks: tuple[Mark, ...] = ()
-        if match is not EXEMPT and (match.asks_route or self._routes.decorated()):
-            subject.route, marks = self._template(subject.tier, request)
-            if "exempt" in marks:
-                return EXEMPT, marks
-            if marks:
-                match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
-        if match.is_conditional:
-            match = EXEMPT if match.exempts(request) else self._match_of(match.narrowed(request), ())
-        return match, marks
-
-    def _template(self, tier: str, request: Request) -> tuple[str | None, tuple[Mark, ...]]:
+    def _route(self, request: Request) -> tuple[str | None, tuple[Mark, ...]]:
         """Template and decorators of the route of a request; none where it is not known."""
-        if self._templates and request.comes_straight:  # then `prepared` was asked before
-            known = self._templates.get((tier, request.sent_method, request.sent, request.root))
-            if known is not None and known[0] is self._routes.version(request):
-                return known[1:]
         route = self._routes.find(request)
         return (None, ()) if route is None else (route.template, route.marks)
 
-    def _prepare(self, tier: str, request: Request, version: object) -> AnyPlans | None:
-        """Find what the requests of a tier, method, path and root path have in common, and remember it unless they are long.
+    def _prepare(self, tier: str, request: Request, version: object) -> AnyPlans:
+        """Find what the requests of a tier, method, path and root path have in common.
 
-        Clients choose paths, so most of what is kept is shared by all paths of the same rules and route.
+        It is remembered for these, but not if they are long, if the method was invented, or if more of a request matters: then
+        ``version`` is None. Clients choose paths, so most of what is kept is shared by all paths of the same rules and route.
         """
-        way = tier, request.sent_method, request.sent, request.root
+        kind = request.method_class
+        if kind == "OPTIONS" and request.is_preflight:
+            return _UNLIMITED
         match = self._match(tier, request.method, request.sent, request.root)
-        template: str | None = None
-        marks: tuple[Mark, ...] = ()
-        asks_route = version is not None and (match.asks_route or self._routes.decorated())
-        if asks_route:
-            route = self._routes.find(request)
-            if route is not None:
-                template, marks = route.template, route.marks
-        prepared = self._preparable(tier, request, version, match, template, marks)
-        if sum(map(len, way)) <= _SHORT:
+        asks_route = match is not EXEMPT and (match.asks_route or self._routes.decorated())
+        template, marks = self._route(request) if asks_route else (None, ())
+        prepared = self._prepared_with(tier, request, match, template, marks)
+        way = tier, request.sent_method, request.sent, request.root
+        if version is not None and kind not in ("OPTIONS", "other") and sum(map(len, way)) <= _SHORT:
             keep(self._ways, way, (version, prepared), most=self._most_paths)
-            if asks_route and type(prepared) is not PreparedPlan:
-                keep(self._templates, way, (version, template, marks), most=self._most_paths)
         return prepared
 
-    def _preparable(  # noqa: PLR0917 - all that tells one plan from another
-        self, tier: str, request: Request, version: object, match: RuleMatch, template: str | None, marks: tuple[Mark, ...]
-    ) -> AnyPlans | None:
-        if version is None or request.method_class in ("OPTIONS", "other"):  # a preflight's headers matter; invented are many
-            return None
+    def _prepared_with(
+        self, tier: str, request: Request, match: RuleMatch, template: str | None, marks: tuple[Mark, ...]
+    ) -> AnyPlans:
+        """What the requests have in common that have the same rules, and a route with this template and these decorators."""
         if match is EXEMPT or "exempt" in marks:
             return _UNLIMITED
         if marks:
             match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
-        alike = tier, request.method, template, match.compiled_rules, match.exempting, tuple(map(id, marks))
+        of_marks = tuple(map(id, marks))
+        alike = tier, request.method_class, template, match.compiled_rules, match.exempting, of_marks, request.is_websocket
         prepared = self._prepared.get(alike)
         if prepared is None:
             if match.is_conditional:
@@ -473,12 +363,9 @@ class Planner:
             adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template))
         subject = Subject(request, None, tier, self._identities)
         subject.route = template
-        limited = tuple([each for each in match.limited_rules if each.rule.per == "request"])
+        limited = tuple([each for each in match.limited_rules if each.rule.per == "request" or request.is_websocket])
         keys = [each.prepared_key(subject) for each in limited]
         return GivenPlans(self._given, limited, keys, marks, adaptive, denying=denying).as_written
-
-    def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
-        return _charge(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
 
     def _match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
         """The match of a tier, method, path as sent and root path; remembered unless they are long."""

@@ -19,7 +19,7 @@ from limitgate.limits.template import PlanTemplate
 from limitgate.observing.counts import RuleSeries
 from limitgate.observing.plain_counter import PlainCounter
 from limitgate.rules.callers import Caller
-from limitgate.rules.decorators import EVERYTHING, Mark
+from limitgate.rules.decorators import Mark
 
 CompiledRules = tuple[CompiledRule, ...]
 
@@ -31,22 +31,19 @@ class RequestPlan(NamedTuple):
     """None where no rule applies."""
     compiled_rules: Sequence[CompiledRule]
     """The rules behind the plan's charges, in their order."""
-    marks: Container[Mark]
-    """Decorators that were taken into account."""
     is_by_outcome: bool = False
     """True if a rule is charged by the outcome."""
-    messages: RequestPlan | None = None
-    """Charges of each message over a WebSocket, None for none."""
     has_slots: bool = False
     """True if it takes slots for requests in flight, which have to be given back."""
-    denying: CompiledRule | None = None
-    """A rule that denies the request, or if that is a shadow, would."""
 
     def row(self, charge: Charge) -> RuleSeries | None:
         """The figures of the rule behind a charge; None without observers."""
         charges = self.plan.charges if self.plan else ()
         rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)
         return next(rows, None)
+
+
+NO_CHARGES = RequestPlan(None, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +53,6 @@ class AdaptiveMatch:
     compiled_rules: Sequence[CompiledRule]
     """Those that refuse before shadows."""
     request_class: Hashable
-
-
-UNLIMITED = RequestPlan(None, (), EVERYTHING)
-"""No rule applies, and none of the decorators either."""
 
 
 class PlansByLimits(Protocol):
@@ -93,6 +86,7 @@ class PreparedPlan:
         "is_simple",
         "keys",
         "marks",
+        "messages",
         "suffixes",
         "template",
     )
@@ -106,6 +100,7 @@ class PreparedPlan:
         adaptive: AdaptiveMatch | None = None,
         *,
         denying: CompiledRule | None = None,
+        messages: PreparedPlan | None = None,
     ) -> None:
         self.compiled_rules = compiled_rules
         """The rules behind the charges; none where nothing is charged."""
@@ -120,6 +115,8 @@ class PreparedPlan:
         """Adaptive limits to ask before; None for none."""
         self.denying = denying
         """A rule that denies the requests, or if that is a shadow, would; None if nothing is denied."""
+        self.messages = messages
+        """The plan of each message over a WebSocket; None where these are not limited."""
         self._charged_rules = compiled_rules
         """The rule behind each charge of the template."""
         self.suffixes: Sequence[Sequence[str]] | None = None
@@ -157,8 +154,15 @@ class PreparedPlan:
         costs = tuple([each.rule.cost_of(request) for each in self.compiled_rules])
         known = self._by_costs.get(costs, self)
         if known is None:
-            known = PreparedPlan(self.compiled_rules, self.keys, costs, self.marks, self.adaptive, denying=self.denying)
-            self._by_costs[costs] = known
+            known = self._by_costs[costs] = PreparedPlan(
+                self.compiled_rules,
+                self.keys,
+                costs,
+                self.marks,
+                self.adaptive,
+                denying=self.denying,
+                messages=self.messages,
+            )
         elif known is self:
             keep(self._by_costs, costs, None, most=_MOST_COSTS)
             known = copy(self)
@@ -193,10 +197,14 @@ class PreparedPlan:
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
-        return RequestPlan(plan, self._charged_rules, self.marks, self.is_by_outcome)
+        return RequestPlan(plan, self._charged_rules, self.is_by_outcome)
 
     def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
-        """The plan of one request, of any kind, with its keys and its caller."""
+        """The plan of one request of a caller, with its keys."""
+        if self.template is not None:
+            return self.request_plan(self.template.plan(keys))
+        if not self.compiled_rules:
+            return NO_CHARGES
         priority = NORMAL if caller is None else caller.priority
         charges: list[Charge] = []
         behind: list[CompiledRule] = []
@@ -205,9 +213,7 @@ class PreparedPlan:
             charges += of_rule
             behind += [compiled_rule] * len(of_rule)
         plan = Plan.spend(charges)
-        if self.has_slots:
-            plan = plan.named()
-        return RequestPlan(plan, tuple(behind), self.marks, self.is_by_outcome, has_slots=self.has_slots, denying=self.denying)
+        return RequestPlan(plan.named() if self.has_slots else plan, behind, self.is_by_outcome, self.has_slots)
 
     def _template(self) -> PlanTemplate | None:
         """The template of the charges; None if there is none. Notes which rules are behind them."""

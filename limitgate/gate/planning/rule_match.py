@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.http.request import Request
-from limitgate.limits.remembered import Remembered
 from limitgate.rules.rule import Rule, unreplaced
 
 CompiledRules = tuple[CompiledRule, ...]
-Given = tuple[Any, ...]
-"""What callables have given as limits."""
 
 
 class RuleMatch:
@@ -22,15 +18,11 @@ class RuleMatch:
     __slots__ = (
         "adaptive_rules",
         "asks_route",
-        "callables",
         "compiled_rules",
         "denying",
         "exempting",
         "is_conditional",
         "limited_rules",
-        "message_rules",
-        "request_rules",
-        "rules_given",
     )
 
     def __init__(self, compiled_rules: CompiledRules, exempting: tuple[CompiledRules, ...] = ()) -> None:
@@ -48,29 +40,9 @@ class RuleMatch:
         """A rule that denies, if possible one that is no shadow; None if nothing is denied."""
         self.limited_rules = tuple([each for each in applying if each.rule.has_limits])
         """Rules that limit requests."""
-        self.callables = [(id(each.written), each.limits_by) for each in self.limited_rules if each.limits_by is not None]
-        """Callables that give their limits, with the ids of their rules."""
-        self.rules_given = Remembered[Given, tuple[CompiledRules, CompiledRules]]()
-        """Rules to charge for the request and for each message, by what the callables gave."""
-        counted_rules = [each for each in self.limited_rules if each.rule.has_counts]
-        self.request_rules = tuple([each for each in counted_rules if each.rule.per == "request"])
-        """Rules to charge for the request."""
-        self.message_rules = tuple([each for each in counted_rules if each.rule.per == "message"])
-        """Rules to charge for each message over a WebSocket."""
         adaptive_rules = [each for each in self.limited_rules if each.places is not None]
         self.adaptive_rules = tuple(sorted(adaptive_rules, key=lambda each: not each.enforced))
         """Rules with an adaptive limit, those that refuse before shadows."""
-
-    def limits_given(self, request: Request) -> Given:
-        """What the callables give for a request; each is called once for it."""
-        given = request.given_limits
-        if given is None:  # as for almost all
-            given = request.given_limits = {key: limits_by(request) for key, limits_by in self.callables}
-            return tuple(given.values())
-        for key, limits_by in self.callables:
-            if key not in given:
-                given[key] = limits_by(request)
-        return tuple([given[key] for key, _ in self.callables])
 
     def exempts(self, request: Request) -> bool:
         """True if exempt rules that are for a request cover every interpretation of its path."""

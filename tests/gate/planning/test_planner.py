@@ -33,6 +33,9 @@ class OneRoute:
         self.asked += 1
         return self._route
 
+    def version(self, _: Request) -> object:
+        return self
+
 
 def planner(
     *rules: Rule, callers: Iterable[KnownCaller] = (), routes: Any = None, trusted: tuple[str, ...] = (), **options: Any
@@ -63,6 +66,13 @@ def asked(
 def applied(request_plan: RequestPlan) -> list[str | None]:
     """The names of the rules in a plan, in their order."""
     return [] if request_plan.plan is None else [charge.rule for charge in request_plan.plan.charges]
+
+
+def is_decided(gate: Planner, mark: Rule, request: Request) -> bool:
+    """True if a decorator is taken into account for a request, so that it lets it pass."""
+    found = gate.prepared(request, None)
+    assert found is not None
+    return mark in found[0].marks
 
 
 def bucket(gate: Planner, identified: Caller | None = None, **asks: Any) -> str:
@@ -198,23 +208,22 @@ def test_a_flood_of_paths_is_not_remembered_whole() -> None:
     gate = planner(Rule("a", "5/s", key=["ip", "header:x-id"]))
     for n in range(600):
         gate.plan(asked(path=f"/{n}"), None)
-    assert len(gate._matches) == 512
+        gate.plan(asked(f"X{n}"), None)
+    assert len(gate._matches) == len(gate._ways) == 512
     for long in ({"path": "/" + "x" * 200}, {"method": "X" * 200}):
-        before = gate._matches.copy()
+        before = gate._matches.copy(), gate._ways.copy()
         assert applied(gate.plan(asked(**long), None)) == ["a"]
-        assert gate._matches == before
+        assert (gate._matches, gate._ways) == before
+    assert len(gate._prepared) == 2, "one for GET, and one for all methods that were invented"
 
 
 def test_limits_that_callables_give_are_put_in_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a condition has each request planned, too. Of many only so many are remembered, and no long ones."""
+    """Where a rule has a condition, too; of many, so many at least are remembered."""
     monkeypatch.setattr("limitgate.limits.remembered.MOST", 2)
     gate = planner(Rule("a", lambda request: json.loads(request.headers["x-limits"]), when=lambda _: True), Rule("b", "9/s"))
 
     def rules(limits: object) -> Sequence[Any]:
-        applying = gate.applying(asked(x_limits=json.dumps(limits)), None)
-        request_plan = gate.plan_of(applying)
-        assert len(applying.match.rules_given.values) <= 2
-        return request_plan.compiled_rules
+        return gate.plan(asked(x_limits=json.dumps(limits)), None).compiled_rules
 
     first = rules("5/s")
     assert [str(each.rule.limits[0]) for each in first] == ["5/second", "9/second"]
@@ -241,13 +250,25 @@ def test_a_websocket_handshake_counts_as_a_get() -> None:
     assert applied(gate.plan(asked(kind="websocket"), None)) == ["get"]
 
 
+def test_a_websocket_has_a_plan_of_its_own() -> None:
+    """Whichever came first at a path, messages are limited over a WebSocket alone, each at the cost of the handshake."""
+    gate = planner(Rule("all", "1/s"), Rule("said", "2/s", per="message", cost=lambda request: len(request.path)))
+    for _ in range(2):
+        http, _ = gate.prepared(asked(path="/ab"), None)
+        assert http.messages is None
+        request = asked(path="/ab", kind="websocket")
+        opening, keys = gate.prepared(request, None)
+        assert applied(opening.bound(keys, None)) == ["all"]
+        assert [(charge.rule, charge.cost) for charge in gate.messages(opening.messages, request).plan.charges] == [("said", 3)]
+
+
 def test_preflights_are_never_counted() -> None:
     """A browser's question for permission is free, whatever applies to its path; any other OPTIONS is not."""
     mark = Rule("mark", "1/s")
     gate = planner(Rule("all", "1/s"), Rule("options", "1/s", methods=["OPTIONS"]), routes=OneRoute("/", (mark,)))
-    request_plan = gate.plan(asked("OPTIONS", origin="https://a", access_control_request_method="PUT"), None)
-    assert request_plan.plan is None
-    assert mark in request_plan.marks
+    preflight = asked("OPTIONS", origin="https://a", access_control_request_method="PUT")
+    assert gate.plan(preflight, None).plan is None
+    assert is_decided(gate, mark, preflight)
     assert applied(gate.plan(asked("OPTIONS"), None)) == ["all", "options", "mark"]
     assert applied(gate.plan(asked("OPTIONS", origin="https://a"), None)) == ["all", "options", "mark"]
     assert applied(gate.plan(asked("GET", origin="https://a", access_control_request_method="PUT"), None)) == ["all", "mark"]
@@ -507,24 +528,24 @@ def test_a_decorated_route_takes_part_with_the_rules() -> None:
     assert applied(request_plan) == ["api", "api"]
     assert len({charge.key for charge in request_plan.plan.charges}) == 2
     assert applied(gate.plan(asked("POST"), None)) == ["api", "api", "post"]
-    assert all(mark in request_plan.marks for mark in marks)
+    assert all(is_decided(gate, mark, asked()) for mark in marks)
     assert applied(planner(routes=OneRoute("/a", marks)).plan(asked(), None)) == ["api"]
 
 
 def test_an_exempt_endpoint_switches_every_rule_off() -> None:
     """Neither rules nor other decorators apply to an endpoint that is exempt."""
     limited = Rule("mark", "1/s")
-    request_plan = planner(Rule("a", "5/s"), routes=OneRoute("/a", (limited, "exempt"))).plan(asked(), None)
-    assert request_plan.plan is None
-    assert limited in request_plan.marks
+    gate = planner(Rule("a", "5/s"), routes=OneRoute("/a", (limited, "exempt")))
+    assert gate.plan(asked(), None).plan is None
+    assert is_decided(gate, limited, asked())
 
 
 def test_an_exempt_rule_switches_decorators_off() -> None:
     """An endpoint under an exempt rule runs without its own limit, and its decorator knows."""
     limited = Rule("mark", "1/s")
-    request_plan = planner(Rule("free", exempt=True), routes=OneRoute("/a", (limited,))).plan(asked(), None)
-    assert request_plan.plan is None
-    assert limited in request_plan.marks
+    gate = planner(Rule("free", exempt=True), routes=OneRoute("/a", (limited,)))
+    assert gate.plan(asked(), None).plan is None
+    assert is_decided(gate, limited, asked())
 
 
 @SPACED
