@@ -464,6 +464,14 @@ def test_limits_that_need_more_are_planned_anew(door: Any) -> None:
 
 
 @DOORS
+def test_policies_of_one_rule_are_told_apart(door: Any) -> None:
+    """Limits of several algorithms, each in a bucket of its own, are named as those of one bucket are."""
+    limits = "5/minute", Limit("100/hour", algorithm="fixed_window")
+    reply = door(Counted(Clock()), rules=[Rule("api", *limits)], headers=["draft-11"])("/costly")
+    assert reply.headers["ratelimit-policy"] == '"api-minute";q=5;w=60, "api-hour";q=100;w=3600'
+
+
+@DOORS
 def test_a_callable_is_asked_once_for_a_request(door: Any) -> None:
     """Whether its limits are known, have to be read, or are not plain."""
     asked: list[str] = []

@@ -191,8 +191,8 @@ class PreparedPlan:
     def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
         if self._field_writer is None:
-            charges = () if self.template is None else self.template.charges
-            self._field_writer = prepared_fields(styles, tuple([(each.rule or "", (each.bucket,)) for each in charges]), rules)
+            buckets = tuple([(each.name, each.rule.buckets) for each in self.compiled_rules])
+            self._field_writer = prepared_fields(styles, buckets, rules)
         return self._field_writer
 
     def request_plan(self, plan: Plan) -> RequestPlan:
