@@ -106,6 +106,9 @@ class LimitGate(Around):
                         reading = await gate.store.aspend(plan, gate.timeout)
                 except StoreError as error:
                     rest = gate.conclude(admission, error)
+                except BaseException:  # the request was cancelled
+                    gate.refunds.release_later(plan)
+                    raise
                 else:
                     rest = gate.conclude(admission, reading)
             if rest is not None:

@@ -21,7 +21,6 @@ REPLY_FIELDS = 4
 CAN_WAIT = False
 MAX_TURNS = 0
 refusal_is_stable = never
-left_after = None
 STRAIGHT: Straight | None = None
 IS_LIMIT = True
 RESCALES = False
@@ -38,7 +37,7 @@ LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
 """Load of each slot besides. Measured with 10,000: 0.45 ms to take one, 1 ms to renew one or to give it back, and 30 µs for
 each further one in the same call."""
 
-_OTHERS = 0
+_OTHERS = -1
 """The name under which `decode_state` puts what it knows of the slots of others; nobody has it."""
 
 
@@ -72,13 +71,14 @@ class State(NamedTuple):
 
     def having(self, name: int, places: int) -> State:
         """The state once a slot is taken, or renewed: then it has as many places as before."""
-        places = self.places(name) or places
-        left = self.without(name)
-        return State(left.at, left.taken + places, {**left.slots, name: (places, left.at + HELD_US)})
+        slots = {**self.slots}
+        before, _ = slots.pop(name, (0, 0))
+        slots[name] = before or places, self.at + HELD_US
+        return State(self.at, self.taken - before + (before or places), slots)
 
     def places(self, name: int) -> int:
         """Number of slots under one name."""
-        return self.slots[name][0] if name != _OTHERS and name in self.slots else 0
+        return self.slots[name][0] if name in self.slots else 0
 
 
 def check(limit: LimitNumbers) -> str | None:
@@ -105,7 +105,8 @@ def advance(
     now: int | None = None,  # noqa: ARG001 - see above
 ) -> Sequence[State]:
     """The states some time later, without the slots that nobody has renewed."""
-    return [state.later(elapsed_us) for state in states]
+    (state,) = states
+    return [state.later(elapsed_us)]
 
 
 def rescaled(state: State, limit: LimitNumbers) -> State:  # noqa: ARG001 - see above
@@ -125,10 +126,10 @@ def try_charge(
     """The states once a slot is taken, or renewed if it is there already; None if there is no room."""
     if not cost:
         return states
-    for state, limit in zip(states, bucket.limits):
-        if not state.places(slot) and state.taken + cost > limit.burst:
-            return None
-    return [state.having(slot, cost) for state in states]
+    (state,), (limit,) = states, bucket.limits
+    if state.taken + cost > limit.burst and not state.places(slot):
+        return None
+    return [state.having(slot, cost)]
 
 
 def apply_adjustment(
@@ -142,15 +143,12 @@ def apply_adjustment(
 
     Where there is no room to take one again that was not renewed in time, it stays gone.
     """
-    right = []
-    for state, places, name, limit in zip(states, back, names, bucket.limits):
-        if places > 0:
-            right.append(state.without(name))
-        elif places and (state.places(name) or state.taken - places <= limit.burst):
-            right.append(state.having(name, -places))
-        else:
-            right.append(state)
-    return right
+    (state,), (places,), (name,), (limit,) = states, back, names, bucket.limits
+    if places > 0:
+        return [state.without(name)]
+    if places and (state.places(name) or state.taken - places <= limit.burst):
+        return [state.having(name, -places)]
+    return states
 
 
 def refund_amount(
@@ -174,6 +172,11 @@ def remaining(state: State, limit: LimitNumbers) -> int:
 def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
     """Number of slots that are taken."""
     return state.taken
+
+
+def left_after(state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]:
+    """Number of slots that are free besides a charge, and the microseconds until that one's are over."""
+    return limit.burst - state.taken - cost, HELD_US
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:

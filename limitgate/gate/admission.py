@@ -47,6 +47,11 @@ class Charged(NamedTuple):
     is_local: bool = False
     """True if this process decided, as the store had failed."""
 
+    @property
+    def taken(self) -> list[Charge]:
+        """The charges that fitted."""
+        return [charge for charge, _, after in self.reading.buckets if after is not None]
+
     def having_cost(self, costs: Sequence[int]) -> Charged:
         """The same with other costs of its charges."""
         charges = tuple([charge._replace(cost=cost) for charge, cost in zip(self.plan.charges, costs)])
@@ -448,11 +453,18 @@ class Admission:
         return self.refusal is not None and not self.has_begun
 
     @property
+    def gives_slots_back(self) -> bool:
+        """True if it still has slots, though it is in flight no longer."""
+        return self.has_slots and self.is_sent
+
+    @property
     def has_to_refund(self) -> bool:
         """True if there are charges that must not stay."""
         if self._charged is None and self.reading is None:
             return False  # nothing was charged
-        return bool(self.charged) and (self.is_undone or (self.has_slots and self.is_sent))
+        if not (self.is_undone or self.gives_slots_back):
+            return False
+        return self._charged is None or bool(self._charged)
 
     def may_need_refund(self) -> bool:
         """True if, by what is known now, a charge may be too high or too low."""
@@ -464,10 +476,10 @@ class Admission:
             return True
         if not (self.has_slots or self.refusal or self.has_news):
             return False
-        return self.has_to_refund or (self.has_news and bool(self.charged))
+        return self.has_to_refund or (self.has_news and (self._charged is None or bool(self._charged)))
 
     def plain_refund(self) -> list[Charge] | None:
-        """Take out the correction that is due by the outcome of a plain plan; None where `refunds` has to be asked.
+        """Take out the correction of a plain plan that is due by its outcome, or as it is over; None for `refunds` to be asked.
 
         From now on it counts as made.
         """
@@ -477,7 +489,7 @@ class Admission:
         if reading is None or prepared is None:
             return None
         self._settled_by = status = self.status
-        self._plain_costs = costs = prepared.costs_by(status)
+        self._plain_costs = costs = prepared.costs_by(status, is_sent=self.is_sent)
         return plain_refund(reading, costs)
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:

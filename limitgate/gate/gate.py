@@ -154,6 +154,9 @@ class Gate:
                 reading: AnyReading = self.store.spend(plan, self.timeout)
             except StoreError as error:
                 rest = self.conclude(admission, error)
+            except BaseException:
+                self.refunds.release_later(plan)
+                raise
             else:
                 rest = self.conclude(admission, reading)
         if rest is not None:
@@ -175,6 +178,9 @@ class Gate:
                     reading = await self.store.aspend(plan, self.timeout)
             except StoreError as error:
                 rest = self.conclude(admission, error)
+            except BaseException:
+                self.refunds.release_later(plan)
+                raise
             else:
                 rest = self.conclude(admission, reading)
         if rest is not None:
@@ -280,6 +286,9 @@ class Gate:
                 reading = yield plan, self.timeout
             except StoreError as error:
                 rest = self.conclude(admission, error)
+            except BaseException:
+                self.refunds.release_later(plan)
+                raise
             else:
                 rest = self.conclude(admission, reading)
         if rest is not None:
@@ -422,9 +431,10 @@ class Gate:
         if prepared.counter is not None:
             prepared.counter.charged(answer.states)
         admission.admit(answer, decision)
-        if prepared.is_by_outcome:
-            admission.is_by_outcome = True
-        elif admission.in_flight is None or not admission.in_flight.is_to_be_told:
+        admission.is_by_outcome = prepared.is_by_outcome
+        if prepared.has_slots:
+            self.refunds.hold(admission, answer.charges)
+        elif not prepared.is_by_outcome and (admission.in_flight is None or not admission.in_flight.is_to_be_told):
             admission.is_plain = True
             admission.show_in_flight()
         return None
@@ -516,7 +526,7 @@ class Gate:
             admission.charged = (Charged(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
             if request_plan.has_slots:
-                self.refunds.hold(admission, admission.charged)
+                self.refunds.hold(admission, admission.charged[0].taken)
             if decision.delay:
                 admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
         else:
@@ -584,8 +594,9 @@ class Gate:
         A refusal stands: what is charged after it is refunded.
         """
         first, decision, charged, booking = admission.decision, verdict.decision, verdict.charged, None
-        if any(each.request_plan.has_slots for each in charged):
-            self.refunds.hold(admission, charged)
+        for each in charged:
+            if each.request_plan.has_slots:
+                self.refunds.hold(admission, each.taken, is_local=each.is_local)
         if decision.delay and verdict.now is not None and admission.refusal is None:
             charged, booking = book(charged, verdict.now, decision.delay)
         admission.charged += charged

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
-from limitgate.gate.admission import Admission, Charged, Refund
+from limitgate.gate.admission import Admission, Refund
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.store_health import StoreHealth
-from limitgate.limits.plan import Charge, Plan
+from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
+from limitgate.limits.template import AnyPlan
+from limitgate.own_errors import own_error
+
+Corrections = tuple[Sequence[Charge], Sequence[Charge]]
+"""Adjustments to make in a store, and the charges among them whose slots are given back."""
 
 
 class Refunds:
@@ -34,20 +40,39 @@ class Refunds:
 
     def settle(self, admission: Admission) -> None:
         """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
-        run(self._store, self._due(admission), admission.budget)
+        charges, slots = self._due(admission)
+        if charges and self._answers_at_once:
+            try:
+                self._store.spend(Plan.adjust(charges), self._timeout)
+            except BaseException as error:
+                self._failed(slots, error)
+                if not isinstance(error, StoreError):
+                    raise
+        elif charges:
+            run(self._store, self._adjust(charges, slots), admission.budget)
 
     async def asettle(self, admission: Admission) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
         if self._answers_at_once:
             self.settle(admission)
             return
-        task = self.soon(self._due(admission))
-        if not task.done():
-            await asyncio.wait([task], timeout=max(0.0, admission.budget.left))
+        sent = self.settle_soon(admission)
+        if sent is not None:
+            await asyncio.wait([sent], timeout=max(0.0, admission.budget.left))
 
-    def settle_soon(self, admission: Admission) -> asyncio.Future[None]:
-        """`settle`, by an `AsyncStore`, in a task of the running event loop."""
-        return self.soon(self._due(admission))
+    def settle_soon(self, admission: Admission) -> asyncio.Future[Reading] | None:
+        """`settle`, by an `AsyncStore`, whoever waits for it; the reading to come, None if there is none."""
+        charges, slots = self._due(admission)
+        if not charges:
+            return None
+        try:
+            sent: asyncio.Future[Reading] = asyncio.ensure_future(self._store.aspend(Plan.adjust(charges), self._timeout))
+        except StoreError as error:
+            self._failed(slots, error)
+            return None
+        self._under_way.add(sent)
+        sent.add_done_callback(partial(self._answered, slots))
+        return sent
 
     def settle_refused(self, admission: Admission) -> None:
         """`settle` a request if it is refused after it was charged."""
@@ -74,52 +99,72 @@ class Refunds:
 
     def apply(self, refunds: Sequence[Refund]) -> Flow[None]:
         """Give back to buckets, or charge more."""
+        charges, slots = self._corrections(refunds)
+        if charges:
+            yield from self._adjust(charges, slots)
+
+    def _due(self, admission: Admission) -> Corrections:
+        """What a request was charged wrongly, by what is known now."""
+        plain = admission.plain_refund()
+        if plain is None:
+            return self._corrections(_refunds_of(admission))
+        if not admission.gives_slots_back:
+            return plain, ()
+        admission.has_slots = False
+        reading: Any = admission.reading
+        self.slot_keeper.release(reading.charges)
+        return plain, reading.charges
+
+    def _corrections(self, refunds: Sequence[Refund]) -> Corrections:
+        """What is to be put right in the store; where this process has decided it is at once."""
         charges: list[Charge] = []
         slots: list[Charge] = []
         for charged, costs in refunds:
             plan = refund(charged.plan, charged.reading, costs)
             if charged.request_plan.has_slots:
                 over = [charge for charge, cost in zip(charged.plan.charges, costs) if not cost]
-                self._slot_keeper_of(charged).release(over)
+                (self._fallback.slot_keeper if charged.is_local else self.slot_keeper).release(over)
                 slots += [] if charged.is_local else over
             if charged.is_local:
                 self._fallback.apply_refund(plan)
             else:
                 charges += plan.charges
-        yield from self._adjust(charges, slots)
+        return charges, slots
 
-    def _due(self, admission: Admission) -> Flow[None]:
-        """Correct what a request was charged wrongly, by what is known now."""
-        plain = admission.plain_refund()
-        return self.apply(_refunds_of(admission)) if plain is None else self._adjust(plain)
-
-    def _adjust(self, charges: Sequence[Charge], slots: Sequence[Charge] = ()) -> Flow[None]:
+    def _adjust(self, charges: Sequence[Charge], slots: Sequence[Charge]) -> Flow[None]:
         """Make adjustments in the store. If that fails, these slots are released later."""
-        if charges:
-            try:
-                yield Plan.adjust(charges), self._timeout
-            except StoreError as error:
-                self.uncorrected += 1
-                self._store_health.failed(error)
-                self.slot_keeper.release_later(slots)
-            except BaseException:  # an interruption
-                self.slot_keeper.release_later(slots)
+        try:
+            yield Plan.adjust(charges), self._timeout
+        except BaseException as error:
+            self._failed(slots, error)
+            if not isinstance(error, StoreError):
                 raise
 
-    def hold(self, admission: Admission, charged: Sequence[Charged]) -> None:
-        """Keep the slots of a request until they are given back."""
-        admission.has_slots = True
-        for each in charged:
-            slots = [charge for charge, _, after in each.reading.buckets if after is not None]
-            self._slot_keeper_of(each).hold(slots, admission)
+    def _answered(self, slots: Sequence[Charge], sent: asyncio.Future[Reading]) -> None:
+        """The store has answered adjustments that were sent, or nobody waits for it any more."""
+        self._under_way.discard(sent)
+        error = asyncio.CancelledError() if sent.cancelled() else sent.exception()
+        if error is not None:
+            self._failed(slots, error)
+            if isinstance(error, Exception) and not isinstance(error, StoreError):
+                own_error(error)
 
-    def release_later(self, plan: Plan | None, keys: frozenset[str] = frozenset()) -> None:
+    def _failed(self, slots: Sequence[Charge], error: BaseException) -> None:
+        """Adjustments were not made, as far as is known: slots are given back later. An interruption is no loss."""
+        self.slot_keeper.release_later(slots)
+        if isinstance(error, StoreError):
+            self.uncorrected += 1
+            self._store_health.failed(error)
+
+    def hold(self, admission: Admission, charges: Sequence[Charge], *, is_local: bool = False) -> None:
+        """Keep the slots of a request, among charges that were made, until they are given back."""
+        admission.has_slots = True
+        (self._fallback.slot_keeper if is_local else self.slot_keeper).hold(charges, admission)
+
+    def release_later(self, plan: AnyPlan | None, keys: frozenset[str] = frozenset()) -> None:
         """Schedule the release of slots in these buckets, or in all: the reply was lost, so they may be taken."""
         charges = plan.charges if plan else ()
         self.slot_keeper.release_later([charge for charge in charges if not keys or charge.key in keys])
-
-    def _slot_keeper_of(self, charged: Charged) -> SlotKeeper:
-        return self._fallback.slot_keeper if charged.is_local else self.slot_keeper
 
 
 def _refunds_of(admission: Admission) -> list[Refund]:

@@ -307,10 +307,12 @@ class SlotKeeper:
 
     def release(self, charges: Sequence[Charge]) -> None:
         """Renew the slots among charges no longer: they are about to be given back."""
-        for charge in _slots(charges):
-            for renewer in self._renewers():
-                renewer.let_go(charge.slot)
-        if isinstance(here := self._here(), _LoopRenewer):
+        here = self._here()
+        for charge in charges:
+            if charge.slot and charge.cost and not here.let_go(charge.slot):  # it was taken elsewhere
+                for renewer in self._renewers():
+                    renewer.let_go(charge.slot)
+        if isinstance(here, _LoopRenewer):
             here.rest()
 
     def abandon(self, charges: Sequence[Charge]) -> None:

@@ -432,7 +432,9 @@ def _template(cost: int, limits: Limits) -> PlanTemplate | None:
     key = cost, limits
     template = _known_templates.values.get(key)
     if template is None and key not in _known_templates.values:
-        charges = [Charge("", bucket, cost, enforced=True, rule=None) for bucket in _buckets(limits)]
+        buckets = _buckets(limits)
+        _check_are_no_slots(buckets)
+        charges = [Charge("", bucket, cost, enforced=True, rule=None) for bucket in buckets]
         with suppress(ValueError):
             template = PlanTemplate([*charges, _ban_of("", cost)])
         _known_templates.add(key, template)

@@ -26,6 +26,11 @@ def check_cost(cost: object) -> int:
     return cost
 
 
+def new_slot() -> int:
+    """Name of slots that nobody has had before."""
+    return _CHANCE.getrandbits(51) + 1
+
+
 class Adjustment(NamedTuple):
     """Charges made to a bucket in advance, and charges put back that were made before.
 
@@ -141,7 +146,7 @@ class Plan(NamedTuple):
 
     def named(self) -> Plan:
         """This plan with a name for the slots that it takes, which nobody has had before."""
-        slot = _CHANCE.randrange(1, 2**52)
+        slot = new_slot()
         return self._replace(
             charges=tuple([charge._replace(slot=slot) if charge.bucket.has_slots else charge for charge in self.charges])
         )

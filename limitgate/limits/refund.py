@@ -42,7 +42,7 @@ def plain_refund(spent: PlainSpend, costs: Sequence[int]) -> list[Charge]:
         bucket = charge.bucket
         after = place + len(bucket.limits)
         if cost != charge.cost:
-            back, grace = bucket.algorithm.refund_amount(states[place:after], bucket, charge.cost, cost, 0)
+            back, grace = bucket.algorithm.refund_amount(states[place:after], bucket, charge.cost, cost, spent.slot)
             if any(back):
                 adjustment = Adjustment(0, spent.now, back, grace)
                 wrong.append(Charge(key, bucket, 0, False, charge.rule, adjustment))

@@ -19,7 +19,7 @@ from limitgate.algorithms import ban, gcra
 from limitgate.algorithms.base import Algorithm, LeftAfter, State, Straight
 from limitgate.limits.decision import SECOND, Decision, Settlement, decide, decision_of
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Source, Verb, read
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
 from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
@@ -95,6 +95,7 @@ class PlanTemplate:
         "charges",
         "counts",
         "facts",
+        "has_slots",
         "is_enforced",
         "is_of_debts",
         "load",
@@ -110,12 +111,14 @@ class PlanTemplate:
         counted = charges[: len(charges) - self.bans]
         windows = sum([len(charge.bucket.limits) for charge in counted])
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
-            raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment, slots and dates")
+            raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment and dates")
         self.charges = tuple(charges)
         self.buckets = tuple([(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted])
         """Per charge but those of bans its bucket, its cost, true if it may refuse, and its rows."""
-        self.only = self.buckets[0] if len(counted) == 1 else None
-        """The first of ``buckets`` if there are no others."""
+        self.has_slots = any(charge.bucket.has_slots for charge in counted)
+        """True if slots are taken for requests in flight."""
+        self.only = self.buckets[0] if len(counted) == 1 and not self.has_slots else None
+        """The first of ``buckets`` if there are no others, and no slots."""
         self.may_wait = max([charge.max_wait_us for charge in counted]) > 0
         """True if a plan that does not fit now may have to wait: it is not plain then."""
         self.is_enforced = False not in [charge.enforced for charge in counted]
@@ -169,9 +172,10 @@ class PlanTemplate:
         """Return the template itself, as nobody changes it."""
         return self
 
-    def plan(self, keys: Sequence[str]) -> Plan:
-        """Plan with these keys, one for each charge."""
-        return Plan.spend([charge._replace(key=key) for charge, key in zip(self.charges, keys)])
+    def plan(self, keys: Sequence[str], slot: int = 0) -> Plan:
+        """Plan with these keys, one for each charge, and with a name for slots; 0 for none."""
+        each = zip(self.charges, keys)
+        return Plan.spend([Charge(key, *charge[1:7], slot if charge.bucket.has_slots else 0) for charge, key in each])
 
     def asked(self, keys: Sequence[str]) -> PlainSpend:
         """Plain plan with these keys, that has yet to be carried out."""
@@ -218,11 +222,17 @@ class PlanTemplate:
             True, burst, left, 0.0, refill / SECOND, charge.cost, charge.rule, False, 0.0, reading, True, settlement
         )
 
-    def windows(self, states: Sequence[State]) -> list[tuple[int, int]]:
-        """Per window the whole requests that fit once the charges are made, and the seconds until it is full, rounded up."""
+    def windows(self, states: Sequence[State]) -> Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]:
+        """Per window the whole requests that fit once the charges are made, and the seconds until it is full, rounded up.
+
+        None in their place where there is no period: slots are given back at any time.
+        """
         if self._windows is None:
-            left = [left_after(state, charge.cost, limit) for state, (left_after, limit, charge) in zip(states, self._states)]
-            return [(requests, -(-refill_us // SECOND)) for requests, refill_us in left]
+            left = [
+                (*left_after(state, charge.cost, limit), limit)
+                for state, (left_after, limit, charge) in zip(states, self._states)
+            ]
+            return [(requests, -(-refill_us // SECOND) if limit.period else None) for requests, refill_us, limit in left]
         return [
             ((room - debt) // ticks, -(-(debt + increment) // (count * SECOND)))
             for debt, (_, room, ticks, count, increment, _, _) in zip(states, self._windows)
@@ -382,7 +392,7 @@ class PlainSpend(_Buckets):
     """
 
     # without an `__init__`, which takes as long as all the rest
-    __slots__ = ("_made", "_plan", "admitted", "keys", "now", "source", "states", "template", "waited")
+    __slots__ = ("_made", "_plan", "_slot", "admitted", "keys", "now", "source", "states", "template", "waited")
     verb: Verb = "spend"
     ban_us = 0
     gives_back = has_adjustments = False
@@ -401,6 +411,7 @@ class PlainSpend(_Buckets):
     """Seconds of silence before, as of a `Reading`."""
     _made: Sequence[BucketReading]
     _plan: Plan
+    _slot: int
 
     @property
     def charges(self) -> tuple[Charge, ...]:
@@ -413,8 +424,17 @@ class PlainSpend(_Buckets):
         try:
             return self._plan
         except AttributeError:
-            self._plan = self.template.plan(self.keys)
+            self._plan = self.template.plan(self.keys, self.slot)
             return self._plan
+
+    @property
+    def slot(self) -> int:
+        """Name of the slots that it takes, made once; 0 for none."""
+        try:
+            return self._slot
+        except AttributeError:
+            self._slot = new_slot() if self.template.has_slots else 0
+            return self._slot
 
     @property
     def buckets(self) -> Sequence[BucketReading]:
@@ -462,6 +482,11 @@ class PlainSpend(_Buckets):
                 states += [ban.initial(0, charge.bucket) for charge in template.charges[len(states) :]]
             self._made = read(self.whole_plan.charges, 0, states).buckets
             return self._made
+
+    def carried_out(self, reading: Reading) -> None:
+        """Take over a reading of the whole plan, of which no bucket is banned, and that has booked no turn."""
+        self.now, self.admitted, self._made = reading.now, reading.admitted, reading.buckets
+        self.states = [state for bucket in reading.buckets for state in bucket.before]
 
     __hash__ = None  # type: ignore[assignment]
 

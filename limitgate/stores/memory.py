@@ -205,7 +205,8 @@ class MemoryStore:
             return False
         only = template.only
         if only is None:
-            return self._charge_plain(plan, now)
+            charge_all = self._charge_with_slots if template.has_slots else self._charge_plain
+            return charge_all(plan, now)
         bucket, cost, enforced, rows = only
         key = keys[0]
         shard, layout = self._shards[hash(key) & self._mask], self._layouts.known.get(bucket)
@@ -260,6 +261,13 @@ class MemoryStore:
         plan.now, plan.states, plan.admitted = now, states, is_admitted
         return True
 
+    def _charge_with_slots(self, plan: PlainSpend, now: int) -> bool:
+        """`_charge_plain`, where slots are taken; False if it has to be carried out like any other."""
+        if self._bans or plan.template.may_wait:
+            return False
+        plan.carried_out(self._carry_out(plan.whole_plan, now))
+        return True
+
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
         """Carry out ``request`` under the lock and report the text in force afterwards."""
         key, text, expected, nothing = *request, StoredConfig(0, None)
@@ -300,8 +308,9 @@ class MemoryStore:
             if value is not None and layout is not None and len(value) == layout.plain_size:
                 number, written, cost, *debts = layout.unpack(value)
                 if number == layout.number and written <= now:
-                    home = shard, key, value, (written, cost, bucket, debts), layout
-                    advanced = layout.advance(debts, now - written, bucket, now)
+                    kept = self._beside[key] if layout.is_beside else debts
+                    home = shard, key, value, (written, cost, bucket, kept), layout
+                    advanced = layout.advance(kept, now - written, bucket, now)
                     homes.append(home)
                     states.append(advanced if charge.adjustment is None else self._adjust(home, charge, advanced, now))
                     continue
@@ -454,10 +463,12 @@ class MemoryStore:
             # It is as it was read, unless another charge of the plan is for the same key, or needed the room.
             if layout is not None and buckets.get(key) is value:
                 try:
-                    buckets[key] = layout.pack(layout.number, now, cost, *states)
+                    buckets[key] = layout.pack(layout.number, now, cost, *(() if layout.is_beside else states))
                 except struct.error:  # more than 64 bits
                     pass
                 else:
+                    if layout.is_beside:
+                        self._beside[key] = states
                     return
             if stored is not bucket:
                 bucket, states = _joined(bucket, states, entry, now)

@@ -54,6 +54,7 @@ class Layout:
         "bucket",
         "charge",
         "drains",
+        "is_beside",
         "is_debts",
         "is_log",
         "is_row",
@@ -80,12 +81,14 @@ class Layout:
         self.is_row = type(initial[0]) is tuple if initial else False
         """True for a single state of a few numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
+        self.is_beside = not (self.is_debts or self.is_row or self.is_log)
+        """True for states that are always kept beside."""
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
         form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size = form.size
         """Bytes of a value that is not a head alone, unless it is a log's."""
-        self.plain_size = form.size if self.is_debts else 0
-        """`size` where states are plain numbers, else that of no value."""
+        self.plain_size = form.size if self.is_debts or self.is_beside else 0
+        """`size` where states are plain numbers or kept beside, else that of no value."""
         self.drains = bucket.algorithm is gcra
         """True for debts that drain by `Bucket.counts`."""
         straight = bucket.algorithm.STRAIGHT

@@ -7,6 +7,7 @@ import math
 import random
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
 from limitgate.limits.refund import full_refund, refund
+from limitgate.limits.template import PlanTemplate, whole_reading
 from limitgate.rules.review.lint import overshooting
 from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
@@ -257,6 +259,17 @@ def test_a_call_that_is_repeated_takes_nothing_twice(ask: Callable[..., Reading]
     ask.back("2 at once", 2)
     ask.back("2 at once", 2)
     assert used(ask("2 at once", verb="peek")) == 1
+
+
+def test_a_plain_plan_that_is_repeated_takes_nothing_twice(redis_server: RedisServer) -> None:
+    """As after a lost connection: it has its place already, though there is no other."""
+    charge = Charge("", bucket_of("1 at once"), 1, enforced=True, rule="places")
+    plan = PlanTemplate([charge]).asked([uuid4().hex])
+    with closing(RedisStore(redis_server.url)) as store:
+        first, again = [whole_reading(store.spend(plan, 5)) for _ in range(2)]
+        assert first.admitted
+        assert again.admitted
+        assert store.spend(Plan.peek(plan.charges), 5).buckets[0].before[0].taken == 1
 
 
 def test_a_place_ends_that_nobody_renews(ask: Callable[..., Reading]) -> None:

@@ -30,6 +30,7 @@ from limitgate import LimitGate, LimitGateWSGI, RateLimited, Rule, StoreError, l
 from limitgate.algorithms import concurrency
 from limitgate.exchange.base import EXCHANGE
 from limitgate.fastapi import RateLimit
+from limitgate.http.request import ASGIRequest
 from limitgate.limits.plan import Plan, Reading
 from limitgate.rules.decorators import decided_marks
 from tests.support.django_app import WAYS
@@ -75,9 +76,16 @@ class Counted(Watched):
         return found
 
 
-@pytest.fixture
-def store() -> Counted:
-    return Counted()
+class General(Counted):
+    """One that takes no plain plans."""
+
+    def spend(self, plan: Plan, timeout: float = 0) -> Reading:
+        return super().spend(plan, timeout)
+
+
+@pytest.fixture(params=[Counted, General])
+def store(request: pytest.FixtureRequest) -> Counted:
+    return request.param()
 
 
 def gated(app: Any, *rules: Rule, **options: Any) -> LimitGate:
@@ -193,14 +201,20 @@ def test_a_request_gives_its_place_back_once(store: Counted, ending: str) -> Non
     assert sorted(charge.adjustment.grace for charge in given_back) == sorted([charge.slot] for charge in taken)
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_request_that_is_cancelled_gives_its_place_back(store: Counted, *, begun: bool) -> None:
-    """Whether the response has begun or the store was still being asked."""
+async def nobody(_: Any) -> None:
+    """An ``identify`` that has to be awaited."""
+
+
+@pytest.mark.parametrize("way", ["begun", "asked", "identified", "checked"])
+def test_a_request_that_is_cancelled_gives_its_place_back(way: str) -> None:
+    """Whether the response has begun or the store was still being asked, whoever has asked it."""
 
     class Slow(Counted):
+        measures_silence = takes_plain = True
+
         async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
             reading = self.spend(plan)
-            if plan.verb == "spend" and not begun:
+            if plan.verb == "spend" and way != "begun":
                 app.is_there.set()
                 await asyncio.sleep(PATIENCE)
             return reading
@@ -209,10 +223,12 @@ def test_a_request_that_is_cancelled_gives_its_place_back(store: Counted, *, beg
         nonlocal app
         store, gone = Slow(), 0.05
         app = Ends(store)
-        gate = gated(app, store=store)
+        gate = gated(app, store=store, identify=nobody if way == "identified" else None)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("limitgate.gate.slot_keeper.AGAIN", gone)
-            task = asyncio.create_task(Wire().call(gate, http_scope("/waits")))
+            scope = http_scope("/waits")
+            asking: Any = Wire().call(gate, scope) if way != "checked" else gate.gate.acheck(ASGIRequest(scope))
+            task = asyncio.create_task(asking)
             await app.is_there.wait()
             assert store.taken == 1
             task.cancel()
@@ -670,6 +686,8 @@ def test_a_take_that_nobody_heard_of_is_taken_back(monkeypatch: pytest.MonkeyPat
     """Where the store has taken a place but its answer came too late, the place does not stay taken for half a minute."""
 
     class Late(Counted):
+        measures_silence = takes_plain = True
+
         def spend(self, plan: Plan, timeout: float = 0) -> Reading:
             reading = super().spend(plan)
             if plan.verb == "spend":
@@ -693,6 +711,8 @@ def test_a_second_question_that_fails_or_is_cancelled(monkeypatch: pytest.Monkey
     """Where a store fails for one bucket and then for the rest, whatever it may have taken is taken back."""
 
     class Broken(Counted):
+        measures_silence = takes_plain = True
+
         async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
             reading = self.spend(plan)
             if plan.verb != "spend":
@@ -728,6 +748,8 @@ def test_a_thread_that_is_interrupted(monkeypatch: pytest.MonkeyPatch, *, furthe
     """A signal's handler that raises while the store is asked does not leave a place taken."""
 
     class Interrupted(Counted):
+        measures_silence = takes_plain = True
+
         def spend(self, plan: Plan, timeout: float = 0) -> Reading:
             reading = super().spend(plan)
             if plan.verb == "spend" and plan.charges[0].rule == ("late" if further else "places"):
@@ -754,7 +776,7 @@ def test_rules_without_places_have_nothing_to_do_with_it(store: Counted) -> None
     gate = gated(Ends(store), Rule("rate", "9/minute"), store=store)
     for _ in range(2):
         asyncio.run(asgi_reply(gate, "/answers"))
-    assert store.plans[0] == store.plans[1]
+    assert store.plans[0].charges == store.plans[1].charges
     assert ([plan.verb for plan in store.plans], store.plans[0].charges[0].slot) == (["spend", "spend"], 0)
 
 

@@ -61,6 +61,7 @@ PLANS: dict[str, Any] = {
     "odd": "often",
     "no limits": [],
     "at once": "3 at once",
+    "warm": Limit("3/minute", warm_up=60),
     "both": ["2/minute", Limit("9/minute", algorithm="fixed_window")],
     "unhashable": {"a": "limit"},
 }
@@ -455,7 +456,7 @@ def test_limits_that_need_more_are_planned_anew(door: Any) -> None:
     store = Counted(Clock())
     ask = door(store)
     plain = []
-    for each in ("many", "at once", "many"):
+    for each in ("many", "warm", "many"):
         for _ in range(3):
             ask("/given", headers={"x-plan": each})
         plain.append(store.plain)
@@ -466,9 +467,10 @@ def test_limits_that_need_more_are_planned_anew(door: Any) -> None:
 @DOORS
 def test_policies_of_one_rule_are_told_apart(door: Any) -> None:
     """Limits of several algorithms, each in a bucket of its own, are named as those of one bucket are."""
-    limits = "5/minute", Limit("100/hour", algorithm="fixed_window")
+    limits = "5/minute", Limit("100/hour", algorithm="fixed_window"), "3 at once"
     reply = door(Counted(Clock()), rules=[Rule("api", *limits)], headers=["draft-11"])("/costly")
-    assert reply.headers["ratelimit-policy"] == '"api-minute";q=5;w=60, "api-hour";q=100;w=3600'
+    policies = '"api-minute";q=5;w=60, "api-hour";q=100;w=3600, "api-concurrent";q=3;qu="concurrent-requests"'
+    assert reply.headers["ratelimit-policy"] == policies
 
 
 @DOORS

@@ -132,10 +132,11 @@ class PreparedPlan:
         """True if there are keys, and nothing of a request but its client's address is in them."""
         self.is_by_outcome = any(each.is_by_outcome for each in compiled_rules)
         """True if a rule is charged by the outcome."""
-        self.is_simple = self.template is not None and self.template.is_enforced and not self.is_by_outcome
-        """True if rate fields are all that is due where the template is carried out."""
         self.has_slots = any(each.has_slots for each in compiled_rules)
         """True if it takes slots for requests in flight, which have to be given back."""
+        is_settled = not (self.is_by_outcome or self.has_slots)
+        self.is_simple = self.template is not None and self.template.is_enforced and is_settled
+        """True if rate fields are all that is due where the template is carried out."""
         self.given: PlansByLimits | None = None
         """Finds the plans of callers with limits of their own; None where nothing of these is limited."""
         self._field_writer: Writer | None = None
@@ -180,13 +181,15 @@ class PreparedPlan:
         """The keys of all buckets, by those of the rules."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
-    def costs_by(self, status: int | None) -> list[int]:
-        """What each charge of the template costs where the response has this status."""
-        charges: Sequence[Charge] = () if self.template is None else self.template.charges
-        if status is None:
-            return [charge.cost for charge in charges]
-        of_rules = [each.rule.charge_if for each in self._charged_rules]
-        return [0 if rule and not rule.counts(status) else charge.cost for rule, charge in zip(of_rules, charges)]
+    def costs_by(self, status: int | None, *, is_sent: bool) -> list[int]:
+        """What each charge of the template costs where the response has this status, or is sent."""
+        costs = []
+        for charge, compiled_rule in zip(() if self.template is None else self.template.charges, self._charged_rules):
+            charge_if = compiled_rule.rule.charge_if
+            counts = status is None or not charge_if or charge_if.counts(status)
+            is_due = not is_sent if charge.bucket.has_slots else counts
+            costs.append(charge.cost if is_due else 0)
+        return costs
 
     def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
@@ -197,12 +200,12 @@ class PreparedPlan:
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
-        return RequestPlan(plan, self._charged_rules, self.is_by_outcome)
+        return RequestPlan(plan, self._charged_rules, self.is_by_outcome, has_slots=self.has_slots)
 
     def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
         """The plan of one request of a caller, with its keys."""
         if self.template is not None:
-            return self.request_plan(self.template.plan(keys))
+            return self.request_plan(self.template.asked(keys).whole_plan)
         if not self.compiled_rules:
             return NO_CHARGES
         priority = NORMAL if caller is None else caller.priority

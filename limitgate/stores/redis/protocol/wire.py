@@ -120,7 +120,7 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
     for plan in plans:
         if isinstance(plan, PlainSpend):
             keys += plan.keys
-            packed_charges = _packed_plain(plan.template)
+            packed_charges = _packed_charges(plan.whole_plan) if plan.template.has_slots else _packed_plain(plan.template)
         else:
             keys += [charge.key for charge in plan.charges]
             packed_charges = _packed_charges(plan)
@@ -196,7 +196,10 @@ def _facts(plan: AnyPlan) -> int:
 
 
 def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
-    """Note in a plain plan what is reported of it from a place on. False if there is more to it: a ban, or a turn."""
+    """Note in a plain plan what is reported of it from a place on.
+
+    False if there is more to it: a ban, a turn, or a slot that it has already, as the call was repeated.
+    """
     template = plan.template
     states: list[State] = []
     for bucket, *_ in template.buckets:
@@ -205,8 +208,16 @@ def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
     admitted, all_fit = template.fits(states)
     if (template.may_wait and not all_fit) or any(reply[at : at + template.bans]):
         return False
+    if template.has_slots and _has_slot_already(plan, states):
+        return False
     plan.now, plan.states, plan.admitted = reply[0], states, admitted
     return True
+
+
+def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
+    """True if states that were read before a plan was carried out have the slot that it takes."""
+    of_windows = [charge.bucket for charge in plan.template.charges for _ in charge.bucket.limits]
+    return any(bucket.has_slots and state.places(plan.slot) for bucket, state in zip(of_windows, states))
 
 
 def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:

@@ -98,7 +98,10 @@ def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[C
         assert twins.kept(keys[0]) == twins.kept(keys[1])
 
 
-@given(plain_charges(("sliding_log", "sliding_log", "gcra", "fixed_window")), st.lists(VISITS, min_size=1, max_size=20))
+@given(
+    plain_charges(("sliding_log", "sliding_log", "concurrency", "gcra", "fixed_window")),
+    st.lists(VISITS, min_size=1, max_size=20),
+)
 def test_the_script_for_all_plans_carries_out_plain_ones(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
     """Property: plain plans beside others in a call are read like these, and what they keep is the same."""
     template, clock = PlanTemplate(charges), Clock()
@@ -106,8 +109,9 @@ def test_the_script_for_all_plans_carries_out_plain_ones(client: redis.Redis, ch
     for visitor, step in visits:
         clock.advance(us=step)
         keys = [[f"{name}:{kind}:{visitor}:{number}" for number in range(len(charges))] for kind in "gp"]
-        command = script.command_of([template.plan(keys[0]), template.asked(keys[1])], clock())
-        plans = [template.plan(keys[0]), template.asked(keys[1])]
+        asked = template.asked(keys[1])
+        plans = [template.plan(keys[0], asked.slot), asked]
+        command = script.command_of(plans, clock())
         expected, found = wire.answers(plans, client.execute_command(*command)).readings
         waits = [wait_us(charge, states) for charge, states, _ in expected.buckets]
         assert isinstance(found, PlainSpend) or (template.may_wait and any(waits))
