@@ -306,7 +306,7 @@ class ASGIExchange(Exchange):
             if admission.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
             # else it has been answered already
-        elif (admission.has_slots or admission.settlement.has_news) and kind in _LASTS and not message.get("more_body"):
+        elif (admission.has_slots or admission.has_news) and kind in _LASTS and not message.get("more_body"):
             await self._send_last(message)
         else:
             if kind == "websocket.close":
@@ -326,7 +326,7 @@ class ASGIExchange(Exchange):
         admission = self._admission
         if message["type"] == "websocket.close":
             self._has_hung_up = True
-        if admission.settlement.has_news:
+        if admission.has_news:
             await self.gate.refunds.asettle(admission)
         if admission.has_slots:  # to send it may take long
             await self._send_wholly(message)

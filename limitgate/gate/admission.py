@@ -423,10 +423,10 @@ class Admission:
             if self.rules.counts is not None and not self.is_counted:
                 self.count_once(self.rules.counts)
             decision = self.decision
-            if self.is_plain and type(decision) is DeferredDecision:  # nobody has asked for the settlement
+            if type(decision) is DeferredDecision and self._settlement is None:  # nobody has asked for the settlement
                 set_settlement(decision, OVER)  # a WSGI environ leads to the decision, and the request to the environ
                 self.request = None
-                return False
+                return not self.is_plain and self.may_need_refund()
             settlement = self.settlement
             settlement.is_over = True
             if type(decision) is DeferredDecision:

@@ -17,7 +17,7 @@ from limitgate.gate.store_health import StoreHealth
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyPlan
-from limitgate.own_errors import own_error
+from limitgate.own_errors import survived
 
 Corrections = tuple[Sequence[Charge], Sequence[Charge]]
 """Adjustments to make in a store, and the charges among them whose slots are given back."""
@@ -44,10 +44,8 @@ class Refunds:
         if charges and self._answers_at_once:
             try:
                 self._store.spend(Plan.adjust(charges), self._timeout)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - an interruption is raised again
                 self._failed(slots, error)
-                if not isinstance(error, StoreError):
-                    raise
         elif charges:
             run(self._store, self._adjust(charges, slots), admission.budget)
 
@@ -57,8 +55,15 @@ class Refunds:
             self.settle(admission)
             return
         sent = self.settle_soon(admission)
-        if sent is not None:
-            await asyncio.wait([sent], timeout=max(0.0, admission.budget.left))
+        if sent is None:
+            return
+        left = admission.budget.left
+        if left < self._timeout:
+            await asyncio.wait([sent], timeout=max(0.0, left))
+        else:  # the store answers or fails in that time, and `asyncio.wait` takes twice as long
+            over = asyncio.get_running_loop().create_future()
+            sent.add_done_callback(partial(_tell, over))
+            await over
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[Reading] | None:
         """`settle`, by an `AsyncStore`, whoever waits for it; the reading to come, None if there is none."""
@@ -67,7 +72,7 @@ class Refunds:
             return None
         try:
             sent: asyncio.Future[Reading] = asyncio.ensure_future(self._store.aspend(Plan.adjust(charges), self._timeout))
-        except StoreError as error:
+        except BaseException as error:  # noqa: BLE001 - as above
             self._failed(slots, error)
             return None
         self._under_way.add(sent)
@@ -135,26 +140,25 @@ class Refunds:
         """Make adjustments in the store. If that fails, these slots are released later."""
         try:
             yield Plan.adjust(charges), self._timeout
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - as above
             self._failed(slots, error)
-            if not isinstance(error, StoreError):
-                raise
 
     def _answered(self, slots: Sequence[Charge], sent: asyncio.Future[Reading]) -> None:
-        """The store has answered adjustments that were sent, or nobody waits for it any more."""
+        """The store has answered adjustments that were sent, or the event loop ends."""
         self._under_way.discard(sent)
-        error = asyncio.CancelledError() if sent.cancelled() else sent.exception()
-        if error is not None:
-            self._failed(slots, error)
-            if isinstance(error, Exception) and not isinstance(error, StoreError):
-                own_error(error)
+        if sent.cancelled():
+            self.slot_keeper.release_later(slots)
+        elif (error := sent.exception()) is not None:
+            with survived():
+                self._failed(slots, error)
 
     def _failed(self, slots: Sequence[Charge], error: BaseException) -> None:
-        """Adjustments were not made, as far as is known: slots are given back later. An interruption is no loss."""
+        """Adjustments were not made, as far as is known: slots are given back later. Raises what is no `StoreError`."""
         self.slot_keeper.release_later(slots)
-        if isinstance(error, StoreError):
-            self.uncorrected += 1
-            self._store_health.failed(error)
+        if not isinstance(error, StoreError):
+            raise error
+        self.uncorrected += 1
+        self._store_health.failed(error)
 
     def hold(self, admission: Admission, charges: Sequence[Charge], *, is_local: bool = False) -> None:
         """Keep the slots of a request, among charges that were made, until they are given back."""
@@ -165,6 +169,12 @@ class Refunds:
         """Schedule the release of slots in these buckets, or in all: the reply was lost, so they may be taken."""
         charges = plan.charges if plan else ()
         self.slot_keeper.release_later([charge for charge in charges if not keys or charge.key in keys])
+
+
+def _tell(over: asyncio.Future[None], _: object) -> None:
+    """Tell who waits, if somebody still does."""
+    if not over.done():
+        over.set_result(None)
 
 
 def _refunds_of(admission: Admission) -> list[Refund]:

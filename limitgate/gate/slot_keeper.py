@@ -280,6 +280,7 @@ class SlotKeeper:
     def __init__(self, store: Any, timeout: float) -> None:
         self.store = store
         self.timeout = timeout
+        self._serves_loops = hasattr(store, "aspend")
         self._lost = count()
         self.begin_anew()
         begin_anew_in_children(self)
@@ -350,7 +351,7 @@ class SlotKeeper:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return self._in_threads
-        if not hasattr(self.store, "aspend"):
+        if not self._serves_loops:
             return self._in_threads
         renewer = self._in_loops.get(loop)
         if renewer is None:

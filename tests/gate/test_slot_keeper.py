@@ -366,7 +366,7 @@ def test_what_is_held_for_somebody_who_is_gone_is_given_back(in_haste: None) -> 
     chunks = gate(wsgi_environ(), lambda *_: print)
     time.sleep(2 * RENEW)
     assert len(gate.gate.refunds.slot_keeper) == 1
-    plan = store.plans[0]._replace(verb="peek")
+    plan = Plan.peek(store.plans[0].charges)
     assert not store.spend(plan._replace(charges=tuple([charge._replace(slot=0) for charge in plan.charges]))).admitted
     del chunks
     gc.collect()

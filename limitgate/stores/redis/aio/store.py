@@ -118,13 +118,17 @@ class AsyncRedisStore(RedisReplies):
     def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyReading]:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within ``timeout`` seconds.
 
-        No coroutine, as a plain plan has nothing to wait for but one future.
+        No coroutine for a plain plan or an adjustment, which have nothing to wait for but one future.
         """
-        state = self._loops.get(asyncio.get_running_loop()) if type(plan) is PlainSpend else None
-        if state is None or not isinstance(plan, PlainSpend):
+        is_straight = type(plan) is PlainSpend or plan.verb == "adjust"
+        try:
+            state = self._loops.get(asyncio.get_running_loop()) if is_straight else None
+        except RuntimeError:  # no event loop runs yet
+            state = None
+        if state is None:
             return self._aspend(plan, timeout)
         cache = self.deny_cache
-        if cache is not None and cache.refusals and cache.knows(plan.keys):
+        if cache is not None and cache.refusals and isinstance(plan, PlainSpend) and cache.knows(plan.keys):
             reading = cache.answer_plain(plan, self._clock())
             if reading is not None:
                 return _told(reading)
