@@ -169,7 +169,9 @@ class DjangoExchange(Exchange):
         headers = response.headers
         for name, value in admission.fields:
             headers[name] = value
-        admission.end()
+        if admission.end():  # a thread that goes on has told a cost just now
+            settle = self.gate.refunds.settle_soon if self.awaits else self.gate.refunds.settle
+            settle(admission)
         return True
 
 

@@ -457,6 +457,7 @@ class ASGIExchange(Exchange):
             self.scope = self._outer_scope
         else:
             self._detach()
+        admission.is_plain = False  # a task that goes on may still answer
         return needs_refund
 
     async def aend(self) -> None:

@@ -113,6 +113,7 @@ class Turns:
             self._shed(admission, in_flight)
         else:
             await arun(self._store, wait.rest, admission.budget)
+            await self._refunds.asettle_refused(admission)
         return admission.refusal is None
 
     async def _undo(self, admission: Admission, error: BaseException) -> None:

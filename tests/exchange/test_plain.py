@@ -17,6 +17,7 @@ from limitgate.exchange.base import EXCHANGE
 from tests.gate.test_prepared import General
 from tests.support.clock import Clock
 from tests.support.doors import PEER, Wire, http_scope, wsgi_environ
+from tests.support.observed import Recorder
 from tests.support.stored import buckets
 
 RULES = [Rule("api", "9/minute", key=["ip"]), Rule("all", "20/minute")]
@@ -364,3 +365,35 @@ def test_an_admission_that_is_asked_for_when_the_request_is_over_has_no_request_
     assert (admission.settlement.is_over, admission.is_sent, admission.has_begun) == (True, True, True)
     assert admission.request is None
     assert not admission.end()
+
+
+def test_a_task_that_answers_when_its_request_was_cancelled_leaves_the_scope_as_it_is() -> None:
+    """Middleware outside with a time limit still finds the request in its scope, which is counted once."""
+    recorder, tasks = Recorder(), set[Any]()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        async def answer() -> None:
+            await goes_on.wait()
+            await send(ASGI_STEPS["start"])
+            await send(ASGI_STEPS["end"])
+
+        tasks.add(asyncio.ensure_future(answer()))
+        began.set()
+        await asyncio.shield(*tasks)
+
+    async def run() -> None:
+        scope, wire = http_scope(), Wire()
+        gate = LimitGate(app, rules=RULES, store=MemoryStore(Clock()), observers=[recorder])
+        request = asyncio.ensure_future(wire.call(gate, scope))
+        await began.wait()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        before = {**scope}
+        goes_on.set()
+        await asyncio.gather(*tasks)
+        assert scope == before
+        assert [message["type"] for message in wire.sent] == ["http.response.start", "http.response.body"]
+
+    goes_on, began = asyncio.Event(), asyncio.Event()
+    asyncio.run(run())
+    assert recorder.new("requests") == {("admitted", "store"): 1}

@@ -173,3 +173,25 @@ def test_a_stream_that_is_over_is_let_go_of() -> None:
             assert made[0]() is None
         finally:
             gc.enable()
+
+
+def test_a_cost_that_is_told_while_the_response_is_completed_counts(project: Any) -> None:
+    """A thread of the view's may still be at work then."""
+    raised: list[Any] = []
+
+    def view(request: Any) -> HttpResponse:
+        class Headers(type(HttpResponse().headers)):  # type: ignore[misc]
+            def __setitem__(self, name: str, value: str) -> None:
+                if name == "X-RateLimit-Limit":
+                    request.limitgate.settle(1)
+                super().__setitem__(name, value)
+
+        response = HttpResponse()
+        response.headers = Headers(dict(response.headers))
+        raised.append(request.limitgate.remaining)
+        return response
+
+    it = project(path("x", view), rules=[Rule("all", "100/day", cost=10)])
+    for _ in range(3):
+        it.ask("/x")
+    assert raised == [90, 89, 88]
