@@ -16,6 +16,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from limitgate import AsyncLimiter, Limiter
+from limitgate.exchange import around
 from limitgate.observing.episodes import Episodes
 from limitgate.process.forking import living
 from tests.support.doors import PATIENCE
@@ -28,6 +29,8 @@ TESTS = Path(__file__).parent
 LONG = {"test_failover.py", "test_instructions.py", "test_testing.py", "test_typing.py", "test_worker.py", "test_yaml.py"}
 """Modules with tests of many seconds, which begin first: begun last, one would run while the other processes have ended."""
 
+around.AT_ONCE = 0.0
+"""Gates that tests have dropped are not told of in the midst of others, see test_around.py."""
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(TESTS / "data")
 """No certificates: nobody's server but our own is asked, and each client of httpx would read those of all authorities."""

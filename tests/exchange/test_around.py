@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
-from limitgate.exchange.around import AT_ONCE
 from tests.support.doors import asgi_reply, wsgi_reply
 
 RULES = [Rule("api", "5/minute")]
+AT_ONCE = 1.0
+
+
+@pytest.fixture(autouse=True)
+def tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have gates be told of here."""
+    monkeypatch.setattr("limitgate.exchange.around.AT_ONCE", AT_ONCE)
 
 
 async def asgi(scope: Any, receive: Any, send: Any) -> None:
