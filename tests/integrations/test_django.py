@@ -22,6 +22,7 @@ from django.views import View
 
 from limitgate import Caller, ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, StoreError, limit
 from limitgate.django import LimitGateMiddleware
+from limitgate.stores import open_store, open_sync_store
 from tests.support import django_app
 from tests.support.clock import Clock
 from tests.support.django_app import CHANGING, WAYS, Changing, Project, Way, hello, rate
@@ -328,11 +329,14 @@ def test_redis_is_down(project: Open, on_error: str, statuses: list[int]) -> Non
     assert [bool(rate(response)) for response in found] == [on_error == "local"] * 3
 
 
-def test_real_redis(project: Open, redis_server: RedisServer) -> None:
+def test_real_redis(project: Open, way: Way, redis_server: RedisServer) -> None:
     """On a real Redis each way counts, exactly."""
-    options = {"store": redis_server.url, "key_prefix": uuid.uuid4().hex, "timeout": 10, "on_error": "closed"}
+    store: Any = (open_store if way.awaits else open_sync_store)(redis_server.url)
+    options = {"store": store, "key_prefix": uuid.uuid4().hex, "timeout": 10, "on_error": "closed"}
     it = project(HELLO, rules=[Rule("api", "3/day")], **options)
     assert it.statuses(*["/hello"] * 5) == [200, 200, 200, 429, 429]
+    if not way.awaits:  # else each event loop has closed its connection
+        store.close()
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
