@@ -34,12 +34,15 @@ def site(request: pytest.FixtureRequest) -> Iterator[Open]:
 
 
 def agreed(site: Site) -> Site:
-    """The same, once it has refused a request and has asked the store in the background."""
+    """The same, once it has refused a request, and has asked the store in the background to the end."""
     refused(site, "10.9.9.9")
 
     def has_agreed() -> bool:
         site.idle(0.001)
-        return bool(site.app.gate.refusals.is_agreed)
+        refusals = site.app.gate.refusals
+        asking = refusals._under_way
+        is_over = not asking.is_alive() if isinstance(asking, threading.Thread) else asking is None or asking.done()
+        return refusals.is_agreed and is_over
 
     until(has_agreed)
     return site
