@@ -104,11 +104,10 @@ class LimitGate(Around):
                         reading: AnyReading = gate.store.spend(plan, gate.timeout)
                     else:
                         reading = await gate.store.aspend(plan, gate.timeout)
-                except StoreError as error:
-                    rest = gate.conclude(admission, error)
-                except BaseException:  # the request was cancelled
-                    gate.refunds.release_later(plan)
-                    raise
+                except BaseException as error:
+                    rest = gate.unanswered(admission, error)
+                    if rest is None:
+                        raise
                 else:
                     rest = gate.conclude(admission, reading)
             if rest is not None:
@@ -129,7 +128,7 @@ class LimitGate(Around):
         try:
             if admission.is_plain or await exchange.await_booking():
                 if in_flight is None:
-                    app = self.app  # what is no method is called faster by a name of its own
+                    app = self.app  # a local name makes the call faster
                     await app(exchange.scope, exchange.receive, exchange.send if admission.is_plain else exchange.send_any)
                 else:
                     exchange.followed = in_flight

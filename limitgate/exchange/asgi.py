@@ -260,7 +260,7 @@ class ASGIExchange(Exchange):
 
     @marked_as_coroutine
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass a message of the application on, if it is to be passed on, with the rate fields where a response starts."""
+        """Pass a message of the application on, and add the rate fields where a response starts."""
         admission = self._admission
         if admission.is_plain and (type(admission.decision) is DeferredDecision or not admission.has_news):
             kind, send = message["type"], self._send  # to call it as `self._send` takes longer, as it is no method

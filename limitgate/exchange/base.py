@@ -46,7 +46,7 @@ class Exchange:
 
     @property
     def admission(self) -> Admission:
-        """The admission, for whoever may ask more of it than its rate fields: it is plain no longer."""
+        """The admission, for code that needs more than rate fields. From then on it is not plain."""
         admission = self._admission
         admission.is_plain = False
         return admission
@@ -145,7 +145,7 @@ class Exchange:
             self.gate.refunds.settle(self._admission)
 
     def close(self) -> None:
-        """`end` a request whose response is all there, or is read by nobody any more."""
+        """`end` a request whose response is complete, or is not read any more."""
         admission = self._admission
         if admission.in_flight is not None:
             admission.in_flight.end()

@@ -13,7 +13,7 @@ from weakref import ReferenceType
 
 from limitgate.gate.flow import Budget, Flow
 from limitgate.gate.load import InFlight
-from limitgate.gate.planning.request_plan import PreparedPlan, RequestPlan
+from limitgate.gate.planning.request_plan import PreparedPlan, RequestPlan, costs_by
 from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.http.rate_fields import Fields, Numbers, RawFields, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.http.request import Request
@@ -115,7 +115,7 @@ def outcome_of(decision: Decision) -> Outcome:
 class Admission:
     """One request's passage through one gate: what is decided, charged and still to be refunded. Data: no gate, no server.
 
-    What every request needs is set by `admission_of`. The rest are attributes of the class, until one is set for a request.
+    `Gate.begin` sets the attributes that every request needs. The others are the class's until a request has its own.
     """
 
     request: Any
@@ -125,13 +125,13 @@ class Admission:
     marks: Container[Mark]
     """Decorators that the gate has decided about."""
     is_plain: bool
-    """True while rate fields are all that is due. Whoever wants more of the request than these sets it to False."""
+    """True while the request needs nothing but rate fields. Code that wants more sets it to False."""
     prepared: PreparedPlan | None
     """The prepared plan of requests of this kind; None where there is none."""
     plan: PlainSpend | None
-    """The plain plan that the store is to be asked for; None where it is not asked for one."""
+    """The plain plan for the store to carry out; None if there is none."""
     rest: Flow[None] | None
-    """Decides about the request, where more is to be done for that than to carry out a plain plan."""
+    """Decides about the request if a plain plan alone cannot; None if it can."""
     decision: Decision | None
     """Decision of this gate, None where no rule applies."""
     reading: PlainSpend | None
@@ -141,7 +141,7 @@ class Admission:
     has_begun: bool
     """True if a response has begun, so that it is too late to refuse."""
     is_counted: bool
-    """True if it was counted by its outcome, so that nobody may count it again."""
+    """True if it was counted by its outcome. It is counted once."""
     sent_status: int | str | None
     """The status that the response has begun with, or the line that begins with that."""
     waited = 0.0
@@ -163,7 +163,7 @@ class Admission:
     messages: RequestPlan | None = None
     """Charges of each message over a WebSocket, None for none."""
     client_left = False
-    """True if the client is known to have hung up; what is answered then is no outcome."""
+    """True if the client is known to have hung up. An answer after that is not an outcome."""
     is_sent = False
     """True if the application has given all of its response, so that it is in flight no longer."""
     is_by_outcome = False
@@ -230,7 +230,7 @@ class Admission:
 
     @property
     def identified(self) -> Caller | None:
-        """The caller, None if nobody is known, and once the request is over."""
+        """The caller. None if the caller is unknown, or the request is over."""
         if self.prepared is not None and self.request is not None:
             caller: Caller | None = self.request.caller
             return caller
@@ -238,7 +238,7 @@ class Admission:
 
     @property
     def settlement(self) -> Settlement:
-        """What is told of the costs of the request."""
+        """The costs that the application tells for the request."""
         if self._settlement is None:
             request: Request | None = self.request
             if request is None:
@@ -248,7 +248,7 @@ class Admission:
 
     @property
     def has_news(self) -> bool:
-        """True if a cost was told that is not put into effect yet. Nobody tells one by a decision that nobody has looked at."""
+        """True if the application told a cost that is not in effect yet. To tell one, it has to look at the decision first."""
         return not (type(self.decision) is DeferredDecision and self._settlement is None) and self.settlement.has_news
 
     def shed(self) -> None:
@@ -345,7 +345,7 @@ class Admission:
         decision = self.decision
         if type(decision) is DeferredDecision:
             reading: Any = self.reading
-            tightest = reading.template.tightest  # what is no method is called faster by a name of its own
+            tightest = reading.template.tightest  # a local name makes the call of a function in a slot faster
             limit, remaining, refill_us, _ = tightest(reading.states)
             full_at_us = reading.now + refill_us
             if self.in_flight is not None:
@@ -367,7 +367,7 @@ class Admission:
         if self.rules.has_commonest_style:
             if type(decision) is DeferredDecision:
                 reading: Any = self.reading
-                tightest = reading.template.tightest  # what is no method is called faster by a name of its own
+                tightest = reading.template.tightest  # a local name makes the call of a function in a slot faster
                 limit, remaining, refill_us, _ = tightest(reading.states)
                 if self.in_flight is None:
                     return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
@@ -383,7 +383,7 @@ class Admission:
         return fields
 
     def _under_places(self, limit: int, remaining: int, full_at_us: int) -> tuple[int, int, int]:
-        """The tightest window, among which are the adaptive limits of the request."""
+        """The tightest of this window and the adaptive limits of the request."""
         decision: Any = self.decision
         fewest = fewest_places(decision.in_force, remaining)
         return (limit, remaining, full_at_us) if fewest is None else (*fewest[1:], self.now)
@@ -423,7 +423,7 @@ class Admission:
             if self.rules.counts is not None and not self.is_counted:
                 self.count_once(self.rules.counts)
             decision = self.decision
-            if type(decision) is DeferredDecision and self._settlement is None:  # nobody has asked for the settlement
+            if type(decision) is DeferredDecision and self._settlement is None:  # no code has asked for the settlement
                 set_settlement(decision, OVER)  # a WSGI environ leads to the decision, and the request to the environ
                 self.request = None
                 return not self.is_plain and self.may_need_refund()
@@ -479,7 +479,7 @@ class Admission:
         return self.has_to_refund or (self.has_news and (self._charged is None or bool(self._charged)))
 
     def plain_refund(self) -> list[Charge] | None:
-        """Take out the correction of a plain plan that is due by its outcome, or as it is over; None for `refunds` to be asked.
+        """Take the correction that a plain plan needs, by its outcome or because it is over. None if `refunds` has to be asked.
 
         From now on it counts as made.
         """
@@ -489,7 +489,7 @@ class Admission:
         if reading is None or prepared is None:
             return None
         self._settled_by = status = self.status
-        self._plain_costs = costs = prepared.costs_by(status, is_sent=self.is_sent)
+        self._plain_costs = costs = costs_by(reading.template.charges, prepared.charged_rules, status, is_sent=self.is_sent)
         return plain_refund(reading, costs)
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
@@ -516,29 +516,15 @@ class Admission:
         """The right cost of each charge, by what is known now."""
         if self.is_undone:
             return [0] * len(charged.plan.charges)
-        settled, status = self.settlement.costs, self._settled_by
         request_plan = charged.request_plan
-        costs = {}
-        for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
-            rule, cost = compiled_rule.rule, charge.cost
-            if charge.bucket.has_slots:
-                cost = 0 if self.is_sent else cost
-            elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
-                cost = 0
-            elif settled:
-                unnamed = settled.get(None, cost) if rule.has_own_cost or not any_has_own_cost else cost
-                cost = settled.get(rule.name, unnamed)
-            costs[charge.key] = cost
-        return [costs[charge.key] for charge in charged.plan.charges]
-
-
-def admission_of(request: Request, rules: RulesInForce) -> Admission:
-    """Make the admission of a request, about which nothing is decided yet. An `__init__` would take twice as long."""
-    admission = Admission()
-    admission.request = request
-    admission.rules = rules
-    admission.marks = ()
-    admission.prepared = admission.plan = admission.rest = admission.decision = admission.reading = None
-    admission.in_flight = admission.sent_status = None
-    admission.is_plain = admission.has_begun = admission.is_counted = False
-    return admission
+        planned = request_plan.plan.charges if request_plan.plan else ()
+        costs = costs_by(
+            planned,
+            request_plan.compiled_rules,
+            self._settled_by,
+            is_sent=self.is_sent,
+            told=self.settlement.costs,
+            any_has_own_cost=any_has_own_cost,
+        )
+        by_key = {charge.key: cost for charge, cost in zip(planned, costs)}
+        return [by_key[charge.key] for charge in charged.plan.charges]

@@ -28,10 +28,10 @@ class Awaited(NamedTuple):
 
     awaitable: Awaitable[Any]
     otherwise: str
-    """Text of the `TypeError` that code is thrown which cannot await it."""
+    """Text of the `TypeError` for code that cannot await."""
 
     def refused(self) -> TypeError:
-        """The error for code that cannot await it. Closes it, else it would warn that nobody has awaited it."""
+        """Close the awaitable and return the error for code that cannot await. Unclosed, a coroutine would warn."""
         getattr(self.awaitable, "close", bool)()
         return TypeError(self.otherwise)
 
@@ -48,7 +48,7 @@ def measures_silence(store: object) -> bool:
 
 
 def takes_plain(store: object) -> bool:
-    """True if a store carries out a `PlainSpend` in a way of its own: told beside ``spend``, as above.
+    """True if a store takes a `PlainSpend` as it is: an attribute beside ``spend`` says so, as above.
 
     Such a store measures its silence.
     """

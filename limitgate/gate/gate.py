@@ -1,7 +1,7 @@
 """The gate: decides about a request when it comes, and about whatever is asked of it while it is under way.
 
 All middleware goes through here. `Gate.begin` finds the plan of a request and `Gate.conclude` decides by the store's answer;
-neither asks the store. What is more than that is a flow, see `limitgate.gate.flow`.
+neither asks the store. Everything else is a flow, see `limitgate.gate.flow`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Gate:
         """Seconds that the store is given to answer."""
         self._takes_plain = takes_plain(store)
         self.answers_at_once = answers_at_once(store)
-        """True if nobody waits for the store, so that an event loop may ask it without awaiting."""
+        """True if the store answers at once, so that an event loop may ask it without `await`."""
         self.identify = identify
         self._refusal_log = refusal_log
         self.refusals = refusals
@@ -152,11 +152,10 @@ class Gate:
         if plan is not None:
             try:
                 reading: AnyReading = self.store.spend(plan, self.timeout)
-            except StoreError as error:
-                rest = self.conclude(admission, error)
-            except BaseException:
-                self.refunds.release_later(plan)
-                raise
+            except BaseException as error:
+                rest = self.unanswered(admission, error)
+                if rest is None:
+                    raise
             else:
                 rest = self.conclude(admission, reading)
         if rest is not None:
@@ -176,11 +175,10 @@ class Gate:
                     reading: AnyReading = self.store.spend(plan, self.timeout)
                 else:
                     reading = await self.store.aspend(plan, self.timeout)
-            except StoreError as error:
-                rest = self.conclude(admission, error)
-            except BaseException:
-                self.refunds.release_later(plan)
-                raise
+            except BaseException as error:
+                rest = self.unanswered(admission, error)
+                if rest is None:
+                    raise
             else:
                 rest = self.conclude(admission, reading)
         if rest is not None:
@@ -188,7 +186,7 @@ class Gate:
         return admission
 
     async def afinish(self, admission: Admission, rest: Flow[None]) -> None:
-        """Do whatever is left to be done until a request is decided about, by an `AsyncStore`."""
+        """Run the rest of the decision about a request, by an `AsyncStore`."""
         await arun(self.store, rest, admission.budget)
         await self.refunds.asettle_refused(admission)
 
@@ -197,16 +195,16 @@ class Gate:
     ) -> Admission:
         """Begin to decide about a request: find who asks, the rules for it, and the keys of their buckets. Asks no store.
 
-        If the admission has a ``plan``, the store is to carry it out, and `conclude` to be told the reading; if it has a
-        ``rest``, that is to be run. Else it is decided already. ``known`` are an admission that was begun before and the caller
-        that ``identify`` has found since.
+        If the admission has a ``plan``, the caller has the store carry it out and passes the reading to `conclude`. If it has
+        a ``rest``, the caller runs it. Otherwise the request is decided. ``known`` is an earlier admission of the request with
+        the caller that ``identify`` has found since.
 
         WebSockets, and requests to which there is a gate around, answered or not, have no plain plan.
         """
         identified: Any = None
         if known is None:
             request.resolve_client = self._client_of
-            admission = Admission()  # `admission_of`, a call more
+            admission = Admission()
             admission.request = request
             admission.rules = self.rules
             admission.marks = ()
@@ -284,18 +282,17 @@ class Gate:
         if plan is not None:
             try:
                 reading = yield plan, self.timeout
-            except StoreError as error:
-                rest = self.conclude(admission, error)
-            except BaseException:
-                self.refunds.release_later(plan)
-                raise
+            except BaseException as error:
+                rest = self.unanswered(admission, error)
+                if rest is None:
+                    raise
             else:
                 rest = self.conclude(admission, reading)
         if rest is not None:
             yield from rest
 
     def _put_off(self, admission: Admission, outer: Admission | None, identified: Caller | None) -> None:
-        """Note what a request has to wait for which cannot be charged yet; refuse it if there is no place in flight for it."""
+        """Have a request wait for a place in flight or for its limits, or refuse it if there is no place."""
         in_flight = admission.in_flight
         if in_flight is not None and in_flight.refusal is not None:
             self._shed(admission, outer)
@@ -378,8 +375,20 @@ class Gate:
             admission.shed()
             _nest(admission, outer)
 
-    def conclude(self, admission: Admission, answer: AnyReading | StoreError) -> Flow[None] | None:
-        """Let the store's answer to a plain plan have its effect. Returns what has to be run then, if anything."""
+    def unanswered(self, admission: Admission, error: BaseException) -> Flow[None] | None:
+        """Decide about a request whose plain plan the store has not carried out. Returns what has to be run then.
+
+        None for an error that is not the store's: the caller raises it. Slots that may be taken are released later.
+        """
+        plan, prepared = admission.plan, admission.prepared
+        if not isinstance(error, StoreError) or plan is None or prepared is None:
+            self.refunds.release_later(plan)
+            return None
+        admission.waited = error.waited
+        return self._charge_without_store(admission, prepared.request_plan(plan.whole_plan), error)
+
+    def conclude(self, admission: Admission, answer: AnyReading) -> Flow[None] | None:
+        """Decide by the store's reading of a plain plan. Returns what has to be run then, if anything."""
         in_flight = admission.in_flight
         prepared: Any = admission.prepared
         if (
@@ -403,14 +412,12 @@ class Gate:
             return None
         return self._conclude_worked_out(admission, answer)
 
-    def _conclude_worked_out(self, admission: Admission, answer: AnyReading | StoreError) -> Flow[None] | None:
-        """`conclude` where the decision is needed: of refusals, shadows and turns to wait for; and where the store has none."""
+    def _conclude_worked_out(self, admission: Admission, answer: AnyReading) -> Flow[None] | None:
+        """`conclude` where the decision is needed: for refusals, shadows and turns to wait for."""
         prepared: Any = admission.prepared
         asked: Any = admission.plan
         template = asked.template
         admission.waited = answer.waited
-        if isinstance(answer, StoreError):
-            return self._charge_without_store(admission, prepared.request_plan(asked.whole_plan), answer)
         decision: Decision | None
         is_admitted = False
         if template.is_enforced and answer.admitted and isinstance(answer, PlainSpend):
@@ -453,10 +460,10 @@ class Gate:
     def further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Flow[Booking | None]:
         """Decide about further rules while a request is under way. Returns the turn that the request has to wait for then.
 
-        If one of them refuses, all charges of the request are to be refunded, once it has waited for its turn.
+        If one of them refuses, the caller refunds all charges of the request after the wait.
         """
         if admission.marks is EVERYTHING or admission.refusal is not None or switch.null_store is not None:
-            return None  # this request is exempt, or somebody has refused it already
+            return None  # this request is exempt, or refused already
         if admission.settlement.is_over:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
         planner, request, identified = admission.rules.planner, admission.request, admission.identified
@@ -650,7 +657,7 @@ def _nest(admission: Admission, outer: Admission | None) -> None:
 
 
 def _enter(admission: Admission, outer: Admission | None, marks: Container[Mark]) -> None:
-    """Note what is known of a request that has no prepared plan."""
+    """Note the decorators, the places and the gate around of a request without a prepared plan."""
     admission.marks = marks
     admission.in_flight = admission.request.in_flight
     _nest(admission, outer)

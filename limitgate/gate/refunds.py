@@ -66,7 +66,7 @@ class Refunds:
             await over
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[Reading] | None:
-        """`settle`, by an `AsyncStore`, whoever waits for it; the reading to come, None if there is none."""
+        """`settle`, by an `AsyncStore`, in the background. Returns the reading to come; None if nothing is due."""
         charges, slots = self._due(admission)
         if not charges:
             return None
@@ -96,7 +96,7 @@ class Refunds:
             await asyncio.wait(under_way)
 
     def soon(self, flow: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
-        """Run a flow on the running event loop, to its end, whoever waits for it."""
+        """Run a flow on the running event loop, to its end, even if its caller is cancelled."""
         task = asyncio.ensure_future(arun(self._store, flow, budget))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -109,7 +109,7 @@ class Refunds:
             yield from self._adjust(charges, slots)
 
     def _due(self, admission: Admission) -> Corrections:
-        """What a request was charged wrongly, by what is known now."""
+        """The corrections that a request needs by now."""
         plain = admission.plain_refund()
         if plain is None:
             return self._corrections(_refunds_of(admission))
@@ -121,7 +121,7 @@ class Refunds:
         return plain, reading.charges
 
     def _corrections(self, refunds: Sequence[Refund]) -> Corrections:
-        """What is to be put right in the store; where this process has decided it is at once."""
+        """The corrections to make in the store. Those of this process' own buckets are made at once."""
         charges: list[Charge] = []
         slots: list[Charge] = []
         for charged, costs in refunds:
@@ -153,7 +153,7 @@ class Refunds:
                 self._failed(slots, error)
 
     def _failed(self, slots: Sequence[Charge], error: BaseException) -> None:
-        """Adjustments were not made, as far as is known: slots are given back later. Raises what is no `StoreError`."""
+        """Note that adjustments failed, and release their slots later. Raises any error but a `StoreError`."""
         self.slot_keeper.release_later(slots)
         if not isinstance(error, StoreError):
             raise error
@@ -172,7 +172,7 @@ class Refunds:
 
 
 def _tell(over: asyncio.Future[None], _: object) -> None:
-    """Tell who waits, if somebody still does."""
+    """End the wait, unless it was cancelled."""
     if not over.done():
         over.set_result(None)
 

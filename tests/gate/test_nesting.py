@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from limitgate import MemoryStore
-from limitgate.gate.admission import Admission, Charged, admission_of
+from limitgate.gate.admission import Admission, Charged
 from limitgate.gate.nesting import any_has_own_cost, enter, overall_decision, response_fields, unanswered
 from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.http.rate_fields import rate_fields
@@ -21,7 +21,10 @@ def admitted(rule: Rule | None, *styles: str) -> Admission:
     """The admission of a request to a gate with one rule, or with none that applies."""
     gate, request = planner(*[rule] if rule else []), asked()
     request_plan = gate.plan(request, None)
-    admission = admission_of(request, RulesInForce(gate, styles, timeout=0.1, is_measured=True))
+    admission = Admission()
+    admission.request, admission.rules = request, RulesInForce(gate, styles, timeout=0.1, is_measured=True)
+    admission.decision = admission.reading = admission.prepared = admission.in_flight = None
+    admission.is_plain = admission.has_begun = False
     if request_plan.plan is not None:
         reading = MemoryStore().spend(request_plan.plan)
         admission.decision, admission.now = decide(request_plan.plan, reading, admission.settlement), reading.now

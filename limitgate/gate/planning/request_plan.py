@@ -6,6 +6,7 @@ from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
@@ -46,6 +47,35 @@ class RequestPlan(NamedTuple):
 NO_CHARGES = RequestPlan(None, ())
 
 
+def costs_by(
+    charges: Sequence[Charge],
+    compiled_rules: Sequence[CompiledRule],
+    status: int | None,
+    *,
+    is_sent: bool,
+    told: Mapping[str | None, int] = MappingProxyType({}),
+    any_has_own_cost: bool = False,
+) -> list[int]:
+    """What charges cost by the outcome of their request, and by the costs that `Decision.settle` was ``told``.
+
+    ``compiled_rules`` are those behind the charges, and ``status`` is that of the response, None while it is unknown. A slot
+    costs nothing once the response is sent. A cost told without a rule is that of the rules with a cost of their own, or of
+    all if ``any_has_own_cost`` is false.
+    """
+    costs = []
+    for charge, compiled_rule in zip(charges, compiled_rules):
+        rule, cost = compiled_rule.rule, charge.cost
+        if charge.bucket.has_slots:
+            cost = 0 if is_sent else cost
+        elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
+            cost = 0
+        elif told:
+            unnamed = told.get(None, cost) if rule.has_own_cost or not any_has_own_cost else cost
+            cost = told.get(rule.name, unnamed)
+        costs.append(cost)
+    return costs
+
+
 @dataclass(frozen=True, slots=True)
 class AdaptiveMatch:
     """The adaptive limits of requests of one tier, method and route, which take about the same time."""
@@ -70,9 +100,9 @@ class PreparedPlan:
 
     __slots__ = (
         "_by_costs",
-        "_charged_rules",
         "_field_writer",
         "adaptive",
+        "charged_rules",
         "compiled_rules",
         "costs",
         "counter",
@@ -117,13 +147,13 @@ class PreparedPlan:
         """A rule that denies the requests, or if that is a shadow, would; None if nothing is denied."""
         self.messages = messages
         """The plan of each message over a WebSocket; None where these are not limited."""
-        self._charged_rules = compiled_rules
+        self.charged_rules = compiled_rules
         """The rule behind each charge of the template."""
         self.suffixes: Sequence[Sequence[str]] | None = None
         """Per rule the ends of its buckets' keys, for `spread`; None where each rule has a bucket whose key has none."""
         self.template = self._template()
         """The charges, if they are plain and all that is due; else None. See `limitgate.limits.template`."""
-        rows = [each.row for each in self._charged_rules if each.row is not None]
+        rows = [each.row for each in self.charged_rules if each.row is not None]
         self.counter = PlainCounter(self.template, rows) if self.template and rows else None
         """Counts the decisions of plain plans; None without observers."""
         self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
@@ -181,16 +211,6 @@ class PreparedPlan:
         """The keys of all buckets, by those of the rules."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
-    def costs_by(self, status: int | None, *, is_sent: bool) -> list[int]:
-        """What each charge of the template costs where the response has this status, or is sent."""
-        costs = []
-        for charge, compiled_rule in zip(() if self.template is None else self.template.charges, self._charged_rules):
-            charge_if = compiled_rule.rule.charge_if
-            counts = status is None or not charge_if or charge_if.counts(status)
-            is_due = not is_sent if charge.bucket.has_slots else counts
-            costs.append(charge.cost if is_due else 0)
-        return costs
-
     def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
         if self._field_writer is None:
@@ -200,7 +220,7 @@ class PreparedPlan:
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
-        return RequestPlan(plan, self._charged_rules, self.is_by_outcome, has_slots=self.has_slots)
+        return RequestPlan(plan, self.charged_rules, self.is_by_outcome, has_slots=self.has_slots)
 
     def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
         """The plan of one request of a caller, with its keys."""
@@ -229,7 +249,7 @@ class PreparedPlan:
         except ValueError:
             return None
         if len(charges) > len(rules) or not template.is_of_debts:
-            self._charged_rules = tuple([rule for rule in rules for _ in rule.rule.buckets])
+            self.charged_rules = tuple([rule for rule in rules for _ in rule.rule.buckets])
             self.suffixes = [[bucket.suffix for bucket in rule.rule.buckets] for rule in rules]
         return template
 
