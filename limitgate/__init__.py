@@ -26,7 +26,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     process/         what belongs to the process and not to a request: forks, clocks of those who wait, looking for changes,
                      the listen queue
     messages/        what is said to people: diagnostics (LG codes), masked names, suggestions, missing extras
-    errors.py        the errors that are raised; own_errors.py: unforeseen ones
+    errors.py        the errors that are raised; internal_errors.py: unforeseen ones
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class LimitGate(Around):
             await self._pass(scope, receive, send)
             return
         request = ASGIRequest(scope)
-        outer = None if request.comes_straight else admission_around(scope)
+        outer = None if request.is_outermost else admission_around(scope)
         try:
             admission = gate.begin(request, outer)  # `Gate.acheck`, a coroutine more
             rest, plan = admission.rest, admission.plan
@@ -126,7 +126,7 @@ class LimitGate(Around):
         marks, in_flight = admission.marks, admission.in_flight
         token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
-            if admission.is_plain or await exchange.await_booking():
+            if admission.is_plain or await exchange.await_turn():
                 if in_flight is None:
                     app = self.app  # a local name makes the call faster
                     await app(exchange.scope, exchange.receive, exchange.send if admission.is_plain else exchange.send_any)
@@ -161,12 +161,12 @@ class LimitGate(Around):
             await self._pass_request(scope, receive, send)
             return
         if scope["type"] == "lifespan" and self.gate:
-            await self.gate.abegin()
+            await self.gate.astartup()
         try:
             await self.app(scope, receive, send)
         finally:
             if scope["type"] == "lifespan" and self.gate:
-                await self.gate.aend()
+                await self.gate.ashutdown()
                 if self._owns_store:
                     await self.gate.store.aclose()
 
@@ -284,7 +284,7 @@ class LimitGateWSGI(Around):
             return self._pass(environ, start_response)
         request = WSGIRequest(environ)
         try:
-            admission = gate.check(request, None if request.comes_straight else admission_around(environ))
+            admission = gate.check(request, None if request.is_outermost else admission_around(environ))
         except BaseException:
             end_undecided(request)
             raise

@@ -12,7 +12,7 @@ with extra("opentelemetry", "opentelemetry"):
 
 from limitgate.observing.exporter import exporter
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 
 __all__ = ["OpenTelemetryObserver"]
 
@@ -40,7 +40,7 @@ class OpenTelemetryObserver:
                 )
             else:
                 _observable(meter, each)(each.name, [self._observing(each)], each.unit, each.meaning)
-        begin_anew_in_children(self)
+        reset_in_children(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OpenTelemetryObserver) and other._meter_provider is self._meter_provider
@@ -48,7 +48,7 @@ class OpenTelemetryObserver:
     def __hash__(self) -> int:
         return hash((OpenTelemetryObserver, id(self._meter_provider)))
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork, which is another instance of the service: count from 0."""
         for values in self._values.values():
             values.clear()

@@ -35,9 +35,9 @@ with extra("prometheus", "prometheus_client"):
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.utils import floatToGoString
 
+from limitgate.internal_errors import logged_errors
 from limitgate.observing.exporter import exporter
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
-from limitgate.own_errors import survived
 
 __all__ = ["MultiProcessCollector", "PrometheusObserver", "child_exit", "generate_latest", "make_asgi_app", "make_wsgi_app"]
 
@@ -237,7 +237,7 @@ def _folder() -> str | None:
 
 def _remove_gauges(pid: int) -> None:
     """Remove the gauges of a process that has ended."""
-    with survived():
+    with logged_errors():
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 

@@ -22,7 +22,7 @@ from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.messages.suggestions import lacking
-from limitgate.overload.places import Places
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process import switch, waiting
 from limitgate.process.forking import living
 from limitgate.stores import MemoryStore
@@ -74,7 +74,7 @@ def reset() -> None:
         store.forget()
     for guard in living(CardinalityGuard):
         guard.forget()
-    for places in living(Places):
+    for places in living(ConcurrencyLimiter):
         places.forget()
     outbound = sys.modules.get("limitgate.outbound.throttle")  # else there is no client either
     for throttle in list(outbound.throttles) if outbound else ():

@@ -109,7 +109,7 @@ def _no_episodes_left() -> Iterator[None]:
     """No test hears that a bucket of an earlier one has ceased to refuse."""
     yield
     for episodes in living(Episodes):
-        episodes.begin_anew()
+        episodes.reset_after_fork()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import limitgate
 
 LAYERS = (
     "messages",
-    "errors own_errors process",
+    "errors internal_errors process",
     "algorithms",
     "limits",
     "overload",

@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from benchmarks.overload.client import HOST
 from limitgate import LimitGate, Rule
-from limitgate.overload.places import Places
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process.forking import living
 
 SERVERS = {
@@ -58,7 +58,7 @@ async def _large(_: Request) -> Response:
 
 async def _refusals(_: Request) -> Response:
     """Requests refused so far, for want of room and because the loop was late."""
-    levels = [level for places in living(Places) for level in places.limit.levels.values()]
+    levels = [level for places in living(ConcurrencyLimiter) for level in places.limit.levels.values()]
     return JSONResponse([sum([level.limit for level in levels]), sum([level.lag for level in levels])])
 
 

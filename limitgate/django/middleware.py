@@ -115,7 +115,7 @@ class LimitGateMiddleware:
             raise
         except BaseException:  # Django makes a 500 of everything else; mostly the client has left
             if exchange is not None:
-                await exchange.aend()
+                await exchange.ashutdown()
             raise
         finally:
             if token is not None:
@@ -128,7 +128,7 @@ class LimitGateMiddleware:
                 await exchange.asettle()
                 _when_closed(response, partial(_end_of_loop, exchange))
             else:
-                await exchange.aend()
+                await exchange.ashutdown()
         return _completed(response, exchange)
 
     def _gate_request(self, request: Any) -> DjangoRequest:
@@ -200,7 +200,7 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
             await request.find_user()
             admission = await gate.acheck(request, outer)
         exchange = DjangoExchange(gate, admission, request)
-        await exchange.await_booking()
+        await exchange.await_turn()
     except BaseException:
         end_undecided(request)
         raise
@@ -276,7 +276,7 @@ def _end_of_loop(exchange: Exchange) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        async_to_sync(exchange.aend)()
+        async_to_sync(exchange.ashutdown)()
     else:
         if exchange.admission.end():
             exchange.gate.refunds.settle_soon(exchange.admission)

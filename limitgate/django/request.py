@@ -32,7 +32,7 @@ class DjangoRequest(Request):
         self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
         self.sent = django.path_info
         self.peer = django.META.get("REMOTE_ADDR") or None
-        self.comes_straight = not (self.passed_a_gate or self.has_too_many_lines)
+        self.is_outermost = not (self.passed_a_gate or self.has_too_many_lines)
         self.awaits = awaits
 
     @cached_property

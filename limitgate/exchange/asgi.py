@@ -15,9 +15,9 @@ from limitgate.exchange.handlers import ASGIApp, Denials
 from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.load import BUFFERED, InFlight
+from limitgate.gate.load import BUFFERED, Permits
 from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, raw_response_fields
-from limitgate.gate.wait_queue import Waiter
+from limitgate.gate.wait_queue import TurnWaiter
 from limitgate.http.rate_fields import Fields, raw
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
@@ -48,7 +48,7 @@ _OURS = ("limitgate", EXCHANGE)
 """Names in a scope that are for the application alone."""
 
 
-async def for_client(call: Awaitable[T], in_flight: InFlight) -> T:
+async def for_client(call: Awaitable[T], in_flight: Permits) -> T:
     """Await a call of the server's. If it does not return at once, it is the client that is waited for."""
     steps: Any = call
     result: T
@@ -162,7 +162,7 @@ class ASGIExchange(Exchange):
     """True if the application waits for a message, or has been cancelled while it did."""
     _has_body = False
     """True if the application has all of a body, if the request is in flight under an adaptive limit."""
-    followed: InFlight
+    followed: Permits
     """The places of a request whose messages are followed: by `receive_in_flight` and `send_in_flight`."""
     _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message that the application does not have yet, and the refusal that its charge may bring."""
@@ -227,7 +227,7 @@ class ASGIExchange(Exchange):
             return await self._deliver(*self._charging)
         return message
 
-    async def stays_until(self, waiter: Waiter) -> bool:
+    async def stays_until(self, waiter: TurnWaiter) -> bool:
         """Wait for a turn, and listen for the client meanwhile. False if it left before."""
         if self._is_receiving:  # some other task of the application hears of it
             await asyncio.wait([waiter])
@@ -460,7 +460,7 @@ class ASGIExchange(Exchange):
         admission.is_plain = False  # a task that goes on may still answer
         return needs_refund
 
-    async def aend(self) -> None:
+    async def ashutdown(self) -> None:
         """End the request, and refund what has to be refunded."""
         if self.end_now():
             await self.gate.refunds.asettle(self._admission)

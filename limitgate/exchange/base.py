@@ -8,10 +8,10 @@ from typing import Any
 from limitgate.gate.admission import Admission
 from limitgate.gate.flow import Budget, Flow, T, arun, run
 from limitgate.gate.gate import Gate
-from limitgate.gate.load import InFlight
+from limitgate.gate.load import Permits
 from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, unanswered
-from limitgate.gate.planning.planner import ExtraRule
-from limitgate.gate.wait_queue import Waiter
+from limitgate.gate.planning.planner import LateLimit
+from limitgate.gate.wait_queue import TurnWaiter
 from limitgate.limits.decision import Decision
 from limitgate.rules.decorators import Mark
 
@@ -67,25 +67,25 @@ class Exchange:
         if refusal is not None and refusal.id is not None:
             place[REFUSAL_ID] = refusal.id
 
-    def further(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
+    def further(self, extra_rules: Sequence[LateLimit]) -> Decision | None:
         """Decide about further rules, see `Gate.further`, and wait for the turn.
 
         Returns the decision about the request as a whole; None if no rule applies.
         """
         gate, admission = self.gate, self.admission
-        booking = run(gate.store, gate.further(admission, extra_rules), admission.budget)
-        if booking is not None:
-            gate.turns.wait_for_further(admission, booking)
+        turn = run(gate.store, gate.further(admission, extra_rules), admission.budget)
+        if turn is not None:
+            gate.turns.wait_for_further(admission, turn)
         gate.refunds.settle_refused(admission)
         self.show_outcome()
         return overall_decision(admission)
 
-    async def afurther(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
+    async def afurther(self, extra_rules: Sequence[LateLimit]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
         gate, admission = self.gate, self.admission
-        booking = await self.abudgeted(gate.further(admission, extra_rules))
-        if booking is not None:
-            await gate.turns.await_further(admission, booking, self.stays_until)
+        turn = await self.abudgeted(gate.further(admission, extra_rules))
+        if turn is not None:
+            await gate.turns.await_further(admission, turn, self.stays_until)
         await gate.refunds.asettle_refused(admission)
         self.show_outcome()
         return overall_decision(admission)
@@ -98,18 +98,18 @@ class Exchange:
         budget.left = min(budget.left, own.left)
         return result
 
-    async def await_booking(self) -> bool:
+    async def await_turn(self) -> bool:
         """Wait for the turn that is booked, if any. False if the client left before."""
         admission = self._admission
-        if admission.booking is None:
+        if admission.turn is None:
             return True
-        stays = await self.gate.turns.await_booking(admission, self.stays_until)
+        stays = await self.gate.turns.await_turn(admission, self.stays_until)
         if admission.in_flight is not None:  # there was nothing but a place to wait for so far
             admission.show_in_flight()
             self.show_outcome()
         return stays
 
-    async def stays_until(self, waiter: Waiter) -> bool:
+    async def stays_until(self, waiter: TurnWaiter) -> bool:
         """Wait for a turn. False if the client left before, which nobody hears of here."""
         await waiter
         return True
@@ -120,7 +120,7 @@ class Exchange:
         return self._admission.marks
 
     @property
-    def in_flight(self) -> InFlight | None:
+    def in_flight(self) -> Permits | None:
         """The request in flight under adaptive limits, None where there are none."""
         return self._admission.in_flight
 
@@ -152,7 +152,7 @@ class Exchange:
         if admission.end():
             self.gate.refunds.settle(admission)
 
-    async def aend(self) -> None:
+    async def ashutdown(self) -> None:
         """`end`, by an `AsyncStore`."""
         if self._admission.end():
             await self.gate.refunds.asettle(self._admission)

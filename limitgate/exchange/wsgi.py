@@ -7,7 +7,7 @@ from typing import IO, Any, TypeVar
 
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange
 from limitgate.gate.admission import Admission
-from limitgate.gate.load import InFlight
+from limitgate.gate.load import Permits
 from limitgate.gate.nesting import response_fields
 from limitgate.http.rate_fields import Fields, raw
 from limitgate.rules import decorators
@@ -161,7 +161,7 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
 
 
 def written_in_flight(
-    write: Callable[[bytes], object], in_flight: InFlight, status: int | None, headers: Fields
+    write: Callable[[bytes], object], in_flight: Permits, status: int | None, headers: Fields
 ) -> Callable[[bytes], object]:
     """Note how the response of a request in flight starts. Returns ``write``, while which the client is waited for."""
     in_flight.starts(status, raw(headers))

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from weakref import ReferenceType
 
 from limitgate.gate.flow import Budget, Flow
-from limitgate.gate.load import InFlight
+from limitgate.gate.load import Permits
+from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.request_plan import PreparedPlan, RequestPlan, costs_by
-from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.http.rate_fields import Fields, Numbers, RawFields, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, unavailable
@@ -22,7 +22,7 @@ from limitgate.limits.decision import (
     OVER,
     Decision,
     DeferredDecision,
-    Settlement,
+    FinalCosts,
     admitted_in_flight,
     fewest_places,
     set_settlement,
@@ -37,7 +37,7 @@ from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
 
 
-class Charged(NamedTuple):
+class Receipt(NamedTuple):
     """Charges that were made for a request."""
 
     request_plan: RequestPlan
@@ -52,24 +52,24 @@ class Charged(NamedTuple):
         """The charges that fitted."""
         return [charge for charge, _, after in self.reading.buckets if after is not None]
 
-    def having_cost(self, costs: Sequence[int]) -> Charged:
+    def having_cost(self, costs: Sequence[int]) -> Receipt:
         """The same with other costs of its charges."""
         charges = tuple([charge._replace(cost=cost) for charge, cost in zip(self.plan.charges, costs)])
         return self._replace(plan=self.plan._replace(charges=charges))
 
 
-class Booking(NamedTuple):
+class Turn(NamedTuple):
     """A turn that was booked, which is yet to come."""
 
     due_us: int
     """Its moment by the store's clock, Unix µs."""
     due_at: float
     """Its moment by this process' monotonic clock, in seconds."""
-    charged: tuple[Charged, ...]
+    charged: tuple[Receipt, ...]
     """Charges that were booked for it."""
 
 
-class PlaceWait(NamedTuple):
+class PermitWait(NamedTuple):
     """A wait for places in flight; what is charged for the request is charged when it has them."""
 
     rest: Flow[None]
@@ -79,7 +79,7 @@ class PlaceWait(NamedTuple):
 class Refund(NamedTuple):
     """A correction of charges, downwards or upwards."""
 
-    charged: Charged
+    charged: Receipt
     costs: Sequence[int]
     """Right cost of each of the charges."""
 
@@ -90,7 +90,7 @@ class Verdict(NamedTuple):
     decision: Decision
     now: int | None = None
     """Clock that the decision goes by, Unix µs; None if no bucket was looked at."""
-    charged: tuple[Charged, ...] = ()
+    charged: tuple[Receipt, ...] = ()
     """Charges made, by the store or by this process; to be refunded if the decision is a refusal."""
     source: Source = "nobody"
     """Where the decision comes from."""
@@ -120,7 +120,7 @@ class Admission:
 
     request: Any
     """The `Request`; None once it is over."""
-    rules: RulesInForce
+    rules: ActiveRules
     """The rules that it began with, and ends with."""
     marks: Container[Mark]
     """Decorators that the gate has decided about."""
@@ -136,7 +136,7 @@ class Admission:
     """Decision of this gate, None where no rule applies."""
     reading: PlainSpend | None
     """Reading of the plain plan that has let the request in; None if there is none."""
-    in_flight: InFlight | None
+    in_flight: Permits | None
     """Its places under adaptive limits; None where none is for it."""
     has_begun: bool
     """True if a response has begun, so that it is too late to refuse."""
@@ -150,7 +150,7 @@ class Admission:
     """The response to send instead of the application's; None to let the request pass."""
     is_shed = False
     """True if that is the answer to a request for which there is no place in flight, so that nothing else is known of it."""
-    booking: Booking | PlaceWait | None = None
+    turn: Turn | PermitWait | None = None
     """What the request has to wait for; the charges of a turn are not among ``charged`` yet."""
     is_nested = False
     """True if there is a gate around this one, or inside of it."""
@@ -173,8 +173,8 @@ class Admission:
     _now: int | None = None
     _outcome: Outcome | None = None
     _decided_by: Source = "nobody"
-    _settlement: Settlement | None = None
-    _charged: tuple[Charged, ...] | None = None
+    _settlement: FinalCosts | None = None
+    _charged: tuple[Receipt, ...] | None = None
     """None while it follows from ``reading``."""
     _plain_costs: Sequence[int] | None = None
     """What the charges of ``reading`` cost once they were corrected; None for what was charged."""
@@ -237,7 +237,7 @@ class Admission:
         return None
 
     @property
-    def settlement(self) -> Settlement:
+    def settlement(self) -> FinalCosts:
         """The costs that the application tells for the request."""
         if self._settlement is None:
             request: Request | None = self.request
@@ -262,7 +262,7 @@ class Admission:
     def show_in_flight(self) -> None:
         """Add the adaptive limits to the decision, once everything else is decided; give places back if it is refused."""
         in_flight, decision = self.in_flight, self.decision
-        if in_flight is None or in_flight.refusal is not None or isinstance(self.booking, PlaceWait):
+        if in_flight is None or in_flight.refusal is not None or isinstance(self.turn, PermitWait):
             return
         if decision is not None and decision.in_force is in_flight.in_force:
             return  # it is shown already
@@ -280,7 +280,7 @@ class Admission:
         if self.refusal is None and (in_flight.would_refuse or in_flight.waited_s):
             self._show_places(in_flight, decision)
 
-    def _show_places(self, in_flight: InFlight, decision: Decision) -> None:
+    def _show_places(self, in_flight: Permits, decision: Decision) -> None:
         """Add to a decision that shadows had no place for the request, and how long it has waited for those of others."""
         delay, is_shadow = decision.delay + in_flight.waited_s, decision.shadow or bool(in_flight.would_refuse)
         self.decision = replace(decision, delay=delay, shadow=is_shadow)
@@ -324,19 +324,19 @@ class Admission:
         return self._budget
 
     @property
-    def charged(self) -> tuple[Charged, ...]:
+    def charged(self) -> tuple[Receipt, ...]:
         """Charges made for the request so far."""
         if self._charged is None:
             reading, prepared = self.reading, self.prepared
             if reading is None or prepared is None:
                 return ()
             plan = reading.whole_plan
-            charged = Charged(prepared.request_plan(plan), plan, reading.whole)
+            charged = Receipt(prepared.request_plan(plan), plan, reading.whole)
             self._charged = (charged if self._plain_costs is None else charged.having_cost(self._plain_costs),)
         return self._charged
 
     @charged.setter
-    def charged(self, charged: tuple[Charged, ...]) -> None:
+    def charged(self, charged: tuple[Receipt, ...]) -> None:
         self._charged = charged
 
     @property
@@ -434,9 +434,9 @@ class Admission:
             self.request = None
         return self.may_need_refund()
 
-    def booking_ended(self, booking: Booking, *, stays: bool) -> None:
+    def turn_ended(self, turn: Turn, *, stays: bool) -> None:
         """Note that the turn has come, or that it was given up; then the request is refused, as if it had never come."""
-        self.charged += booking.charged
+        self.charged += turn.charged
         if not stays:
             self.refusal = unavailable()
 
@@ -512,7 +512,7 @@ class Admission:
         self.has_slots = self.has_slots and not (self.is_undone or self.is_sent)
         return refunds
 
-    def _costs(self, charged: Charged, *, any_has_own_cost: bool) -> list[int]:
+    def _costs(self, charged: Receipt, *, any_has_own_cost: bool) -> list[int]:
         """The right cost of each charge, by what is known now."""
         if self.is_undone:
             return [0] * len(charged.plan.charges)

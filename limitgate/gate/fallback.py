@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from limitgate.errors import StoreError
-from limitgate.gate.admission import Charged, Verdict
+from limitgate.gate.admission import Receipt, Verdict
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.request_plan import RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
@@ -67,10 +67,10 @@ class Fallback:
         """Decide by the store's reading of the rest of a split."""
         rest, local = split
         if local is None or not reading.admitted:
-            return _verdict(rest, reading, Charged(request_plan, rest, reading))._replace(source=reading.source)
+            return _verdict(rest, reading, Receipt(request_plan, rest, reading))._replace(source=reading.source)
         here = self._store.spend(local)
         both = Plan.spend([*rest.charges, *local.charges])
-        charged = [Charged(request_plan, rest, reading), Charged(request_plan, local, here, is_local=True)]
+        charged = [Receipt(request_plan, rest, reading), Receipt(request_plan, local, here, is_local=True)]
         return _verdict(both, Reading(reading.now, [*reading.buckets, *here.buckets], here.admitted), *charged)
 
     def apply_refund(self, plan: Plan) -> None:
@@ -92,7 +92,7 @@ class Fallback:
         if not charges:
             return Verdict(undecided(allowed=True))
         plan, reading = self._asked(Plan.spend(charges))
-        return _verdict(plan, reading, Charged(request_plan, plan, reading, is_local=True))
+        return _verdict(plan, reading, Receipt(request_plan, plan, reading, is_local=True))
 
     def _asked(self, plan: Plan) -> tuple[Plan, Reading]:
         """Have this process carry out a plan, unless one of its buckets is banned: then it is read only."""
@@ -121,6 +121,6 @@ def _no_ban(_: str) -> int:
     return 0
 
 
-def _verdict(plan: Plan, reading: Reading, *charged: Charged) -> Verdict:
+def _verdict(plan: Plan, reading: Reading, *charged: Receipt) -> Verdict:
     admitted = tuple([each for each in charged if each.reading.admitted])
     return Verdict(replace(decide(plan, reading), degraded=True), reading.now, admitted, "local")

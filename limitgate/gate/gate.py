@@ -15,15 +15,15 @@ from typing import Any
 
 from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
-from limitgate.gate.admission import Admission, Booking, Charged, PlaceWait, Refund, Verdict, outcome_of
+from limitgate.gate.admission import Admission, PermitWait, Receipt, Refund, Turn, Verdict, outcome_of
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Awaited, Budget, Flow, answers_at_once, arun, run, takes_plain
-from limitgate.gate.load import InFlight, ProxyGuard, end_undecided
+from limitgate.gate.load import Permits, ProxyGuard, end_undecided
+from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.given_limits import GivenPlans, PendingLimits
-from limitgate.gate.planning.planner import ExtraRule
+from limitgate.gate.planning.planner import LateLimit
 from limitgate.gate.planning.request_plan import NO_CHARGES, PreparedPlan, RequestPlan
-from limitgate.gate.planning.rules_in_force import Loads, RulesInForce
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
@@ -49,10 +49,10 @@ from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
 from limitgate.observing.exporter import exporter
 from limitgate.overload.adaptive_limit import Guard
+from limitgate.overload.concurrency_limiter import WaitingTask, WaitingThread
 from limitgate.overload.heartbeat import heartbeats
-from limitgate.overload.places import WaitingTask, WaitingThread
 from limitgate.process import switch
-from limitgate.process.looker import Looker
+from limitgate.process.poller import Poller
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark
 from limitgate.rules.options import OnError
@@ -71,7 +71,7 @@ class Gate:
 
     def __init__(
         self,
-        rules: RulesInForce,
+        rules: ActiveRules,
         store: Any,
         client_of: Callable[[Request], str | None],
         *,
@@ -84,11 +84,11 @@ class Gate:
         self.store = store
         self.rules = rules
         """The rules that requests begin with. Each takes them once, so that others may come to stand here at any time."""
-        self.loads = Loads()
+        self.loads = ReloadStats()
         """Loads of rule sets, counted."""
         self.at_other_rules: list[Callable[[], None]] = []
         """Called, in any thread, after other rules have come into force."""
-        self.looker: Looker | None = None
+        self.poller: Poller | None = None
         """Looks for other rules; None where nobody does."""
         self._client_of = client_of
         self.timeout = rules.timeout
@@ -128,7 +128,7 @@ class Gate:
         cardinality = self.rules.planner.cardinality
         return cardinality.overflowed if cardinality else 0
 
-    def enforce(self, rules: RulesInForce) -> None:
+    def enforce(self, rules: ActiveRules) -> None:
         """Have requests that begin from now on go by other rules. What was taken in advance is given back at once."""
         rules.planner.keep_adaptive_limits()  # first, so that nobody waits under a rule that is a shadow from now on
         self.rules = rules
@@ -161,12 +161,12 @@ class Gate:
         if rest is not None:
             run(self.store, rest, admission.budget)
             self.refunds.settle_refused(admission)
-        if not admission.is_plain and waits and isinstance(admission.booking, Booking):
-            self.turns.wait_for(admission, admission.booking)
+        if not admission.is_plain and waits and isinstance(admission.turn, Turn):
+            self.turns.wait_for(admission, admission.turn)
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
-        """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `Turns.await_booking`."""
+        """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `Turns.await_turn`."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -233,7 +233,7 @@ class Gate:
             admission.prepared = prepared
             admission.marks = prepared.marks
             template = prepared.template
-            if template is None or not (self._takes_plain and request.comes_straight):
+            if template is None or not (self._takes_plain and request.is_outermost):
                 self._bind(admission, outer, prepared, keys)
                 return admission
             admission.plan = plan = PlainSpend()  # `PlanTemplate.asked`, a call more
@@ -256,7 +256,7 @@ class Gate:
             admission.rest = self._charge(admission, prepared, prepared.bound(keys, request.caller))
         elif prepared.denying is not None:
             _deny(admission, prepared.denying)
-        elif admission.in_flight is not None and request.comes_straight and not admission.in_flight.is_to_be_told:
+        elif admission.in_flight is not None and request.is_outermost and not admission.in_flight.is_to_be_told:
             if admission.rules.counts is not None:
                 admission.in_flight.count()
             in_force = admission.in_flight.in_force
@@ -298,7 +298,7 @@ class Gate:
             self._shed(admission, outer)
         elif in_flight is not None and in_flight.waits is not None:  # as on an event loop
             _nest(admission, outer)
-            admission.booking = PlaceWait(self._begin_with_places(admission, outer, identified))
+            admission.turn = PermitWait(self._begin_with_places(admission, outer, identified))
         else:
             admission.rest = self._begin_with_limits(admission, outer, identified)
 
@@ -334,7 +334,7 @@ class Gate:
 
     def _charge_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> Flow[None]:
         """Charge a request for which the store has failed."""
-        admission.booking = self._apply(admission, request_plan, (yield from self._without_store(request_plan, error)))
+        admission.turn = self._apply(admission, request_plan, (yield from self._without_store(request_plan, error)))
 
     def _take_places(
         self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
@@ -342,7 +342,7 @@ class Gate:
         """Take places in flight for a request, and in a thread wait for them. False if it has to wait, or is refused."""
         request, planner = admission.request, admission.rules.planner
         admission.marks = plan.marks
-        known: InFlight | None = request.in_flight
+        known: Permits | None = request.in_flight
         if known is not None:  # it was here before: it has waited, or see `limitgate.django.middleware`
             admission.in_flight = known
             return known.goes_on
@@ -352,7 +352,7 @@ class Gate:
             guard = heartbeats.guard() if request.awaits else None
             if planner.trusts_proxies and planner.believes(request, REQUEST_START):
                 guard = self._proxy_guard.of(request, guard)
-        request.in_flight = in_flight = InFlight()  # first, so that its places are given back if anything raises
+        request.in_flight = in_flight = Permits()  # first, so that its places are given back if anything raises
         admission.in_flight = in_flight
         if request.awaits:
             return in_flight.begin(request, adaptive, caller, guard, WaitingTask)
@@ -371,7 +371,7 @@ class Gate:
             self._refusal_log.note_shed(in_flight)
         admission.refusal = in_flight.refusal or unavailable()
         admission.is_shed = True
-        if not admission.request.comes_straight:
+        if not admission.request.is_outermost:
             admission.shed()
             _nest(admission, outer)
 
@@ -457,7 +457,7 @@ class Gate:
         if self._refusal_log is not None and prepared is not None:
             self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)
 
-    def further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Flow[Booking | None]:
+    def further(self, admission: Admission, extra_rules: Sequence[LateLimit]) -> Flow[Turn | None]:
         """Decide about further rules while a request is under way. Returns the turn that the request has to wait for then.
 
         If one of them refuses, the caller refunds all charges of the request after the wait.
@@ -494,18 +494,18 @@ class Gate:
         budget = Budget(self.timeout, measured=admission.rules.is_measured)
         return self.refunds.soon(self._decide_message(admission, messages), budget)
 
-    async def abegin(self) -> None:
+    async def astartup(self) -> None:
         """Begin to serve on the running event loop: look for other rules, if that is wanted, and connect."""
-        if self.looker is not None:
-            self.looker.start()
+        if self.poller is not None:
+            self.poller.start()
         await self.aconnect()
 
     def _note_first_answer(self) -> None:
         """Look for other rules: who is asked serves. uWSGI forks, or does not, unsaid."""
         if not self.refusals.is_agreed:
             self.refusals.agree_soon()
-        if self.looker is not None:
-            self.looker.start()
+        if self.poller is not None:
+            self.poller.start()
 
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
@@ -513,10 +513,10 @@ class Gate:
             await self.store.connect()
             self.refusals.agree_soon()
 
-    async def aend(self) -> None:
+    async def ashutdown(self) -> None:
         """Serve no more: look for no other rules, wait for what is under way, and hand over what was counted."""
-        if self.looker is not None:
-            self.looker.stop()
+        if self.poller is not None:
+            self.poller.stop()
         await self.refunds.asettled()
         if self.rules.counts is not None:
             exporter.export()
@@ -530,12 +530,12 @@ class Gate:
             count_decision(decision, request_plan.row)
         admission.now = reading.now
         if decision.allowed:
-            admission.charged = (Charged(request_plan, plan, reading),)
+            admission.charged = (Receipt(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
             if request_plan.has_slots:
                 self.refunds.hold(admission, admission.charged[0].taken)
             if decision.delay:
-                admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
+                admission.charged, admission.turn = book(admission.charged, reading.now, decision.delay)
         else:
             admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now)
             self._note_refusal(admission, decision, reading.now, admission.refusal, request_plan)
@@ -575,7 +575,7 @@ class Gate:
             self.refunds.release_later(plan)
             raise
         self.store_health.answered()
-        charged = (Charged(request_plan, plan, reading),) if reading.admitted else ()
+        charged = (Receipt(request_plan, plan, reading),) if reading.admitted else ()
         return _counted(request_plan, Verdict(decide(plan, reading), reading.now, charged, reading.source))
 
     def _without_store(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
@@ -595,17 +595,17 @@ class Gate:
             raise
         return _counted(request_plan, self._fallback.with_rest(request_plan, outcome, reading))
 
-    def _apply(self, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> Booking | None:
+    def _apply(self, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> Turn | None:
         """Apply a verdict to an admission, and return the turn that the request has to wait for then.
 
         A refusal stands: what is charged after it is refunded.
         """
-        first, decision, charged, booking = admission.decision, verdict.decision, verdict.charged, None
+        first, decision, charged, turn = admission.decision, verdict.decision, verdict.charged, None
         for each in charged:
             if each.request_plan.has_slots:
                 self.refunds.hold(admission, each.taken, is_local=each.is_local)
         if decision.delay and verdict.now is not None and admission.refusal is None:
-            charged, booking = book(charged, verdict.now, decision.delay)
+            charged, turn = book(charged, verdict.now, decision.delay)
         admission.charged += charged
         admission.is_by_outcome |= any(each.request_plan.is_by_outcome for each in verdict.charged)
         if admission.refusal is not None:  # by a limit that was asked at the same time
@@ -621,7 +621,7 @@ class Gate:
             admission.now = verdict.now
         elif first is None or not decision.allowed:
             admission.fields = []
-        return booking
+        return turn
 
     def _refusal(self, decision: Decision, now: int | None) -> Refusal:
         """The answer to a refused request; ``now`` is the store's clock in Unix µs, None if no bucket was looked at."""

@@ -24,12 +24,12 @@ from limitgate.http.response import Refusal, overloaded
 from limitgate.limits.decision import Decision, InForce, Window, refused_in_flight
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
-from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Permit
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.lag_guard import LagGuard
-from limitgate.overload.places import Places, WaitingTask, WaitingThread
 from limitgate.overload.proxy_queue import ProxyQueue
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 from limitgate.rules.callers import Caller
 
 _FAILED = frozenset({503, 504})
@@ -59,9 +59,9 @@ class ProxyGuard:
         """Those of the proxies by their addresses; each has a clock of its own."""
         self._lock = Lock()
         self._heard_at = -math.inf
-        begin_anew_in_children(self)
+        reset_in_children(self)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: drop the lock, which a thread of the parent may have."""
         self._lock = Lock()
 
@@ -112,7 +112,7 @@ class _Waited:
 
 def end_undecided(request: Request) -> None:
     """Give back the places of a request about which a gate could not decide, for whatever error is being handled."""
-    in_flight: InFlight | None = request.in_flight
+    in_flight: Permits | None = request.in_flight
     if in_flight is not None:
         in_flight.end_unanswered(client_left=False)
 
@@ -123,7 +123,7 @@ def _client_of(request: Request) -> str | None:
     return client if client is None or ":" not in client else grouped(client, IPV6_PREFIX)
 
 
-class InFlight:
+class Permits:
     """The places of one request under the adaptive limits that are for it; those that refuse stand first."""
 
     # without an `__init__`, which takes as long as all the rest: `begin` comes first
@@ -161,7 +161,7 @@ class InFlight:
     """Since when it waits for it; None if it does not."""
     _has_lost: bool
     """True if others have its places, as it has waited for its client, until that has sent all of its body."""
-    held: list[tuple[Places, AdaptiveLimit, Ticket]]
+    held: list[tuple[ConcurrencyLimiter, AdaptiveLimit, Permit]]
     """The places that the request has or waits for."""
     in_force: tuple[InForce, ...]
     """The limits as the request has found them."""
@@ -208,15 +208,15 @@ class InFlight:
         self._priority = priority = NORMAL if caller is None else caller.priority
         compiled_rules = adaptive.compiled_rules
         compiled_rule = compiled_rules[0]
-        places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
+        places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
         priority, limit = compiled_rule.priority or priority, places.limit
-        ticket = places.begin(adaptive.request_class, priority, guard, waiter)
-        if ticket is not None:  # a request that is refused needs no client
-            self.held = [(places, limit, ticket)]
-            ticket.client = self._client = _client_of(request) if caller is None else caller.id
-        if ticket is None or ticket.began is None:
+        permit = places.begin(adaptive.request_class, priority, guard, waiter)
+        if permit is not None:  # a request that is refused needs no client
+            self.held = [(places, limit, permit)]
+            permit.client = self._client = _client_of(request) if caller is None else caller.id
+        if permit is None or permit.began is None:
             self.held = []
-            may_go_on = self._took(compiled_rule, limit, places, ticket)
+            may_go_on = self._took(compiled_rule, limit, places, permit)
         else:  # as in `_took`: almost all requests
             room = limit.levels[priority].room - limit.in_flight
             self.in_force = ((compiled_rule.name, limit.limit, room if room > 0 else 0),)  # noqa: FURB136 - max() takes four times as long
@@ -226,33 +226,35 @@ class InFlight:
     def _take(self, compiled_rules: Sequence[CompiledRule], waiter: Callable[[], WaitingTask | WaitingThread]) -> bool:
         """Take a place under each of these limits, up to one that makes wait or refuses: then it is false."""
         for compiled_rule in compiled_rules:
-            places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
+            places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
             limit = places.limit
-            ticket = places.begin(self._adaptive.request_class, compiled_rule.priority or self._priority, None, waiter)
-            if not self._took(compiled_rule, limit, places, ticket):
+            permit = places.begin(self._adaptive.request_class, compiled_rule.priority or self._priority, None, waiter)
+            if not self._took(compiled_rule, limit, places, permit):
                 return False
         return True
 
-    def _took(self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: Places, ticket: Ticket | None) -> bool:
+    def _took(
+        self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: ConcurrencyLimiter, permit: Permit | None
+    ) -> bool:
         """Note what was got under a limit. False if it makes wait or refuses."""
         room = limit.levels[compiled_rule.priority or self._priority].room - limit.in_flight
         self.in_force += ((compiled_rule.name, limit.limit, max(0, room)),)
-        if ticket is not None:
-            ticket.client = self._client
-            self.held.append((places, limit, ticket))
-            if ticket.began is not None:
+        if permit is not None:
+            permit.client = self._client
+            self.held.append((places, limit, permit))
+            if permit.began is not None:
                 return True
-        return self._goes_on_without(compiled_rule, limit, places, ticket)
+        return self._goes_on_without(compiled_rule, limit, places, permit)
 
     def _goes_on_without(
-        self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: Places, ticket: Ticket | None
+        self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: ConcurrencyLimiter, permit: Permit | None
     ) -> bool:
         """Wait for a place that is not there, or be refused. True if the next limit can be asked all the same."""
-        if ticket is not None:
-            self.waits = places.waiter(ticket)
+        if permit is not None:
+            self.waits = places.waiter(permit)
             if self.waits is not None:
                 return False
-            if ticket.began is not None:
+            if permit.began is not None:
                 return True
             self._refuse(compiled_rule, limit)  # it had to give way just now, to another thread
             return False
@@ -268,17 +270,17 @@ class InFlight:
     def wait(self) -> None:
         """Wait in this thread for all places that are missing."""
         while isinstance(self.waits, WaitingThread):
-            places, _, ticket = self.held[-1]
-            self._go_on(has_place=places.wait(ticket, self.waits))
+            places, _, permit = self.held[-1]
+            self._go_on(has_place=places.wait(permit, self.waits))
 
     async def await_places(self, stay: Stay) -> bool:
         """Wait on the event loop for all places that are missing. False if the client left before."""
         while isinstance(self.waits, WaitingTask):
-            places, _, ticket = self.held[-1]
-            if places.has_to_wait(ticket, self.waits) and not await stay(self.waits.woken):
+            places, _, permit = self.held[-1]
+            if places.has_to_wait(permit, self.waits) and not await stay(self.waits.woken):
                 self.end("untaught")
                 return False
-            self._go_on(has_place=ticket.began is not None)
+            self._go_on(has_place=permit.began is not None)
         return True
 
     def begin_again_here(self) -> None:
@@ -301,9 +303,9 @@ class InFlight:
     def idle(self) -> None:
         """Note that it waits for its client from now on, to send or to read. That is no work, so others may need the places."""
         if self._idle_since is None:
-            for places, limit, ticket in self.held:
-                if ticket.began is not None and places.limit is limit:  # else others have it already, or it was forgotten
-                    self._idle_since = places.idle(ticket, self._idle_s)
+            for places, limit, permit in self.held:
+                if permit.began is not None and places.limit is limit:  # else others have it already, or it was forgotten
+                    self._idle_since = places.idle(permit, self._idle_s)
 
     def busy(self) -> None:
         """Note that it waits for its client no longer."""
@@ -311,9 +313,9 @@ class InFlight:
         if since is None:
             return
         idle_s = 0.0
-        for places, _, ticket in self.held:
-            idle_s = places.busy(ticket, since)
-            self._has_lost = self._has_lost or ticket.began is None
+        for places, _, permit in self.held:
+            idle_s = places.busy(permit, since)
+            self._has_lost = self._has_lost or permit.began is None
         self._idle_s += idle_s
 
     def has_body(self) -> None:
@@ -321,9 +323,9 @@ class InFlight:
         if not self._has_lost:
             return
         self._has_lost = False
-        for places, limit, ticket in self.held:
-            if ticket.began is None and places.limit is limit:  # else it was forgotten
-                places.resume(ticket)
+        for places, limit, permit in self.held:
+            if permit.began is None and places.limit is limit:  # else it was forgotten
+                places.resume(permit)
 
     def _go_on(self, *, has_place: bool) -> None:
         """Go on after waiting for a place."""
@@ -398,12 +400,12 @@ class InFlight:
         """Give back all places; with the outcome by the response unless there is another one."""
         held = self.held
         while held:
-            places, limit, ticket = held.pop()
+            places, limit, permit = held.pop()
             if places.limit is limit:  # else they are the parent's, of which this process was forked
                 try:
-                    places.end(ticket, outcome or self._outcome)
+                    places.end(permit, outcome or self._outcome)
                 except BaseException:  # an interruption
-                    places.abandon(ticket)
+                    places.abandon(permit)
                     raise
 
     def end_unanswered(self, *, client_left: bool) -> None:
@@ -419,9 +421,9 @@ class InFlight:
     def abandon(self) -> None:
         """Give back all places, from wherever the garbage collector calls."""
         while self.held:
-            places, limit, ticket = self.held.pop()
+            places, limit, permit = self.held.pop()
             if places.limit is limit:
-                places.abandon(ticket)
+                places.abandon(permit)
 
     def __del__(self) -> None:
         """Whoever forgets a request, be it a server that never closes a body, gives its places back."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from limitgate.gate.gate import Gate
+from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.identity import Identities
 from limitgate.gate.planning.planner import Planner
-from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import Refusal, forbidden
@@ -31,7 +31,7 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
         ipv6_prefix=settings.ipv6_prefix,
     )
     planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False, paths=_PATHS)
-    in_force = RulesInForce(planner, (), timeout=1.0, is_measured=True)
+    in_force = ActiveRules(planner, (), timeout=1.0, is_measured=True)
     return Gate(in_force, store, proxies.client, on_error="open", processes=1, refusals=_Unsent(store, "limitgate"))
 
 

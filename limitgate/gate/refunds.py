@@ -14,10 +14,10 @@ from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.store_health import StoreHealth
+from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyPlan
-from limitgate.own_errors import survived
 
 Corrections = tuple[Sequence[Charge], Sequence[Charge]]
 """Adjustments to make in a store, and the charges among them whose slots are given back."""
@@ -149,7 +149,7 @@ class Refunds:
         if sent.cancelled():
             self.slot_keeper.release_later(slots)
         elif (error := sent.exception()) is not None:
-            with survived():
+            with logged_errors():
                 self._failed(slots, error)
 
     def _failed(self, slots: Sequence[Charge], error: BaseException) -> None:

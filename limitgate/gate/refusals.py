@@ -19,8 +19,8 @@ from typing import Any
 
 from limitgate.gate.flow import ConfigFlow, arun, run
 from limitgate.http.response import Refusal, quota_exceeded
+from limitgate.internal_errors import logged_errors
 from limitgate.limits.refusal_id import RefusalKey
-from limitgate.own_errors import survived
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores import MemoryStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
@@ -116,7 +116,7 @@ class Refusals:
 
     def _agree(self, closings: int) -> ConfigFlow[None]:
         try:
-            with survived():  # a `StoreError`, too: the next recovery of the store or a later refusal tries again
+            with logged_errors():  # a `StoreError`, too: the next recovery of the store or a later refusal tries again
                 yield from self._exchange(closings)
         except BaseException:  # the event loop has ended
             self._next_look = 0.0

@@ -23,9 +23,9 @@ from weakref import WeakSet, ref
 from limitgate.algorithms import concurrency
 from limitgate.errors import StoreError
 from limitgate.gate.flow import Flow, arun, run
+from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.own_errors import own_error, survived
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.calls import calls_of
 
@@ -146,7 +146,7 @@ class _Renewer:
 
     def renewal_failed(self, error: Exception) -> None:
         """Renew again soon: this time something happened that nobody foresaw."""
-        own_error(error)
+        internal_error(error)
         self.schedule(AGAIN)
 
     def hasten(self) -> None:
@@ -282,11 +282,11 @@ class SlotKeeper:
         self.timeout = timeout
         self._serves_loops = hasattr(store, "aspend")
         self._lost = count()
-        self.begin_anew()
-        begin_anew_in_children(self)
+        self.reset_after_fork()
+        reset_in_children(self)
         _all.add(self)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: what is held is the parent's, and so are its threads."""
         self._in_threads = _ThreadRenewer(self)
         self._in_loops: dict[asyncio.AbstractEventLoop, _LoopRenewer] = {}
@@ -331,7 +331,7 @@ class SlotKeeper:
     def end(self) -> None:
         """Give back what threads hold: the process ends."""
         if hasattr(self.store, "spend"):
-            with survived():
+            with logged_errors():
                 run(self.store, self._in_threads.ending())
 
     def note_lost(self) -> None:

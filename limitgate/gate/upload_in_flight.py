@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from limitgate.gate.load import MOST_DIGITS, InFlight
+from limitgate.gate.load import MOST_DIGITS, Permits
 
 _READ_ALL = frozenset({"read", "readall", "readlines"})
 """Methods that read all there is unless they are given a size."""
@@ -15,7 +15,7 @@ _READS = frozenset({"read1", "readinto", "readinto1", "readline", *_READ_ALL})
 class UploadInFlight:
     """A server's stream of a body of ``length`` bytes; None if that is not known."""
 
-    def __init__(self, stream: Any, in_flight: InFlight, length: int | None) -> None:
+    def __init__(self, stream: Any, in_flight: Permits, length: int | None) -> None:
         self._stream = stream
         self._in_flight = in_flight
         self._left = length
@@ -46,7 +46,7 @@ class UploadInFlight:
         return reading
 
 
-def watched(stream: Any, in_flight: InFlight, environ: Mapping[str, Any]) -> Any:
+def watched(stream: Any, in_flight: Permits, environ: Mapping[str, Any]) -> Any:
     """The stream of a body, watched if there is one."""
     length = str(environ.get("CONTENT_LENGTH") or "")
     if not length:

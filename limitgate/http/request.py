@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.http.paths import first_interpretation
-from limitgate.limits.decision import Settlement
+from limitgate.limits.decision import FinalCosts
 from limitgate.messages.suggestions import lacking
 
 Scope = MutableMapping[str, Any]
@@ -413,7 +413,7 @@ class Request:
     """The ASGI scope, None under WSGI."""
     environ: Environ | None = None
     """The WSGI environ, None under ASGI."""
-    comes_straight: bool = False
+    is_outermost: bool = False
     """True for an HTTP request with a readable number of header lines, unless an outer gate has decided about it."""
     awaits: bool = False
     """True if it is handled on an event loop."""
@@ -424,7 +424,7 @@ class Request:
     met: dict[int, bool] | None = None
     """Whether this request meets the conditions of rules, by their ids: each is asked once."""
     in_flight: Any = None
-    """The `limitgate.gate.load.InFlight` of this request, None where no adaptive limit is for it, or none was asked yet."""
+    """The `limitgate.gate.load.Permits` of this request, None where no adaptive limit is for it, or none was asked yet."""
     is_over = False
     """True if its response is over, and nothing is to be heard of it."""
     resolve_client: Callable[[Request], str | None] | None = None
@@ -467,9 +467,9 @@ class Request:
             self.resolve_client = None
         return self._client
 
-    def open_settlement(self) -> Settlement:
+    def open_settlement(self) -> FinalCosts:
         """What `limitgate.Decision.settle` is told of it, made when it is first asked for. Safe under threads."""
-        settlement: Settlement = self.__dict__.setdefault("settlement", Settlement())
+        settlement: FinalCosts = self.__dict__.setdefault("settlement", FinalCosts())
         if self.is_over:
             settlement.is_over = True
         return settlement
@@ -547,10 +547,10 @@ class ASGIRequest(Request):
         self.root = scope.get("root_path", "")
         self.peer = (client[0] or None) if client else None
         try:
-            self.comes_straight = len(scope["headers"]) <= MOST_LINES and scope["type"] == "http" and "limitgate" not in scope
+            self.is_outermost = len(scope["headers"]) <= MOST_LINES and scope["type"] == "http" and "limitgate" not in scope
         except (KeyError, TypeError):  # there is no type, or no list: any iterable will do (ASGI, HTTP connection scope)
             scope["headers"] = [*scope.get("headers", ())]
-            self.comes_straight = not self.has_too_many_lines and "limitgate" not in scope and scope.get("type") == "http"
+            self.is_outermost = not self.has_too_many_lines and "limitgate" not in scope and scope.get("type") == "http"
 
     @cached_property
     def query(self) -> Query:
@@ -579,7 +579,7 @@ class WSGIRequest(Request):
         path = environ.get("PATH_INFO", "")
         self.sent = path if path.isascii() else _text(path)
         self.peer = environ.get("REMOTE_ADDR") or None
-        self.comes_straight = "limitgate" not in environ
+        self.is_outermost = "limitgate" not in environ
 
     @cached_property
     def query(self) -> Query:
@@ -611,7 +611,7 @@ def _text(native: str) -> str:
 class DescribedRequest(Request):
     """A request known by its parts: the path decoded, ``headers`` by lower-case name, ``peer`` who sent it, its ``user``."""
 
-    comes_straight = True
+    is_outermost = True
 
     def __init__(
         self, method: str, path: str, peer: str | None = None, headers: Mapping[str, str] | None = None, user: object = None

@@ -20,11 +20,11 @@ from limitgate.limits.decision import Decision, RateLimited, Window
 from limitgate.limits.duration import seconds_of
 from limitgate.limits.priority import NORMAL, RESERVES, Priority, is_priority, share_of
 from limitgate.messages.suggestions import expected_of
-from limitgate.overload.adaptive_limit import Outcome, Ticket
+from limitgate.overload.adaptive_limit import Outcome, Permit
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread
 from limitgate.overload.heartbeat import Heartbeats
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
-from limitgate.overload.places import Places, WaitingTask, WaitingThread
 from limitgate.process import switch
 from limitgate.rules.rule import MAX_DELAY
 
@@ -104,8 +104,8 @@ class WorkDecision(Decision):
         return (Window(None, self.limit, 0, self.remaining, used, self.reset_after, self.retry_after),)
 
 
-class Work(Places):
-    """Some work under an adaptive limit, in blocks that begin and end in threads and tasks. See `Places` for ``clock``."""
+class Work(ConcurrencyLimiter):
+    """Work under an adaptive limit, in blocks that begin and end in threads and tasks; for ``clock`` see its base class."""
 
     def __init__(self, name: str, options: WorkOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -113,41 +113,41 @@ class Work(Places):
         self._heartbeats = Heartbeats(clock)
         super().__init__(Terms(*options), clock)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget everything. Blocks that have begun in the parent of a fork end without effect."""
-        super().begin_anew()
-        begun: dict[Hashable, list[Ticket | None]] = getattr(self, "_blocks", {})
-        self._blocks: dict[Hashable, list[Ticket | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
+        super().reset_after_fork()
+        begun: dict[Hashable, list[Permit | None]] = getattr(self, "_blocks", {})
+        self._blocks: dict[Hashable, list[Permit | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
         """Blocks by the thread or task that has begun them, the innermost last; None for one that is not limited."""
 
     def enter(self, priority: Priority) -> Decision:
         """Begin a block in this thread, which waits for its place. Raises `RateLimited`."""
         if switch.null_store is not None:
             return self._enter_unlimited(get_ident())
-        ticket, thread = self._begun(priority, None, WaitingThread)
+        permit, thread = self._begun(priority, None, WaitingThread)
         if thread is None:
-            return self._entered(get_ident(), ticket)
+            return self._entered(get_ident(), permit)
         try:
-            has_place = self.wait(ticket, thread)
+            has_place = self.wait(permit, thread)
         except BaseException as error:
-            self._give_up(ticket, error)
+            self._give_up(permit, error)
             raise
-        return self._served(get_ident(), ticket, has_place=has_place)
+        return self._served(get_ident(), permit, has_place=has_place)
 
     async def aenter(self, priority: Priority) -> Decision:
         """Begin a block in this task, which waits for its place. Raises `RateLimited`."""
         if switch.null_store is not None:
             return self._enter_unlimited(asyncio.current_task())
-        ticket, task = self._begun(priority, self._heartbeats.guard(), WaitingTask)
+        permit, task = self._begun(priority, self._heartbeats.guard(), WaitingTask)
         if task is None:
-            return self._entered(asyncio.current_task(), ticket)
+            return self._entered(asyncio.current_task(), permit)
         try:
-            if self.has_to_wait(ticket, task):
+            if self.has_to_wait(permit, task):
                 await task.woken
         except BaseException as error:
-            self._give_up(ticket, error)
+            self._give_up(permit, error)
             raise
-        return self._served(asyncio.current_task(), ticket, has_place=ticket.began is not None)
+        return self._served(asyncio.current_task(), permit, has_place=permit.began is not None)
 
     def _enter_unlimited(self, owner: Hashable) -> Decision:
         """Begin a block that does not count."""
@@ -164,26 +164,26 @@ class Work(Places):
             with self._lock:
                 self._pop(owner, outcome)
 
-    def _begun(self, priority: Priority, guard: LagGuard | None, waiter: Callable[[], W]) -> tuple[Ticket, W | None]:
-        ticket = self.begin(self.name, priority, guard, waiter)
-        waits = None if ticket is None or not ticket.waits else self.waiter(ticket)
-        if ticket is None or (waits is None and ticket.waits):  # it had to give way just now, to another thread
+    def _begun(self, priority: Priority, guard: LagGuard | None, waiter: Callable[[], W]) -> tuple[Permit, W | None]:
+        permit = self.begin(self.name, priority, guard, waiter)
+        waits = None if permit is None or not permit.waits else self.waiter(permit)
+        if permit is None or (waits is None and permit.waits):  # it had to give way just now, to another thread
             raise RateLimited(self._refusal(priority))
-        return ticket, waits
+        return permit, waits
 
-    def _give_up(self, ticket: Ticket, error: BaseException) -> None:
+    def _give_up(self, permit: Permit, error: BaseException) -> None:
         """Wait no more, or give back a place that has just come free."""
-        (self.abandon if isinstance(error, GeneratorExit) else self.end)(ticket)
+        (self.abandon if isinstance(error, GeneratorExit) else self.end)(permit)
 
-    def _served(self, owner: Hashable, ticket: Ticket, *, has_place: bool) -> Decision:
+    def _served(self, owner: Hashable, permit: Permit, *, has_place: bool) -> Decision:
         if not has_place:
-            raise RateLimited(self._refusal(ticket.priority))
-        return self._entered(owner, ticket, ticket.waited_s)
+            raise RateLimited(self._refusal(permit.priority))
+        return self._entered(owner, permit, permit.waited_s)
 
-    def _entered(self, owner: Hashable, ticket: Ticket, delay: float = 0.0) -> Decision:
+    def _entered(self, owner: Hashable, permit: Permit, delay: float = 0.0) -> Decision:
         with self._lock:
-            self._blocks.setdefault(owner, []).append(ticket)
-        return self._decision(ticket.priority, delay)
+            self._blocks.setdefault(owner, []).append(permit)
+        return self._decision(permit.priority, delay)
 
     def _pop(self, owner: Hashable, outcome: Outcome) -> None:
         """End the innermost block of an owner.
@@ -196,11 +196,11 @@ class Work(Places):
         blocks = self._blocks.get(owner)
         if blocks is None:
             return
-        ticket = blocks.pop()
+        permit = blocks.pop()
         if not blocks:
             del self._blocks[owner]
-        if ticket is not None:
-            self._end(ticket, outcome)
+        if permit is not None:
+            self._end(permit, outcome)
 
     def _decision(self, priority: Priority, delay: float = 0.0) -> Decision:
         return WorkDecision(True, self.limit.limit, self._remaining(priority), 0.0, 0.0, 1, None, delay=delay)

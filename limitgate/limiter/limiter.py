@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from limitgate.errors import LimitGateError, StoreError, called_as
-from limitgate.gate.admission import Booking, Charged
+from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import WaitQueues
@@ -142,30 +142,30 @@ class AsyncLimiter(Operations):
         """Book a turn within so many seconds, and sleep until then."""
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
         try:
-            operation, charged, booking = await asyncio.shield(task)
+            operation, charged, turn = await asyncio.shield(task)
         except asyncio.CancelledError:
             await asyncio.shield(self._leave(task))
             raise
-        if booking is not None:
-            waiter = self._wait_queues.join(booking)
+        if turn is not None:
+            waiter = self._wait_queues.join(turn)
             try:
                 await waiter
             except GeneratorExit:  # its event loop has ended: no caller is left
-                self._wait_queues.leave(booking, waiter)
+                self._wait_queues.leave(turn, waiter)
                 raise
             except BaseException:
-                given_up = self._wait_queues.leave(booking, waiter)
+                given_up = self._wait_queues.leave(turn, waiter)
                 await asyncio.shield(self._arun(operation.giving_back([*charged, *given_up.charged])))
                 raise
-            self._wait_queues.leave(booking, waiter)
+            self._wait_queues.leave(turn, waiter)
         return operation
 
-    async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]) -> None:
+    async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]) -> None:
         """Refund a booking whose reply is still under way, as soon as it comes."""
         with suppress(LimitGateError):
-            operation, charged, booking = await task
+            operation, charged, turn = await task
             if operation.decision.allowed:
-                await self._arun(operation.giving_back([*charged, *(booking.charged if booking else ())]))
+                await self._arun(operation.giving_back([*charged, *(turn.charged if turn else ())]))
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
         """Take an estimated cost like `hit`; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
@@ -402,12 +402,12 @@ class Limiter(Operations):
 
     def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
         """Book a turn within so many seconds, and sleep until then."""
-        operation, charged, booking = self._run(self._booking(key, limits, cost, timeout))
-        if booking is not None:
+        operation, charged, turn = self._run(self._booking(key, limits, cost, timeout))
+        if turn is not None:
             try:
-                waiting.sleep_until(booking.due_at)
+                waiting.sleep_until(turn.due_at)
             except BaseException:
-                self._run(operation.giving_back([*charged, *booking.charged]))
+                self._run(operation.giving_back([*charged, *turn.charged]))
                 raise
         return operation
 

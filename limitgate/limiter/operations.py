@@ -11,7 +11,7 @@ from functools import lru_cache
 from limitgate.algorithms import ban
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
-from limitgate.gate.admission import Booking, Charged
+from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.gate.planning.request_plan import NO_CHARGES
 from limitgate.gate.slot_keeper import SlotKeeper
@@ -70,12 +70,12 @@ class ChargedOperation:
         if plan.charges:
             yield plan, self._timeout
 
-    def turn(self) -> tuple[tuple[Charged, ...], Booking | None]:
+    def turn(self) -> tuple[tuple[Receipt, ...], Turn | None]:
         """The turn that was booked, if there is one to wait for, and what else was taken."""
-        taken = (Charged(NO_CHARGES, self._plan, self._reading),)
+        taken = (Receipt(NO_CHARGES, self._plan, self._reading),)
         return book(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
 
-    def giving_back(self, taken: Sequence[Charged]) -> Flow[None]:
+    def giving_back(self, taken: Sequence[Receipt]) -> Flow[None]:
         """Refund everything, unless that was done before."""
         self._counts = False
         undone = [full_refund(each.plan, each.reading) for each in taken]
@@ -232,18 +232,18 @@ class Operations:
 
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None
-    ) -> ConfigFlow[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]:
+    ) -> ConfigFlow[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]:
         """Book a turn: the operation, its charges, and the turn to wait for unless it is now."""
         began = waiting.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         operation = yield from self._taking(plan)
-        charged, booking = operation.turn()
-        if timeout is not None and booking is not None and booking.due_at - began - _ROUNDING > timeout:
+        charged, turn = operation.turn()
+        if timeout is not None and turn is not None and turn.due_at - began - _ROUNDING > timeout:
             delay = operation.decision.delay
-            yield from operation.giving_back([*charged, *booking.charged])
+            yield from operation.giving_back([*charged, *turn.charged])
             operation.decision = replace(operation.decision, allowed=False, granted=0, delay=0.0, retry_after=delay)
-            booking = None
-        return operation, charged, booking
+            turn = None
+        return operation, charged, turn
 
     def _taking(self, plan: Plan) -> Flow[ChargedOperation]:
         reading = yield from self._spending(plan)

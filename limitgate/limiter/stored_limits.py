@@ -13,7 +13,7 @@ from uuid import uuid4
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.process import switch
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 
 FRESH = 0.5
 """Seconds for which limits are used without being read again."""
@@ -39,10 +39,10 @@ class Known:
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Configuration, float]] = {}
-        self.begin_anew()
-        begin_anew_in_children(self)
+        self.reset_after_fork()
+        reset_in_children(self)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Called in the child of a fork, which is a process of its own."""
         self.process = f"{os.getpid()}:{uuid4().hex}"
         """Name of this process, unlike any other's."""

@@ -81,18 +81,18 @@ class PickledEvidence(list[BucketReading]):
 
 
 class SettlementOwner(Protocol):
-    """A request, of which most need no `Settlement`."""
+    """A request, of which most need no `FinalCosts`."""
 
-    def open_settlement(self) -> Settlement:
+    def open_settlement(self) -> FinalCosts:
         """Its settlement, made when it is first asked for, and the same from then on."""
 
 
-class Settlement:
+class FinalCosts:
     """Costs known only afterwards, by rule: noted while the request is under way, put into effect when it is over."""
 
     costs: Mapping[str | None, int] = MappingProxyType({})
     """Cost by rule; under None, that of the rules not named."""
-    others: tuple[Settlement, ...] = ()
+    others: tuple[FinalCosts, ...] = ()
     """Settlements of the gates around this one, which are told everything, too."""
     has_news = False
     """True if something was noted that is not put into effect yet."""
@@ -135,7 +135,7 @@ class Decision:
     """Source of `Decision.standings` and ``windows``."""
     is_charged: bool = field(default=False, compare=False)
     """True if the charges of the evidence that fit were made."""
-    settlement: Settlement | None = field(default=None, compare=False)
+    settlement: FinalCosts | None = field(default=None, compare=False)
     """Keeps what `Decision.settle` is told; None where there is nothing to settle: in a Limiter."""
     in_force: tuple[InForce, ...] = field(default=(), compare=False)
     """Adaptive limits that the request has a place under, or that had none."""
@@ -244,7 +244,7 @@ def decision_of(  # noqa: PLR0917 - keywords would take longer
     delay: float,
     evidence: Sequence[BucketReading],
     is_charged: bool,  # noqa: FBT001
-    settlement: Settlement | None,
+    settlement: FinalCosts | None,
 ) -> Decision:
     """Make a `Decision`, in an eighth of the time that the constructor of a frozen dataclass takes."""
     draft: Any = _Draft()
@@ -281,7 +281,7 @@ class DeferredDecision(Decision):
         return getattr(_worked_out(self), name)
 
     @property
-    def settlement(self) -> Settlement | None:
+    def settlement(self) -> FinalCosts | None:
         """Keeps what `Decision.settle` is told."""
         return _worked_out(self).settlement
 
@@ -293,12 +293,12 @@ class DeferredDecision(Decision):
 
 _SLOTS: Any = vars(Decision)
 """The descriptors of a decision's slots."""
-set_settlement: Callable[[Decision, Settlement | SettlementOwner], None] = _SLOTS["settlement"].__set__
+set_settlement: Callable[[Decision, FinalCosts | SettlementOwner], None] = _SLOTS["settlement"].__set__
 """Has a deferred decision lead to a settlement, in the place of the request that would open one."""
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
 _set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
 _new = object.__new__
-OVER = Settlement()
+OVER = FinalCosts()
 """The settlement of decisions that nobody has looked at until their requests were over."""
 OVER.is_over = True
 
@@ -309,15 +309,15 @@ def _worked_out(decision: Decision) -> Decision:
     No method, as another thread may have made it a `Decision` by now.
     """
     evidence: Any = decision.evidence
-    owner: SettlementOwner | Settlement = _SLOTS["settlement"].__get__(decision)
-    worked_out = evidence.decision(owner if isinstance(owner, Settlement) else owner.open_settlement())
+    owner: SettlementOwner | FinalCosts = _SLOTS["settlement"].__get__(decision)
+    worked_out = evidence.decision(owner if isinstance(owner, FinalCosts) else owner.open_settlement())
     in_force = _in_force_of(decision)
     if in_force:
         under_places(worked_out, in_force)
     for name in Decision.__slots__:
         _SLOTS[name].__set__(decision, getattr(worked_out, name))
     _set(decision, "__class__", Decision)
-    if not isinstance(owner, Settlement):
+    if not isinstance(owner, FinalCosts):
         owner.open_settlement()  # again: if the request has ended meanwhile, it did not know of it
     return decision
 
@@ -366,7 +366,7 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
         return RateLimited, (self.decision,)
 
 
-def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -> Decision:
+def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -> Decision:
     """Decide by the store's reading; numbers are those after the plan was carried out."""
     buckets, allowed = reading.buckets, reading.admitted
     is_charged = allowed and plan.verb == "spend"
@@ -432,7 +432,7 @@ def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce,
     return under_places(replace(found, settlement=second.settlement), in_force)
 
 
-def admitted_in_flight(in_force: tuple[InForce, ...], settlement: Settlement) -> Decision:
+def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) -> Decision:
     """Make the decision of adaptive limits alone, under which a request has its places."""
     rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(in_force, key=itemgetter(2))
     decision = decision_of(True, limit, remaining, 0.0, 0.0, 1, rule, False, 0.0, (), False, settlement)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
 from limitgate.algorithms.base import Algorithm, LeftAfter, State, Straight
-from limitgate.limits.decision import SECOND, Decision, Settlement, decide, decision_of
+from limitgate.limits.decision import SECOND, Decision, FinalCosts, decide, decision_of
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
 from limitgate.limits.written_out import compiled, each_window
@@ -43,7 +43,7 @@ def is_plain(charge: Charge) -> bool:
     )
 
 
-class PlainShape:
+class ScriptVariant:
     """What a script depends on that carries out plain plans, by which they may share a call. Each is one object."""
 
     __slots__ = ("buckets", "may_wait")
@@ -65,11 +65,11 @@ class BucketShape(NamedTuple):
 
 
 @cache
-def _shape(*buckets: BucketShape, may_wait: bool) -> PlainShape:
-    return PlainShape(buckets, may_wait=may_wait)
+def _shape(*buckets: BucketShape, may_wait: bool) -> ScriptVariant:
+    return ScriptVariant(buckets, may_wait=may_wait)
 
 
-OF_ANY = PlainShape((), may_wait=True)
+OF_ANY = ScriptVariant((), may_wait=True)
 """Shape of the plans that the script for plans of any kind carries out: those with an algorithm that is not `Straight`."""
 
 
@@ -198,7 +198,7 @@ class PlanTemplate:
         reading.source = "store"
         return reading
 
-    def decide(self, reading: AnyReading, settlement: Settlement | None) -> Decision | None:
+    def decide(self, reading: AnyReading, settlement: FinalCosts | None) -> Decision | None:
         """Decision that follows from a `reading` of this template; None for another kind, or if a shadow would have refused."""
         if not isinstance(reading, PlainSpend):
             return None
@@ -256,7 +256,7 @@ class PlanTemplate:
         return not any(charge.enforced for charge in full), not full
 
     @staticmethod
-    def _refused(windows: Sequence[_Window], reading: PlainSpend, settlement: Settlement | None) -> Decision | None:
+    def _refused(windows: Sequence[_Window], reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
         """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
         least, latest, limit = -1, -1, 0
         longest, refusing = 0, None
@@ -446,7 +446,7 @@ class PlainSpend(_Buckets):
         """The reading as one of any kind of plan."""
         return Reading(self.now, self, self.admitted, self.waited, self.source)
 
-    def decision(self, settlement: Settlement) -> Decision:
+    def decision(self, settlement: FinalCosts) -> Decision:
         """The decision that it admits, where no rule is a shadow."""
         decision = self.template.decide(self, settlement)
         if decision is None:
@@ -505,7 +505,7 @@ def whole_reading(reading: AnyReading) -> Reading:
 AnyPlan = Plan | PlainSpend
 
 
-def common_shape(plans: Sequence[AnyPlan]) -> PlainShape | None:
+def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
     """The shape of plans that are plain and all of one, None if they are not. There is at least one."""
     first = plans[0]
     if not isinstance(first, PlainSpend):

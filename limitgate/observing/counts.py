@@ -23,8 +23,8 @@ from limitgate.observing.instruments import Outcome
 from limitgate.observing.observer import Observer
 from limitgate.observing.series import takes_slots, windows_of, written
 from limitgate.observing.shed import ShedSeries
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.heartbeat import heartbeats
-from limitgate.overload.places import Places
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import Rule, RuleSet
@@ -95,7 +95,7 @@ class RuleSeries(Series):
         """Set limits that are not in force any more to 0: a series cannot be taken back."""
         self._windows = {**self._windows, **dict.fromkeys(windows, 0)}
 
-    def adapt(self, places: Places | None) -> None:
+    def adapt(self, places: ConcurrencyLimiter | None) -> None:
         """Export the places under the rule's adaptive limit, None where it has none any more."""
         if places is None:
             self.shed = None
@@ -147,7 +147,7 @@ class Counts:
         """Have slots in flight counted that are held there."""
         self._keepers = [ref(keeper) for keeper in keepers]
 
-    def look_at_rules(self, loads: Loads, rules: Callable[[], RuleSet | None]) -> None:
+    def look_at_rules(self, loads: ReloadStats, rules: Callable[[], RuleSet | None]) -> None:
         """Have loads of rules counted, and the revision of those in force exported."""
         self._config = ConfigSeries(loads, rules)
 
@@ -275,7 +275,7 @@ def counted_waiting(rows: Iterable[RuleSeries]) -> Iterator[None]:
             row.waiting[0] -= 1
 
 
-class Loads(Protocol):
+class ReloadStats(Protocol):
     """Loads of the rules of a gate."""
 
     ok: int
@@ -289,7 +289,7 @@ class ConfigSeries(Series):
 
     __slots__ = ("_loads", "_rules")
 
-    def __init__(self, loads: Loads, rules: Callable[[], RuleSet | None]) -> None:
+    def __init__(self, loads: ReloadStats, rules: Callable[[], RuleSet | None]) -> None:
         results = instruments.CONFIG_LOADS.values["result"]
         super().__init__([loads.ok, loads.rejected], [(instruments.CONFIG_LOADS, (result,)) for result in results])
         self._loads = loads

@@ -16,8 +16,8 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
-from limitgate.own_errors import survived
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.internal_errors import logged_errors
+from limitgate.process.forking import reset_in_children
 
 log = logging.getLogger("limitgate.refusals")
 
@@ -61,10 +61,10 @@ class Episodes:
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        begin_anew_in_children(self)
-        self.begin_anew()
+        reset_in_children(self)
+        self.reset_after_fork()
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: the episodes so far, and the thread, are the parent's."""
         self._open: OrderedDict[str, _Episode] = OrderedDict()
         self._told: deque[float] = deque(maxlen=self._per_minute)
@@ -100,7 +100,7 @@ class Episodes:
             is_told = self._may_log(at)
             self._watch()
         if is_told:
-            with survived():  # users and callers are objects of the application's
+            with logged_errors():  # users and callers are objects of the application's
                 who = name()
                 episode.who = f" {who}" if who else ""
             facts = {"rule": rule, "who": episode.who.strip(), "refusal_id": refusal_id}
@@ -161,11 +161,11 @@ class Episodes:
         is_watched = True
         while is_watched:
             time.sleep(_PERIOD)
-            with survived():
+            with logged_errors():
                 is_watched = self.look()
 
 
 def _log(lines: list[_Line]) -> None:
     for text, values, facts in lines:
-        with survived():  # a handler of the application's may raise
+        with logged_errors():  # a handler of the application's may raise
             log.info(text, *values, extra=facts)

@@ -18,7 +18,7 @@ from weakref import ref
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import STORE_UP, Instrument
 from limitgate.observing.observer import Observer
-from limitgate.process.forking import begin_anew_in_children, get_ready_for_forks
+from limitgate.process.forking import get_ready_for_forks, reset_in_children
 
 PERIOD = 1.0
 """Seconds between two exports."""
@@ -93,7 +93,7 @@ class _Exported:
         """Export some metrics from now on."""
         self._owners.setdefault(metrics, ref(owner))
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: what was counted before is for the parent to export, and all series begin anew."""
         self._gauges.clear()
         self._inherited = [series for metrics in self._owners for series in metrics.series()]
@@ -163,7 +163,7 @@ class MetricsExporter:
         self.is_idle = True
         """True if what counts something has to `wake` it."""
         self._reset()
-        begin_anew_in_children(self)
+        reset_in_children(self)
         get_ready_for_forks(self)
         atexit.register(self.export)
 
@@ -178,12 +178,12 @@ class MetricsExporter:
         with self._lock:
             pass
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: count from 0, and start a thread when there is something to export."""
         self._reset()
         self.is_idle = True
         for exported in self._exported.values():
-            exported.begin_anew()
+            exported.reset_after_fork()
 
     def attach(self, observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
         """Export metrics, each for as long as its owner lives. All series are there from now on."""

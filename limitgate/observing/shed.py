@@ -10,7 +10,7 @@ from limitgate.limits.priority import RESERVES
 from limitgate.observing import instruments
 from limitgate.observing.exporter import Gauge, Series
 from limitgate.overload.adaptive_limit import AdaptiveLimit
-from limitgate.overload.places import Places
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.shedding import Refusal
 
 _KINDS: Final = tuple(product(RESERVES, get_args(Refusal)))
@@ -22,7 +22,7 @@ class ShedSeries(Series):
 
     __slots__ = ("_before", "_labels", "_limit", "places")
 
-    def __init__(self, labels: tuple[str, str], places: Places) -> None:
+    def __init__(self, labels: tuple[str, str], places: ConcurrencyLimiter) -> None:
         super().__init__([0] * len(_KINDS), [(instruments.RULE_SHED, (*labels, *kind)) for kind in _KINDS])
         self._labels = labels
         self.places = places

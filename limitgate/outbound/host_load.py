@@ -13,12 +13,12 @@ from collections import OrderedDict, deque
 from threading import Lock
 from typing import NamedTuple
 
-from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Ticket
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Permit
 from limitgate.overload.adaptive_throttle import WINDOW_S, AdaptiveThrottle
 from limitgate.overload.options import Adaptive
 from limitgate.overload.shedding import retry_after_s
 from limitgate.process import waiting
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 
 MOST_HOSTS = 1000
 """Hosts whose load is remembered: those that were sent to last."""
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     """Place of a request in flight."""
 
     limit: AdaptiveLimit
-    ticket: Ticket
+    permit: Permit
 
 
 class _Ended(NamedTuple):
@@ -66,9 +66,9 @@ class HostLoad:
         self._name = name
         self._adaptive = adaptive
         self._throttles = throttles
-        self.begin_anew()
+        self.reset_after_fork()
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget everything, in the child of a fork too. Requests that have begun end without effect."""
         self._lock = Lock()
         self._forget()
@@ -94,9 +94,9 @@ class HostLoad:
             now = self._learn()
             if self._limit is None:
                 return None
-            ticket = self._limit.begin(now, method)
-            if isinstance(ticket, Ticket):
-                return Place(self._limit, ticket)
+            permit = self._limit.begin(now, method)
+            if isinstance(permit, Permit):
+                return Place(self._limit, permit)
             refusal = Refusal(self._limit.retry_after_s(random.random), self._limit.limit)
         return self._logged(refusal)
 
@@ -117,7 +117,7 @@ class HostLoad:
             if self._throttle is not None and is_accepted is not None:
                 self._throttle.count(at, accepted=is_accepted)
             if place is not None:
-                place.limit.done(place.ticket, at, outcome)
+                place.limit.done(place.permit, at, outcome)
         now = waiting.monotonic()
         if now < latest:  # the clock of a test is over, and what was learned by it is worth nothing
             self._forget()
@@ -142,13 +142,13 @@ class HostLoads:
         self._throttles = throttles
         self._lock = Lock()
         self._hosts: OrderedDict[str, HostLoad] = OrderedDict()
-        begin_anew_in_children(self)
+        reset_in_children(self)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget all hosts in the child of a fork."""
         self._lock = Lock()
         for host in self._hosts.values():
-            host.begin_anew()
+            host.reset_after_fork()
         self._hosts.clear()
 
     def forget(self) -> None:

@@ -47,7 +47,7 @@ class Guard(Protocol):
         """True if a request that comes now is too much, see `limitgate.overload.lag_guard.LagGuard.refuses`."""
 
 
-class Ticket:
+class Permit:
     """A request that has begun or waits for its place."""
 
     # without an `__init__`, which takes as long as all the rest
@@ -77,9 +77,9 @@ class Ticket:
 class Served(NamedTuple):
     """Requests whose waiting is over."""
 
-    called: list[Ticket]
+    called: list[Permit]
     """Those that begin now."""
-    gave_way: list[Ticket]
+    gave_way: list[Permit]
     """Those that are refused."""
 
 
@@ -114,9 +114,9 @@ class AdaptiveLimit:
         self._schedule = Schedule()
         self._dip: Dip | None = None
         self._recent = RecentShare()
-        self._line: WaitingLine[Ticket] | None = None
-        self._displaced: list[Ticket] = []
-        self._idle: dict[Ticket, float] = {}
+        self._line: WaitingLine[Permit] | None = None
+        self._displaced: list[Permit] = []
+        self._idle: dict[Permit, float] = {}
         """Until when requests that wait for their clients keep their places."""
         self._idle_due = math.inf
         """When the first of them may lose its place, or earlier."""
@@ -162,7 +162,7 @@ class AdaptiveLimit:
 
     def begin(
         self, now: float, request_class: Hashable, priority: Priority = NORMAL, guard: Guard | None = None
-    ) -> Ticket | Refusal:
+    ) -> Permit | Refusal:
         """Begin a request, or say why it is refused. A ticket that `waits` is called or gives way in `serve`.
 
         Requests of a class take about the same time on an idle server: those of a route. ``guard`` is that of the event loop on
@@ -184,32 +184,32 @@ class AdaptiveLimit:
         self.in_flight = in_flight = in_flight + 1
         if in_flight > self._top:  # noqa: PLR1730 - max() costs 50 ns more for each request
             self._top = in_flight
-        ticket = Ticket()
-        ticket.began = now
-        ticket.request_class = request_class
-        ticket.client = None
-        ticket.priority = priority
-        ticket.era = self._era
-        return ticket
+        permit = Permit()
+        permit.began = now
+        permit.request_class = request_class
+        permit.client = None
+        permit.priority = priority
+        permit.era = self._era
+        return permit
 
-    def done(self, ticket: Ticket, now: float, outcome: Outcome = "ok") -> None:
+    def done(self, permit: Permit, now: float, outcome: Outcome = "ok") -> None:
         """End a request, or have it wait no more. To end it twice changes nothing.
 
         A stream is done, untaught, as soon as it is known to be one: it may last for hours, in which others need its place.
         """
-        began = ticket.began
+        began = permit.began
         if began is None:
-            self._leave(ticket)
+            self._leave(permit)
             return
-        ticket.began = None
+        permit.began = None
         self._last_done = now
-        if ticket.era != self._era:
+        if permit.era != self._era:
             return
         self.in_flight -= 1
         if outcome != "ok" or now < began:  # then the clock went back
-            self._note_end(ticket, began, now, outcome)
+            self._note_end(permit, began, now, outcome)
             return
-        baseline = self._baselines.sampled(ticket.request_class, ticket.client, now)
+        baseline = self._baselines.sampled(permit.request_class, permit.client, now)
         if baseline.known < FIRST:
             baseline.begin_with(now - began)
         if self._dip is not None:
@@ -220,20 +220,20 @@ class AdaptiveLimit:
         if now >= self._earliest and (self._ended >= WINDOW_REQUESTS or now >= self._latest):
             self._close_window(now)
 
-    def idle(self, ticket: Ticket, until: float) -> None:
+    def idle(self, permit: Permit, until: float) -> None:
         """Have a request that waits for its client lose its place to others from a time on. From any thread."""
-        self._idle[ticket] = until
+        self._idle[permit] = until
         self._idle_due = min(self._idle_due, until)
 
-    def busy(self, ticket: Ticket, idle_s: float) -> None:
+    def busy(self, permit: Permit, idle_s: float) -> None:
         """Have a request keep its place, if it still has it; the time that it has waited is not that of its work."""
-        if self._idle.pop(ticket, None) is not None and ticket.began is not None:
-            ticket.began += idle_s
+        if self._idle.pop(permit, None) is not None and permit.began is not None:
+            permit.began += idle_s
 
-    def resume(self, ticket: Ticket, now: float) -> None:
+    def resume(self, permit: Permit, now: float) -> None:
         """Begin the work of a request that has lost its place. It has one again, beyond the limit if there is no room."""
         self._occupy()
-        ticket.began, ticket.era = now, self._era
+        permit.began, permit.era = now, self._era
 
     def serve(self, now: float) -> Served:
         """Call those for whom there is a place by now, and have those give way who have waited for too long.
@@ -246,8 +246,8 @@ class AdaptiveLimit:
             self._tick(now)
         self._take_from_idle(now)
         gave_way, self._displaced = [*self._displaced, *self._line.overdue(now)], []
-        for ticket in gave_way:
-            self.levels[ticket.priority].limit += 1
+        for permit in gave_way:
+            self.levels[permit.priority].limit += 1
         called = []
         for level in self.levels.values():
             while self.in_flight < level.room and (called_ticket := self._line.call(now, level.priority)) is not None:
@@ -269,7 +269,7 @@ class AdaptiveLimit:
         """
         return retry_after_s(self._recent.of(*self._totals()), random)
 
-    def _note_end(self, ticket: Ticket, began: float, now: float, outcome: Outcome) -> None:
+    def _note_end(self, permit: Permit, began: float, now: float, outcome: Outcome) -> None:
         """Note the end of a request that is no sample."""
         took_s = now - began
         if took_s < 0:
@@ -279,14 +279,14 @@ class AdaptiveLimit:
             return
         if outcome == "failed":
             self._failed += 1
-            self._failed_by[ticket.client] = self._failed_by.get(ticket.client, 0) + 1
+            self._failed_by[permit.client] = self._failed_by.get(permit.client, 0) + 1
             self._ended += 1
         else:
-            self._untaught_s += min(took_s, self._baselines.mean_s(ticket.request_class, ticket.client))
+            self._untaught_s += min(took_s, self._baselines.mean_s(permit.request_class, permit.client))
         if now >= self._earliest and (self._ended >= WINDOW_REQUESTS or now >= self._latest):
             self._close_window(now)
 
-    def _without_place(self, now: float, request_class: Hashable, level: PriorityLevel) -> Ticket | Refusal | None:
+    def _without_place(self, now: float, request_class: Hashable, level: PriorityLevel) -> Permit | Refusal | None:
         """Look closer at a request: its refusal, or the ticket by which it waits; None if there is a place for it."""
         if level.kept < 1 and not level.passes_thinning():
             level.thinned += 1
@@ -296,17 +296,17 @@ class AdaptiveLimit:
             return self._wait_or_refuse(now, request_class, level)
         return None
 
-    def _wait_or_refuse(self, now: float, request_class: Hashable, level: PriorityLevel) -> Ticket | Refusal:
+    def _wait_or_refuse(self, now: float, request_class: Hashable, level: PriorityLevel) -> Permit | Refusal:
         self._has_refused = self._has_no_room = True
         if self._line is not None and self._line.max_delay:  # else those give way who waited under other options
-            ticket = Ticket()
-            ticket.came, ticket.began = now, None
-            ticket.request_class, ticket.client, ticket.priority = request_class, None, level.priority
-            ticket.era = self._era
-            displaced = self._line.join(now, ticket, level.priority)
-            if displaced is not ticket:
+            permit = Permit()
+            permit.came, permit.began = now, None
+            permit.request_class, permit.client, permit.priority = request_class, None, level.priority
+            permit.era = self._era
+            displaced = self._line.join(now, permit, level.priority)
+            if displaced is not permit:
                 self._displaced += [] if displaced is None else [displaced]
-                return ticket
+                return permit
         level.limit += 1
         return "limit"
 
@@ -323,17 +323,17 @@ class AdaptiveLimit:
         if now < self._idle_due:
             return
         self._idle_due = math.inf
-        for ticket, until in list(self._idle.items()):
+        for permit, until in list(self._idle.items()):
             if until > now:
                 self._idle_due = min(self._idle_due, until)
-            elif self._idle.pop(ticket, None) is not None:
-                self.done(ticket, now, "untaught")
+            elif self._idle.pop(permit, None) is not None:
+                self.done(permit, now, "untaught")
 
-    def _leave(self, ticket: Ticket) -> None:
+    def _leave(self, permit: Permit) -> None:
         """Wait no more, if it does."""
         if self._line is not None:
-            self._line.leave(ticket, ticket.priority)
-            self._displaced = [each for each in self._displaced if each is not ticket]
+            self._line.leave(permit, permit.priority)
+            self._displaced = [each for each in self._displaced if each is not permit]
 
     def _totals(self) -> tuple[int, int]:
         """Requests that came and that were refused, of all priorities."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from limitgate.overload.lag_guard import LagGuard
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 from limitgate.process.listen_queue import ListenQueue
 
 T = TypeVar("T")
@@ -87,10 +87,10 @@ class Heartbeats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._others: WeakKeyDictionary[Lagging, None] = WeakKeyDictionary()
-        self.begin_anew()
-        begin_anew_in_children(self)
+        self.reset_after_fork()
+        reset_in_children(self)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget all event loops: none goes on in the child of a fork."""
         self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
         self._latest: tuple[Callable[[], _Loop | None], LoopGuard] = lambda: None, LoopGuard()

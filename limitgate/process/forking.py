@@ -12,7 +12,7 @@ T = TypeVar("T")
 class Forked(Protocol):
     """Object that begins anew in a forked child."""
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Called in the child of a fork: drop locks, connections and threads, which belong to the parent."""
 
 
@@ -27,8 +27,8 @@ _all: WeakSet[Forked] = WeakSet()
 _ready: WeakSet[Forking] = WeakSet()
 
 
-def begin_anew_in_children(forked: Forked) -> None:
-    """Have ``begin_anew`` called in every process that is forked from this one, for as long as the object lives."""
+def reset_in_children(forked: Forked) -> None:
+    """Have ``reset_after_fork`` called in every process that is forked from this one, for as long as the object lives."""
     _all.add(forked)
 
 
@@ -43,7 +43,7 @@ def _before_fork() -> None:
 
 
 def living(kind: type[T]) -> list[T]:
-    """The objects of a class that `begin_anew_in_children` was told of."""
+    """The objects of a class that `reset_in_children` was told of."""
     while True:
         try:
             return [each for each in _all if isinstance(each, kind)]
@@ -53,7 +53,7 @@ def living(kind: type[T]) -> list[T]:
 
 def _begin_anew() -> None:
     for forked in _all:
-        forked.begin_anew()
+        forked.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -18,7 +18,7 @@ from django.views import View
 
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Request
-from limitgate.own_errors import raise_interruption
+from limitgate.internal_errors import raise_interruption
 from limitgate.routes import Pattern, Route
 from limitgate.routes.overview import METHODS, Listed
 from limitgate.rules.decorators import Mark, class_of, marks_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
-from limitgate.own_errors import raise_interruption
+from limitgate.internal_errors import raise_interruption
 from limitgate.routes import FalconRoutes, NoRoutes, Pattern, Route, Routes, is_falcon
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 

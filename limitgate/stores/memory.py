@@ -28,7 +28,7 @@ from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
@@ -99,7 +99,7 @@ class MemoryStore:
         self._now = 0
         self._late: deque[Plan] = deque()
         self.forget()
-        begin_anew_in_children(self)
+        reset_in_children(self)
         self.clock_steps = 0
         self._furthest_step = 0
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
@@ -281,7 +281,7 @@ class MemoryStore:
         """`config`, for async callers."""
         return self.config(request)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: no thread is left there that could release what another one held."""
         self._lock = RLock()
         self._busy = False

@@ -36,16 +36,16 @@ STEPS = (0, 0, 0, 1, 1000, 10**6, 10**7, HELD_US - 1, HELD_US, HELD_US + 1, 10**
 
 
 @dataclass
-class Places:
+class ConcurrencyLimiter:
     """A bucket: when it was last written, and whose places end when, counted from a beginning of its own."""
 
     written: int
     clock: int = 0
     slots: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def at(self, now: int) -> Places:
+    def at(self, now: int) -> ConcurrencyLimiter:
         clock = self.clock + max(0, now - self.written)
-        return Places(now, clock, {name: slot for name, slot in self.slots.items() if slot[1] > clock})
+        return ConcurrencyLimiter(now, clock, {name: slot for name, slot in self.slots.items() if slot[1] > clock})
 
     @property
     def taken(self) -> int:
@@ -64,14 +64,14 @@ class Oracle:
     """Who holds what, said as plainly as can be."""
 
     def __init__(self) -> None:
-        self.buckets: dict[str, Places] = {}
+        self.buckets: dict[str, ConcurrencyLimiter] = {}
 
     def ask(self, plan: Plan, now: int) -> tuple[bool, list[tuple[int, int, int]]]:
         """Whether a plan passes, and of each bucket how many places are taken, for how long, and how many are one's own."""
         found, changed = [], set()
         for charge in plan.charges:
-            before = self.buckets.get(charge.key, Places(now))
-            bucket = Places(now) if plan.verb == "reset" else before.at(now)
+            before = self.buckets.get(charge.key, ConcurrencyLimiter(now))
+            bucket = ConcurrencyLimiter(now) if plan.verb == "reset" else before.at(now)
             if plan.verb == "reset" or before.written > now or charge.adjustment:
                 changed.add(charge.key)
             if charge.adjustment:
@@ -92,7 +92,7 @@ class Oracle:
         return passes, told
 
     @staticmethod
-    def _apply_adjustment(bucket: Places, charge: Charge) -> None:
+    def _apply_adjustment(bucket: ConcurrencyLimiter, charge: Charge) -> None:
         (back,), (name,) = charge.adjustment.back, charge.adjustment.grace
         if back > 0:
             bucket.slots.pop(name, None)

@@ -207,7 +207,7 @@ def paths(count: int, seed: int) -> Iterator[tuple[str, str]]:
         yield text or "/", chosen.choice(ROOTS)
 
 
-class Charged:
+class Receipt:
     """Stands between a gate and an application, and remembers by which rules the last request was decided."""
 
     def __init__(self, app: Any) -> None:
@@ -223,7 +223,7 @@ class Charged:
         self.rules = {window.rule for window in decision.windows} if decision else set()
 
 
-class ChargedWSGI(Charged):
+class ChargedWSGI(Receipt):
     def __call__(self, environ: Any, start_response: Any) -> Any:
         self._note(environ)
         return self.app(environ, start_response)
@@ -250,7 +250,7 @@ def found_by(framework: str, count: int, seed: int) -> tuple[int, list[tuple[str
             note(path, root)
 
     if framework in ASGI:
-        charged = Charged(ASGI[framework](ran))
+        charged = Receipt(ASGI[framework](ran))
         asyncio.run(through(LimitGate(charged, rules=RULES, store="memory://")))
     else:
         charged = ChargedWSGI(WSGI[framework](ran))

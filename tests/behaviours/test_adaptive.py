@@ -37,9 +37,9 @@ from limitgate import (
 )
 from limitgate.gate.load import ProxyGuard
 from limitgate.http.request import WSGIRequest
-from limitgate.overload.adaptive_limit import Ticket
+from limitgate.overload.adaptive_limit import Permit
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
 from limitgate.overload.heartbeat import heartbeats
-from limitgate.overload.places import Places, WaitingThread
 from limitgate.overload.proxy_queue import CLOCKS_S
 from tests.support.clock import Clock
 from tests.support.doors import (
@@ -73,11 +73,11 @@ def one_place(name: str = "all", **options: Any) -> Rule:
     return Rule(name, adaptive=Adaptive(min=1, max=1), **options)
 
 
-def places_of(gated: Any, name: str = "all") -> Places:
+def places_of(gated: Any, name: str = "all") -> ConcurrencyLimiter:
     """The places under the adaptive limit of a rule."""
     rules = gated.gate.rules.planner._every["default"]
     places = next(each.places for each in rules if each.rule.name == name)
-    assert isinstance(places, Places)
+    assert isinstance(places, ConcurrencyLimiter)
     return places
 
 
@@ -162,10 +162,10 @@ def test_the_reset_goes_by_the_clock_of_a_store_that_need_not_be_asked(door: typ
     """Of a store in memory, also for a request that only a shadow has no place for."""
     clock = Clock(1_700_000_000_250_000)
     with door(one_place(shadow=is_shadow), store=MemoryStore(clock)) as site:
-        ticket = places_of(site.app).limit.begin(0.0, "other") if is_shadow else None
+        permit = places_of(site.app).limit.begin(0.0, "other") if is_shadow else None
         reply = site.ask()
         assert (reply.status, reply.rate["x-ratelimit-reset"]) == (200, "1700000001")
-        assert (ticket is not None, site.seen[0].shadow) == (is_shadow, is_shadow)
+        assert (permit is not None, site.seen[0].shadow) == (is_shadow, is_shadow)
 
 
 def test_a_refusal_by_a_rate_gives_the_place_back_and_is_429() -> None:
@@ -462,9 +462,9 @@ def noted(limit: Any) -> list[str]:
     outcomes: list[str] = []
     done = limit.done
 
-    def noting(ticket: Any, now: float, outcome: str = "ok") -> None:
+    def noting(permit: Any, now: float, outcome: str = "ok") -> None:
         outcomes.append(outcome)
-        done(ticket, now, outcome)
+        done(permit, now, outcome)
 
     limit.done = noting
     return outcomes
@@ -714,12 +714,12 @@ def test_a_request_that_waits_for_its_turn_holds_no_place() -> None:
     asyncio.run(main())
 
 
-def lose_next(places: Places) -> list[Ticket]:
+def lose_next(places: ConcurrencyLimiter) -> list[Permit]:
     """Have somebody else take the place that a request gives back next. Returns who has."""
     end, others = places.end, []
 
-    def ended(ticket: Ticket, outcome: Any = "untaught") -> None:
-        end(ticket, outcome)
+    def ended(permit: Permit, outcome: Any = "untaught") -> None:
+        end(permit, outcome)
         if not others:
             others.append(places.limit.begin(0.0, "other"))
 
@@ -793,9 +793,9 @@ def test_a_shadow_counts_a_request_once_whatever_it_finds_after_its_turn(door: t
         places, shadow = places_of(site.app, "real"), places_of(site.app, "shadow")
         other, end = shadow.limit.begin(0.0, "other"), places.end
 
-        def ended(ticket: Ticket, outcome: Any = "untaught") -> None:
-            end(ticket, outcome)
-            if is_free and isinstance(other, Ticket):
+        def ended(permit: Permit, outcome: Any = "untaught") -> None:
+            end(permit, outcome)
+            if is_free and isinstance(other, Permit):
                 shadow.end(other)
 
         places.end = ended  # type: ignore[method-assign]
@@ -815,10 +815,10 @@ def test_a_turn_without_a_place_is_given_back() -> None:
         assert (await asgi_reply(app, "/turn")).status == 200
         waiting = asyncio.create_task(asgi_reply(app, "/turn"))
         await until(lambda: len(app.gate.turns.queues) == 1)  # type: ignore[union-attr]
-        ticket = places_of(app).limit.begin(0.0, "other")
+        permit = places_of(app).limit.begin(0.0, "other")
         check_refusal(await waiting)
-        assert isinstance(ticket, Ticket)
-        places_of(app).limit.done(ticket, 0.0)
+        assert isinstance(permit, Permit)
+        places_of(app).limit.done(permit, 0.0)
         assert places_of(app).limit.in_flight == 0
 
     asyncio.run(main())
@@ -875,12 +875,12 @@ def test_a_reload_keeps_what_was_learned(tmp_path: Path) -> None:
         held = Held()
         app = LimitGate(held, rules=str(file), reload=3600)
         assert app.gate is not None
-        assert app.gate.looker is not None
+        assert app.gate.poller is not None
         before = places_of(app)
         first = await begun(app, held)
         file.write_text("rules: [{name: all, adaptive: {min: 1, max: 1}, methods: [GET]}]")
         for _ in range(2):  # the second look finds that it changes no more
-            await asyncio.to_thread(app.gate.looker.look)
+            await asyncio.to_thread(app.gate.poller.look)
         assert places_of(app) is before
         assert (before.limit.limit, before.limit.in_flight) == (1, 1)
         check_refusal(await asgi_reply(app))
@@ -889,7 +889,7 @@ def test_a_reload_keeps_what_was_learned(tmp_path: Path) -> None:
         assert before.limit.in_flight == 0
         file.write_text("rules: [{name: all, adaptive: {min: 0}}]")
         for _ in range(2):  # the second look finds that it changes no more
-            await asyncio.to_thread(app.gate.looker.look)
+            await asyncio.to_thread(app.gate.poller.look)
         assert (await asgi_reply(app)).status == 200
 
     asyncio.run(main())
@@ -1011,7 +1011,7 @@ def test_a_rule_that_becomes_a_shadow_holds_nobody_up(door: type[Site], tmp_path
     with door(rules=str(file), reload=3600) as site:
         file.write_text("rules: [{name: all, adaptive: {min: 1, max: 1}, shadow: true}]")
         for _ in range(2):  # the second look finds that it changes no more
-            site.app.gate.looker.look()
+            site.app.gate.poller.poll()
         places_of(site.app).limit.begin(0.0, "other")
         assert site.ask().status == 200
         assert site.seen[0].shadow
@@ -1035,9 +1035,9 @@ def test_a_request_that_is_cancelled_while_it_waits_for_the_store_gives_its_plac
         places, outcomes = places_of(app), []
         end = places.end
 
-        def noted(ticket: Ticket, outcome: Any = None) -> None:
+        def noted(permit: Permit, outcome: Any = None) -> None:
             outcomes.append(outcome)
-            end(ticket, outcome)
+            end(permit, outcome)
 
         places.end = noted  # type: ignore[method-assign]
         task = asyncio.create_task(asgi_reply(app))
@@ -1096,22 +1096,22 @@ def test_a_signal_that_ends_the_wait_of_a_thread_ends_it_for_all(monkeypatch: py
 @pytest.mark.parametrize("has_place", [True, False])
 def test_a_wait_that_another_thread_ends_before_it_has_begun(monkeypatch: pytest.MonkeyPatch, *, has_place: bool) -> None:
     """By a place that comes free, or as somebody gives way; for rules and for a limiter's work."""
-    begin = Places.begin
+    begin = ConcurrencyLimiter.begin
 
-    def begin_late(self: Places, *given: Any) -> Any:
-        ticket = begin(self, *given)
-        if ticket is not None and ticket.waits:
+    def begin_late(self: ConcurrencyLimiter, *given: Any) -> Any:
+        permit = begin(self, *given)
+        if permit is not None and permit.waits:
             if has_place:
-                self.end(tickets[id(self)])
+                self.end(permits[id(self)])
             else:
                 self.limit.reconfigure(Adaptive(min=1, max=1), max_delay=0)  # nobody may wait any more
-                self.look(ticket)
-        elif ticket is not None:
-            tickets[id(self)] = ticket
-        return ticket
+                self.look(permit)
+        elif permit is not None:
+            permits[id(self)] = permit
+        return permit
 
-    monkeypatch.setattr(Places, "begin", begin_late)
-    tickets: dict[int, Ticket] = {}
+    monkeypatch.setattr(ConcurrencyLimiter, "begin", begin_late)
+    permits: dict[int, Permit] = {}
     with ASGISite(one_place(max_delay=60)) as site:
         places = places_of(site.app)
         places.begin("other", "normal", None, WaitingThread)

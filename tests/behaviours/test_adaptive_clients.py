@@ -12,8 +12,8 @@ import flask
 import pytest
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule, testing
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.heartbeat import heartbeats
-from limitgate.overload.places import Places
 from tests.support.doors import PATIENCE, Wire, asgi_reply, http_scope, wsgi_environ, wsgi_reply
 
 DELAY_S = 0.02
@@ -32,7 +32,7 @@ class Time:
     def __init__(self, gated: Any) -> None:
         rules = gated.gate.rules.planner._every["default"]
         places = rules[0].places
-        assert isinstance(places, Places)
+        assert isinstance(places, ConcurrencyLimiter)
         self.now = 1000.0
         self.limit = places.limit
         places._clock = lambda: self.now

@@ -229,9 +229,9 @@ def test_outcomes_and_costs_count_for_late_limits_too(open_site: Callable[..., L
     further = gate.further
 
     def settling(admission: Any, rules: Any) -> Any:
-        booking = yield from further(admission, rules)
+        turn = yield from further(admission, rules)
         admission.decision.settle(7, rule=admission.decision.windows[-1].rule)
-        return booking
+        return turn
 
     gate.further = settling
     assert site.ask().status == 200

@@ -48,7 +48,7 @@ from limitgate import (
 )
 from limitgate.exchange.base import EXCHANGE
 from limitgate.gate.admission import Admission
-from limitgate.limits.decision import Settlement
+from limitgate.limits.decision import FinalCosts
 from limitgate.limits.plan import Plan, Reading
 from tests.support.doors import (
     PATIENCE,
@@ -952,7 +952,7 @@ def test_settling_where_it_makes_no_sense(site: Open) -> None:
     with pytest.raises(RuntimeError, match="no request is under way"):
         decision.settle(5)
     assert it.store.owed == {"requests": 1}
-    decision = replace(decision, settlement=Settlement())
+    decision = replace(decision, settlement=FinalCosts())
     with pytest.raises(ValueError, match="at least 0"):
         decision.settle(-1)
     with pytest.raises(TypeError, match="integer"):

@@ -450,17 +450,19 @@ def test_a_crowd_in_which_some_leave_passes_within_the_limit_property(
 
         async def main() -> None:
             tasks = []
-            for number, (pause, patience) in enumerate(crowd):
+            for number, (pause, listen_deadline) in enumerate(crowd):
                 await asyncio.sleep(pause)
-                tasks.append(it.come(str(number), LAST, *([] if patience is None else [patience, GONE])))
+                tasks.append(it.come(str(number), LAST, *([] if listen_deadline is None else [listen_deadline, GONE])))
             came = world.now
             await asyncio.gather(*tasks)
-            staying = sum(patience is None for _, patience in crowd)
+            staying = sum(listen_deadline is None for _, listen_deadline in crowd)
             assert world.now <= came + staying / limit.count + 0.71
 
         world.run(main())
     assert [int(name) for _, name in it.passed] == sorted(int(name) for _, name in it.passed)
-    assert {str(number) for number, (_, patience) in enumerate(crowd) if patience is None} <= {name for _, name in it.passed}
+    assert {str(number) for number, (_, listen_deadline) in enumerate(crowd) if listen_deadline is None} <= {
+        name for _, name in it.passed
+    }
     _passes_no_more(limit, [(us, 1) for us in it.passed_us])
 
 

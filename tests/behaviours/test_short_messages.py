@@ -46,10 +46,10 @@ def other_rules(folder: Path) -> None:
     file.write_text(head)
     gate = LimitGateWSGI(answering, rules=file, reload=3600.0).gate
     assert gate is not None
-    assert gate.looker is not None
+    assert gate.poller is not None
     file.write_text(head.replace("tenant", "customer"))
     for _ in range(2):
-        gate.looker.look()
+        gate.poller.look()
 
 
 def test_the_log_line_at_start(caplog: pytest.LogCaptureFixture) -> None:

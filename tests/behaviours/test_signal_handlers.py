@@ -23,7 +23,7 @@ import pytest
 
 import limitgate
 from limitgate import Limit, Limiter, StoreError
-from limitgate.own_errors import OwnError, own_error, raise_interruption, survived
+from limitgate.internal_errors import OwnError, internal_error, logged_errors, raise_interruption
 from limitgate.stores.base import ConfigRequest
 from limitgate.stores.redis import background
 from limitgate.stores.redis.protocol import wire
@@ -104,7 +104,7 @@ def _strike() -> None:
 def test_what_a_signal_handler_raises_is_survived_by_nobody(handler: Callable[..., Any]) -> None:
     """It goes on to who called, whatever its class, and is no error of LimitGate's own."""
     kinds = tuple(KINDS)
-    with _handled(handler), pytest.raises(kinds), survived():
+    with _handled(handler), pytest.raises(kinds), logged_errors():
         _strike()
     with _handled(handler), pytest.raises(kinds) as caught:
         _struck_in_own_code(kinds)
@@ -115,7 +115,7 @@ def _struck_in_own_code(kinds: tuple[type[Exception], ...]) -> None:
     try:
         _strike()
     except kinds as error:
-        own_error(error)
+        internal_error(error)
 
 
 def test_what_a_library_has_made_of_it_is_not_it() -> None:
@@ -127,7 +127,7 @@ def test_what_a_library_has_made_of_it_is_not_it() -> None:
         except OSError:
             raise RuntimeError("no connection") from None
 
-    with _handled(_raises(OSError)), pytest.raises(OSError, match="time is over"), survived():
+    with _handled(_raises(OSError)), pytest.raises(OSError, match="time is over"), logged_errors():
         library()
 
 
@@ -137,7 +137,7 @@ def test_what_was_raised_before_a_call_is_nothing_of_the_calls() -> None:
         try:
             _strike()
         except OSError:
-            with survived():
+            with logged_errors():
                 int("no number")
             try:
                 int("no number")
@@ -151,9 +151,9 @@ def test_other_errors_are_survived() -> None:
     def handle(record: object, frame: object) -> None:
         raise TimeoutError
 
-    with survived():
+    with logged_errors():
         handle("a record", sys._getframe())
-    with survived():
+    with logged_errors():
         raise OSError
 
 
@@ -189,7 +189,7 @@ def test_event_loops_go_on() -> None:
     """In a callback of an event loop others wait for what comes of it, so whatever strikes there is survived."""
 
     async def strike() -> None:
-        with survived():
+        with logged_errors():
             _strike()
 
     with _handled(_raises(SoftTimeLimitError)):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from limitgate import MemoryStore
-from limitgate.gate.admission import Admission, Charged
+from limitgate.gate.admission import Admission, Receipt
 from limitgate.gate.nesting import any_has_own_cost, enter, overall_decision, response_fields, unanswered
-from limitgate.gate.planning.rules_in_force import RulesInForce
+from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.http.rate_fields import rate_fields
 from limitgate.limits.decision import decide
 from limitgate.rules.rule import Rule
@@ -22,14 +22,14 @@ def admitted(rule: Rule | None, *styles: str) -> Admission:
     gate, request = planner(*[rule] if rule else []), asked()
     request_plan = gate.plan(request, None)
     admission = Admission()
-    admission.request, admission.rules = request, RulesInForce(gate, styles, timeout=0.1, is_measured=True)
+    admission.request, admission.rules = request, ActiveRules(gate, styles, timeout=0.1, is_measured=True)
     admission.decision = admission.reading = admission.prepared = admission.in_flight = None
     admission.is_plain = admission.has_begun = False
     if request_plan.plan is not None:
         reading = MemoryStore().spend(request_plan.plan)
         admission.decision, admission.now = decide(request_plan.plan, reading, admission.settlement), reading.now
         admission.fields = rate_fields(styles, admission.decision, reading.now, gate.names)
-        admission.charged = (Charged(request_plan, request_plan.plan, reading),)
+        admission.charged = (Receipt(request_plan, request_plan.plan, reading),)
     return admission
 
 

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 from limitgate import MemoryStore
-from limitgate.gate.admission import Admission, PlaceWait
+from limitgate.gate.admission import Admission, PermitWait
 from limitgate.gate.flow import Budget
 from limitgate.gate.turns import Turns
 from limitgate.http.response import unavailable
 
 
-class Places:
+class ConcurrencyLimiter:
     """Places in flight that are there when they are waited for."""
 
     refusal = None
@@ -34,7 +34,7 @@ class Refunds:
 def test_a_request_that_is_refused_once_it_has_its_places_is_refunded() -> None:
     """A part of it may be charged already, as where the store fails for the rest."""
     admission: Any = Admission()
-    admission.in_flight, refunds = Places(), Refunds()
+    admission.in_flight, refunds = ConcurrencyLimiter(), Refunds()
     admission._budget = Budget(1.0, measured=True)
 
     def refused() -> Any:
@@ -42,6 +42,6 @@ def test_a_request_that_is_refused_once_it_has_its_places_is_refunded() -> None:
         admission.refusal = unavailable()
 
     turns: Any = Turns(MemoryStore(), refunds, None)  # type: ignore[arg-type]
-    admission.booking = PlaceWait(refused())
-    assert not asyncio.run(turns.await_booking(admission, None))
+    admission.turn = PermitWait(refused())
+    assert not asyncio.run(turns.await_turn(admission, None))
     assert refunds.settled == [admission]

@@ -12,8 +12,8 @@ import redis
 from hypothesis import given, strategies as st
 
 from limitgate import Limit, MemoryStore
-from limitgate.gate.admission import Booking, Charged
-from limitgate.gate.wait_queue import Waiter, WaitQueues
+from limitgate.gate.admission import Receipt, Turn
+from limitgate.gate.wait_queue import TurnWaiter, WaitQueues
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import BucketReading, Charge, Plan, Reading
@@ -231,14 +231,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def turn(world: World, seconds: float, key: str = "k", bucket: Bucket = bucket_of("1/second"), cost: int = 1) -> Booking:  # noqa: B008 - the same one
+def turn(world: World, seconds: float, key: str = "k", bucket: Bucket = bucket_of("1/second"), cost: int = 1) -> Turn:  # noqa: B008 - the same one
     """A turn in so many seconds."""
     plan = Plan((Charge(key, bucket, cost, enforced=True, rule="r"),))
-    taken = Charged(None, plan, Reading(world(), [BucketReading(plan.charges[0], [seconds], [0])], True))
-    return Booking(world() + round(seconds * SECOND), world.monotonic() + seconds, (taken,))
+    taken = Receipt(None, plan, Reading(world(), [BucketReading(plan.charges[0], [seconds], [0])], True))
+    return Turn(world() + round(seconds * SECOND), world.monotonic() + seconds, (taken,))
 
 
-def names(turn: Booking) -> list[Any]:
+def names(turn: Turn) -> list[Any]:
     return [state for taken in turn.charged for _, (state,), _ in taken.reading.buckets]
 
 
@@ -342,10 +342,10 @@ def test_an_event_loop_that_has_ended_leaves_no_queue(world: World) -> None:
     """Who waited there will never leave, and keeps neither the loop nor a queue; late leavers find what they came with."""
     queues, first = WaitQueues(), turn(world, 1)
 
-    async def join(mine: Booking) -> Waiter:
+    async def join(mine: Turn) -> TurnWaiter:
         return queues.join(mine)
 
-    def ended(mine: Booking) -> Waiter:
+    def ended(mine: Turn) -> TurnWaiter:
         with asyncio.Runner() as runner:
             return runner.run(join(mine))
 

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from limitgate import Adaptive, LimitGate, Rule, limit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.gate.upload_in_flight import UploadInFlight
-from limitgate.overload.places import Places
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process.forking import living
 from tests.support.django_app import WAYS, rate
 from tests.support.doors import PATIENCE
@@ -29,9 +29,11 @@ def _others_are_gone() -> None:
     gc.collect()
 
 
-def places() -> Places:
+def places() -> ConcurrencyLimiter:
     """Those of the only gate there is."""
-    (found,) = [each for each in living(Places) if type(each) is Places and each.terms.adaptive == RULE.adaptive]
+    (found,) = [
+        each for each in living(ConcurrencyLimiter) if type(each) is ConcurrencyLimiter and each.terms.adaptive == RULE.adaptive
+    ]
     return found
 
 

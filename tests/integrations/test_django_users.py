@@ -18,7 +18,7 @@ from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
 from limitgate import Adaptive, Caller, ConfigError, Rule, ausage, exempt, limit, usage
-from limitgate.overload.places import Places
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process.forking import living
 from tests.support.django_app import (
     AUTHENTICATION,
@@ -210,7 +210,7 @@ def test_a_user_is_looked_up_after_the_wait_for_a_place(users: list[User]) -> No
     first: list[Any] = []
 
     def is_waiting() -> bool:
-        return any(each.limit.waiting for each in living(Places) if type(each) is Places)
+        return any(each.limit.waiting for each in living(ConcurrencyLimiter) if type(each) is ConcurrencyLimiter)
 
     async def view(request: Any) -> HttpResponse:
         if not first:

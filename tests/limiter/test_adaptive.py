@@ -265,7 +265,7 @@ def test_what_a_block_teaches(error: BaseException | None, outcome: str, monkeyp
         heard = []
         done = AdaptiveLimit.done
         monkeypatch.setattr(
-            AdaptiveLimit, "done", lambda self, ticket, now, said: heard.append(said) or done(self, ticket, now, said)
+            AdaptiveLimit, "done", lambda self, permit, now, said: heard.append(said) or done(self, permit, now, said)
         )
         work, awork = sync_work(), AsyncLimiter(NOWHERE).adaptive("db")
         with contextlib.suppress(BaseException), work:

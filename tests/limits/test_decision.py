@@ -16,7 +16,7 @@ import pytest
 from limitgate import Decision, Limit, RateLimited
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.decision import DeferredDecision, InForce, Settlement, deferred, deferred_under_places
+from limitgate.limits.decision import DeferredDecision, FinalCosts, InForce, deferred, deferred_under_places
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
 
@@ -193,7 +193,7 @@ def test_a_request_may_end_while_its_decision_is_worked_out(request_: Request) -
 
         __slots__ = ()
 
-        def decision(self, settlement: Settlement) -> Decision:
+        def decision(self, settlement: FinalCosts) -> Decision:
             request_.is_over = True
             return super().decision(settlement)
 
@@ -217,7 +217,7 @@ def test_threads_find_the_same(pool: ThreadPoolExecutor) -> None:
         request = Request()
         decision, together = made(request), Barrier(4)
 
-        def look(number: int, decision: Decision = decision, together: Barrier = together) -> tuple[Any, Settlement | None]:
+        def look(number: int, decision: Decision = decision, together: Barrier = together) -> tuple[Any, FinalCosts | None]:
             together.wait()
             if number % 2:
                 decision.settle(2)

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, MemoryStore, StoreError
 from limitgate.algorithms.sliding_log import MAX_ENTRIES
 from limitgate.limits.bucket import Bucket, bucket_of
-from limitgate.limits.decision import Settlement, decide
+from limitgate.limits.decision import FinalCosts, decide
 from limitgate.limits.limit import kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan
 from limitgate.limits.template import MAX_WINDOWS, PlainSpend, PlanTemplate, whole_reading
@@ -92,9 +92,9 @@ def test_a_plain_plan_is_carried_out_like_any_other(charges: list[Charge], visit
         expected = general.spend(plan)
         found = plain.spend(asked)
         assert whole_reading(found) == expected
-        decision = template.decide(found, Settlement())
+        decision = template.decide(found, FinalCosts())
         if decision is not None:
-            whole = decide(plan, expected, Settlement())
+            whole = decide(plan, expected, FinalCosts())
             assert as_seen(decision) == as_seen(whole)
             assert repr(decision) == repr(whole)
             assert decision.allowed or template.refusing(decision) == decision.refusing

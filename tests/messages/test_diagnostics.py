@@ -316,7 +316,7 @@ def rewritten(stage: Stage, name: str, *texts: str, looks: int = 3) -> None:
             if text:
                 Path(folder, name).write_text(text)
             for _ in range(looks):
-                it.app.gate.looker.look()
+                it.app.gate.poller.poll()
 
 
 SITUATIONS: dict[str, list[Play]] = {

@@ -211,7 +211,7 @@ def test_rules_that_change(door: type[Site], tmp_path: Path) -> None:
         revisions = [recorder.of("config.revision")[()]]
         for text in ("rules:\n  - {name: api, qpm: 8}\n  - {name: new, qpm: 7}\n", "rules: nonsense\n"):
             file.write_text(text)
-            until(lambda: (site.app.gate.looker.look(), recorder.of("config.loads"))[1] != loads(revisions))
+            until(lambda: (site.app.gate.poller.poll(), recorder.of("config.loads"))[1] != loads(revisions))
             revisions.append(recorder.of("config.revision")[()])
         site.ask()
         assert recorder.of("config.loads") == {("ok",): 2, ("rejected",): 1}

@@ -13,10 +13,10 @@ import pytest
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
 from limitgate.observing.series import series
 from limitgate.observing.shed import ShedSeries
-from limitgate.overload.adaptive_limit import Ticket
+from limitgate.overload.adaptive_limit import Permit
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.options import Terms
-from limitgate.overload.places import Places, WaitingThread
 from limitgate.rules.rule import RuleSet
 from tests.support.doors import SITES, ASGISite, Site, WSGISite, asgi_reply, until, wsgi_reply
 from tests.support.observed import Recorder
@@ -25,9 +25,9 @@ ALL = ("all", "default")
 NONE = {(*ALL, priority, reason): 0 for priority in ("high", "normal", "low") for reason in ("limit", "lag", "thinned")}
 
 
-def places_of(gated: Any) -> Places:
+def places_of(gated: Any) -> ConcurrencyLimiter:
     (compiled_rule,) = gated.gate.rules.planner._every["default"]
-    assert isinstance(compiled_rule.places, Places)
+    assert isinstance(compiled_rule.places, ConcurrencyLimiter)
     return compiled_rule.places
 
 
@@ -61,7 +61,7 @@ def test_requests_are_counted_by_what_an_adaptive_limit_says_of_them() -> None:
         assert recorder.new("rule.decisions") == {(*ALL, "admitted"): 1, (*ALL, "refused"): 1}
         assert recorder.new("rule.shed") == {(*ALL, "normal", "limit"): 1}
         assert recorder.of("rule.in_flight") == {ALL: 2}
-        assert all(isinstance(each, Ticket) for each in begun)
+        assert all(isinstance(each, Permit) for each in begun)
 
 
 def test_a_shadow_has_not_refused() -> None:
@@ -83,10 +83,10 @@ def test_a_request_that_has_waited_for_its_place_is_delayed(door: type[Site], ra
     with door(*rules, observers=[recorder]) as site, ThreadPoolExecutor() as threads:
         assert recorder.of("requests")["delayed", "nobody"] == 0
         places = site.app.gate.rules.planner._every["default"][0].places
-        ticket = places.begin("other", "normal", None, WaitingThread)
+        permit = places.begin("other", "normal", None, WaitingThread)
         waiting = threads.submit(site.ask)
         until(lambda: places.limit.waiting == 1)
-        places.end(ticket)
+        places.end(permit)
         assert waiting.result().status == 200
         assert site.seen[0].delay > 0
         assert recorder.new("requests") == {("delayed", "nobody"): 1}
@@ -117,7 +117,7 @@ def test_lag_of_the_event_loop_is_told() -> None:
 
 def test_the_child_of_a_fork_counts_anew() -> None:
     """Whichever of the two begins anew before the other: what the parent has refused is for the parent to tell."""
-    places = Places(Terms(Adaptive(min=1, max=1)))
+    places = ConcurrencyLimiter(Terms(Adaptive(min=1, max=1)))
     shed = ShedSeries(ALL, places)
     for _ in range(3):
         places.limit.begin(0.0, "other")

@@ -148,7 +148,7 @@ def test_the_child_of_a_fork_begins_anew(world: World) -> None:
     load = loads["shop"]
     place, _ = begun(load), begun(load)
     with loads._lock, load._lock:
-        loads.begin_anew()
+        loads.reset_after_fork()
         load.end(place, "ok", is_accepted=True)
         assert loads["shop"] is not load
         for _ in range(2):

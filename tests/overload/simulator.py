@@ -17,7 +17,7 @@ from random import Random
 from statistics import fmean, pstdev
 
 from limitgate.limits.priority import Priority
-from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Ticket
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Permit
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive
 
@@ -46,7 +46,7 @@ class Request:
     at: float
     priority: Priority = "normal"
     kind: int = 0
-    tickets: list[Ticket] = field(default_factory=list)
+    permits: list[Permit] = field(default_factory=list)
     """One of each limit, the outermost first."""
     steps: int = 0
     """Parts of its work that are done."""
@@ -187,21 +187,21 @@ class Process:
     ) -> None:
         self.results, self.limits = results, limits
         self._events, self._backend, self._outcome = events, backend, outcome
-        self._waiting: dict[Ticket, Request] = {}
+        self._waiting: dict[Permit, Request] = {}
         self._due = math.inf
 
     def come(self, request: Request) -> None:
         now = self._events.now
         self.results.offer(request)
         for limit in self.limits:
-            ticket = limit.begin(now, request.kind, request.priority)
-            if not isinstance(ticket, Ticket):
+            permit = limit.begin(now, request.kind, request.priority)
+            if not isinstance(permit, Permit):
                 self._end(request, "untaught")
                 self.results.refuse(request)
                 return
-            request.tickets.append(ticket)
-        if request.tickets and request.tickets[0].waits:
-            self._waiting[request.tickets[0]] = request
+            request.permits.append(permit)
+        if request.permits and request.permits[0].waits:
+            self._waiting[request.permits[0]] = request
             self.serve()
         else:
             self._backend.use(request, self._answer)
@@ -210,10 +210,10 @@ class Process:
         """Call those who wait for the only limit, and be back when somebody will have waited for too long."""
         (limit,), now = self.limits, self._events.now
         served = limit.serve(now)
-        for ticket in served.called:
-            self._backend.use(self._waiting.pop(ticket), self._answer)
-        for ticket in served.gave_way:
-            self.results.refuse(self._waiting.pop(ticket))
+        for permit in served.called:
+            self._backend.use(self._waiting.pop(permit), self._answer)
+        for permit in served.gave_way:
+            self.results.refuse(self._waiting.pop(permit))
         due = limit.due_at(now)
         if due < self._due:
             self._due = due
@@ -231,8 +231,8 @@ class Process:
             self.serve()
 
     def _end(self, request: Request, outcome: Outcome) -> None:
-        for limit, ticket in zip(self.limits, request.tickets):
-            limit.done(ticket, self._events.now, outcome)
+        for limit, permit in zip(self.limits, request.permits):
+            limit.done(permit, self._events.now, outcome)
 
 
 def failed_if_late(request: Request, now: float) -> Outcome:
@@ -339,12 +339,12 @@ class EventLoop:
     def _step(self, request: Request) -> None:
         """Do a part of the work of a request, if it is let in."""
         if not request.steps:
-            ticket = self._limit.begin(self.now, request.kind, request.priority, self._guard)
-            if not isinstance(ticket, Ticket):
+            permit = self._limit.begin(self.now, request.kind, request.priority, self._guard)
+            if not isinstance(permit, Permit):
                 self.now += REFUSE_S
                 self.results.refuse(request)
                 return
-            request.tickets.append(ticket)
+            request.permits.append(permit)
             self._look()
         self.now += self._cpu_s[request.steps]
         request.steps += 1
@@ -352,7 +352,7 @@ class EventLoop:
             self._awaiting.append((self.now + self._await_s, request))
         else:
             self.results.answer(request, self.now)
-            self._limit.done(request.tickets[0], self.now, failed_if_late(request, self.now))
+            self._limit.done(request.permits[0], self.now, failed_if_late(request, self.now))
 
     def _look(self) -> None:
         if self.now >= self._next_look:

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from limitgate.limits.priority import RESERVES
-from limitgate.overload.adaptive_limit import STUCK_BASES, STUCK_S, AdaptiveLimit, Ticket
+from limitgate.overload.adaptive_limit import STUCK_BASES, STUCK_S, AdaptiveLimit, Permit
 from limitgate.overload.baseline import MOST_CLASSES
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive
@@ -31,12 +31,12 @@ def make(options: Adaptive | None = None, **other) -> AdaptiveLimit:
     return AdaptiveLimit(options or Adaptive(), wall_offset=lambda: WALL, **other)
 
 
-def fill(limit: AdaptiveLimit, now: float, request_class: object = "a", priority="normal") -> list[Ticket]:
+def fill(limit: AdaptiveLimit, now: float, request_class: object = "a", priority="normal") -> list[Permit]:
     """Requests at a time, as many as are let in, and one that is refused."""
-    tickets = []
-    while isinstance(ticket := limit.begin(now, request_class, priority), Ticket) and not ticket.waits:
-        tickets.append(ticket)
-    return tickets
+    permits = []
+    while isinstance(permit := limit.begin(now, request_class, priority), Permit) and not permit.waits:
+        permits.append(permit)
+    return permits
 
 
 def working(limit: AdaptiveLimit, begin: float, end: float, took_s: float = 0.05, connections: int = 10) -> Iterator[float]:
@@ -44,14 +44,14 @@ def working(limit: AdaptiveLimit, begin: float, end: float, took_s: float = 0.05
     free, running = [begin] * connections, deque()
     now = begin
     while now < end:
-        for ticket in fill(limit, now):
+        for permit in fill(limit, now):
             heapq.heappush(free, max(now, heapq.heappop(free)) + took_s)
-            running.append((max(free), ticket))
-        now, ticket = running.popleft()
-        limit.done(ticket, now)
+            running.append((max(free), permit))
+        now, permit = running.popleft()
+        limit.done(permit, now)
         yield now
-    for _, ticket in running:
-        limit.done(ticket, now, "untaught")
+    for _, permit in running:
+        limit.done(permit, now, "untaught")
 
 
 def work(limit: AdaptiveLimit, begin: float, end: float, **other) -> float:
@@ -68,18 +68,18 @@ def test_it_starts_with_twenty() -> None:
 
 def test_a_place_comes_free_when_a_request_is_done() -> None:
     limit = make()
-    ticket, *_ = fill(limit, 0.0)
-    limit.done(ticket, 0.1)
-    assert isinstance(limit.begin(0.1, "a"), Ticket)
+    permit, *_ = fill(limit, 0.0)
+    limit.done(permit, 0.1)
+    assert isinstance(limit.begin(0.1, "a"), Permit)
     assert limit.begin(0.1, "a") == "limit"
 
 
 @pytest.mark.parametrize("outcome", ["ok", "failed", "untaught"])
 def test_to_be_done_twice_changes_nothing(outcome) -> None:
     limit = make()
-    ticket, *_ = fill(limit, 0.0)
+    permit, *_ = fill(limit, 0.0)
     for _ in range(3):
-        limit.done(ticket, 0.1, outcome)
+        limit.done(permit, 0.1, outcome)
     assert limit.in_flight == 19
 
 
@@ -112,7 +112,7 @@ def test_no_dips_where_errors_do_no_harm() -> None:
 def test_a_dip_that_nobody_ends_is_over() -> None:
     limit = make()
     now = work(limit, 0, 4.9)
-    tickets = fill(limit, now)
+    permits = fill(limit, now)
     while limit._dip is None:
         now += 0.01
         limit.begin(now, "a")
@@ -121,7 +121,7 @@ def test_a_dip_that_nobody_ends_is_over() -> None:
     assert limit._dip is not None
     limit.begin(now + 0.8, "a")
     assert limit._dip is None
-    assert limit.levels["high"].room == limit.limit == len(tickets)
+    assert limit.levels["high"].room == limit.limit == len(permits)
 
 
 def test_a_first_baseline_that_was_loaded_falls_within_seconds() -> None:
@@ -139,19 +139,19 @@ def test_an_hour_without_a_request_teaches_nothing() -> None:
     now = work(limit, 0, 20)
     before = limit.limit, limit.rate, dict(limit.base_s_by_class)
     now += 3600
-    ticket = limit.begin(now, "a")
-    limit.done(ticket, now + 0.05)
+    permit = limit.begin(now, "a")
+    limit.done(permit, now + 0.05)
     assert (limit.limit, limit.rate, dict(limit.base_s_by_class)) == before
     assert len(fill(limit, now + 0.1)) == limit.limit
 
 
 def test_an_hour_in_flight_is_heard_of() -> None:
     limit = make()
-    tickets = fill(limit, 0.0)
+    permits = fill(limit, 0.0)
     assert limit.begin(3600.0, "a") == "limit"
-    for ticket in tickets:
-        limit.done(ticket, 3600.0)
-    assert isinstance(limit.begin(3600.1, "a"), Ticket)
+    for permit in permits:
+        limit.done(permit, 3600.0)
+    assert isinstance(limit.begin(3600.1, "a"), Permit)
     assert 4 <= limit.limit <= 200
 
 
@@ -172,11 +172,11 @@ def test_work_that_hangs_does_not_keep_others_out_for_ever() -> None:
     before = limit.limit, limit.rate, dict(limit.base_s_by_class)
     admitted = fill(limit, now)
     assert len(admitted) == limit.in_flight == len(hanging)
-    for ticket in hanging:  # after all
-        limit.done(ticket, now + 1)
+    for permit in hanging:  # after all
+        limit.done(permit, now + 1)
     assert (limit.limit, limit.rate, dict(limit.base_s_by_class), limit.in_flight) == (*before, len(admitted))
-    for ticket in admitted:
-        limit.done(ticket, now + 1)
+    for permit in admitted:
+        limit.done(permit, now + 1)
     assert limit.in_flight == 0
 
 
@@ -188,8 +188,8 @@ def test_work_that_hangs_makes_room_for_those_who_wait() -> None:
     assert limit.serve(19.5 + STUCK_S) == ([], [])
     assert limit.serve(20.0 + STUCK_S) == ([waiting], [])
     assert limit.in_flight == 1
-    for ticket in hanging:
-        limit.done(ticket, 21.0 + STUCK_S)
+    for permit in hanging:
+        limit.done(permit, 21.0 + STUCK_S)
     assert limit.in_flight == 1
     limit.done(waiting, 21.0 + STUCK_S)
     assert limit.in_flight == 0
@@ -197,44 +197,44 @@ def test_work_that_hangs_makes_room_for_those_who_wait() -> None:
 
 def test_work_of_which_some_ends_is_not_taken_for_lost() -> None:
     limit, now = known(took_s=0.005, options=Adaptive(max=10)), 20.0  # so few, and so fast, that there are no dips
-    tickets = fill(limit, now)
+    permits = fill(limit, now)
     for _ in range(100):
-        limit.done(tickets.pop(), now, "untaught")
-        tickets[:0] = fill(limit, now)
+        limit.done(permits.pop(), now, "untaught")
+        permits[:0] = fill(limit, now)
         now += STUCK_S - 1
         assert limit.begin(now, "a") == "limit"
-        assert limit.in_flight == len(tickets)
+        assert limit.in_flight == len(permits)
 
 
 def test_work_that_keeps_nobody_out_is_not_taken_for_lost() -> None:
     limit = known()
-    tickets = [limit.begin(20.0, "a") for _ in range(5)]
-    assert isinstance(limit.begin(4000.0, "a"), Ticket)
-    assert limit.in_flight == len(tickets) + 1
+    permits = [limit.begin(20.0, "a") for _ in range(5)]
+    assert isinstance(limit.begin(4000.0, "a"), Permit)
+    assert limit.in_flight == len(permits) + 1
 
 
 def test_work_is_not_taken_for_lost_before_it_is_known_how_long_it_takes() -> None:
     limit = make()
-    tickets = fill(limit, 0.0)
+    permits = fill(limit, 0.0)
     assert limit.begin(2 * STUCK_S, "a") == "limit"
-    assert limit.in_flight == len(tickets)
+    assert limit.in_flight == len(permits)
 
 
 def test_the_longer_work_takes_the_later_it_is_taken_for_lost() -> None:
     limit = known(took_s=20.0)
     fill(limit, 40.0)
     assert limit.begin(40.0 + STUCK_BASES * 20.0 - 0.5, "a") == "limit"
-    assert isinstance(limit.begin(40.0 + STUCK_BASES * 20.0 + 0.5, "a"), Ticket)
+    assert isinstance(limit.begin(40.0 + STUCK_BASES * 20.0 + 0.5, "a"), Permit)
 
 
 def test_a_clock_that_goes_back_changes_nothing_but_who_is_in_flight() -> None:
     limit = make()
     now = work(limit, 0, 20)
     before = limit.limit, limit.rate, dict(limit.base_s_by_class)
-    ticket = limit.begin(now, "a")
-    limit.done(ticket, now - 100)
+    permit = limit.begin(now, "a")
+    limit.done(permit, now - 100)
     assert (limit.limit, limit.rate, dict(limit.base_s_by_class), limit.in_flight) == (*before, 0)
-    assert isinstance(limit.begin(now - 50, "a"), Ticket)
+    assert isinstance(limit.begin(now - 50, "a"), Permit)
     work(limit, now, now + 2)
     assert limit.limit == pytest.approx(before[0], abs=2)
 
@@ -282,7 +282,7 @@ def test_a_request_that_waits_for_its_client_makes_room_for_others_after_a_while
     limit.idle(slow, 0.02)
     assert limit.begin(0.01, "a") == "limit"
     other = limit.begin(0.02, "a")
-    assert isinstance(other, Ticket)
+    assert isinstance(other, Permit)
     assert (limit.in_flight, slow.began) == (1, None)
     limit.busy(slow, 0.03)
     limit.done(slow, 0.04)
@@ -334,10 +334,10 @@ def test_one_client_whose_requests_fail_does_not_lower_the_limit_of_others(*, ot
     """Unless it is the only one there is."""
     limit = make()
     for n in range(1000):
-        ticket = limit.begin(n * 0.01, "a")
+        permit = limit.begin(n * 0.01, "a")
         leaves = n % 2
-        ticket.client = "leaves" if leaves or not others else f"stays {n % 7}"
-        limit.done(ticket, n * 0.01 + 0.005, "failed" if leaves else "ok")
+        permit.client = "leaves" if leaves or not others else f"stays {n % 7}"
+        limit.done(permit, n * 0.01 + 0.005, "failed" if leaves else "ok")
     assert limit.limit == (20 if others else 4)
 
 
@@ -364,9 +364,9 @@ def test_counts_of_priorities() -> None:
 def test_a_hot_loop_refuses_whatever_is_in_flight() -> None:
     limit, guard = make(reserve=TENTH), LagGuard()
     guard.start(0.0)
-    assert isinstance(limit.begin(0.005, "a", "normal", guard), Ticket)
+    assert isinstance(limit.begin(0.005, "a", "normal", guard), Permit)
     assert limit.begin(0.3, "a", "normal", guard) == "lag"
-    assert isinstance(limit.begin(0.3, "a", "normal"), Ticket), "who is asked about it in another place is not asked here"
+    assert isinstance(limit.begin(0.3, "a", "normal"), Permit), "who is asked about it in another place is not asked here"
     assert limit.levels["normal"].lag == 1
 
 
@@ -376,8 +376,8 @@ def test_the_budget_of_a_hot_loop_is_that_of_the_priority() -> None:
     guard.beat(0.3)
     now = guard.due_at + 0.0085
     assert limit.begin(now, "a", "low", guard) == "lag"
-    assert isinstance(limit.begin(now, "a", "high", guard), Ticket)
-    assert isinstance(limit.begin(now, "a", "normal", guard), Ticket)
+    assert isinstance(limit.begin(now, "a", "high", guard), Permit)
+    assert isinstance(limit.begin(now, "a", "normal", guard), Permit)
 
 
 def test_without_load_baselines_only_fall() -> None:
@@ -498,29 +498,29 @@ def test_who_was_displaced_and_left_does_not_give_way_too() -> None:
 def test_a_dip_is_not_kept_over_idleness() -> None:
     """Whoever comes first after it finds the whole limit; with requests of 0.5 s the dip would last for seconds yet."""
     limit = make()
-    now, tickets = work(limit, 0, 14.4, took_s=0.5), []
+    now, permits = work(limit, 0, 14.4, took_s=0.5), []
     while limit._dip is None:
         now += 0.01
-        tickets += fill(limit, now)
+        permits += fill(limit, now)
         assert now < 15.6
     dip = limit._dip
-    for ticket in tickets:
-        limit.done(ticket, now, "untaught")
+    for permit in permits:
+        limit.done(permit, now, "untaught")
     now += 1.1
     assert not dip.is_over(now)
-    assert isinstance(limit.begin(now, "a"), Ticket)
+    assert isinstance(limit.begin(now, "a"), Permit)
     assert limit._dip is None
     assert limit.levels["high"].room == limit.limit
 
 
-def thinning() -> tuple[AdaptiveLimit, Ticket]:
+def thinning() -> tuple[AdaptiveLimit, Permit]:
     """A limit of one that thins all of low priority after 20 seconds, and the only request in flight."""
     limit = make(Adaptive(min=1, max=1), reserve=TENTH)
     running = limit.begin(0.0, "a", "high")
     for n in range(200):
         limit.begin(n * 0.1, "a", "high")
     assert limit.begin(20.0, "a", "low") == "thinned"
-    assert isinstance(running, Ticket)
+    assert isinstance(running, Permit)
     return limit, running
 
 
@@ -528,7 +528,7 @@ def test_nobody_is_thinned_after_idleness() -> None:
     """Thinning falls step by step while requests come; where none came for seconds, the load is over at once."""
     limit, running = thinning()
     limit.done(running, 20.0)
-    assert isinstance(limit.begin(25.0, "a", "low"), Ticket)
+    assert isinstance(limit.begin(25.0, "a", "low"), Permit)
 
 
 @pytest.mark.parametrize("reserve", [None, TENTH])
@@ -536,15 +536,15 @@ def test_nobody_is_thinned_under_other_options(reserve) -> None:
     """Without a reserve nothing would ever let them in again."""
     limit, _ = thinning()
     limit.reconfigure(Adaptive(min=50), reserve=reserve)
-    assert isinstance(limit.begin(20.0, "a", "low"), Ticket)
+    assert isinstance(limit.begin(20.0, "a", "low"), Permit)
 
 
-def check_priorities(limit: AdaptiveLimit, guard: LagGuard, now: float, random: Random) -> list[Ticket]:
+def check_priorities(limit: AdaptiveLimit, guard: LagGuard, now: float, random: Random) -> list[Permit]:
     """Once a priority is refused, all lower ones are refused in the same state; returns who was let in before."""
     begun = [limit.begin(now, 0, priority, guard) for priority in list(RESERVES)[random.randrange(2) :]]
-    let_in = [isinstance(each, Ticket) and not each.waits for each in begun]
+    let_in = [isinstance(each, Permit) and not each.waits for each in begun]
     assert let_in == sorted(let_in, reverse=True)
-    return [each for each in begun if isinstance(each, Ticket)]
+    return [each for each in begun if isinstance(each, Permit)]
 
 
 def live_through_a_history(random: Random) -> None:
@@ -561,19 +561,19 @@ def live_through_a_history(random: Random) -> None:
         unaccepted[0] = random.choice([0, 0, 3, 50, 1000])
         for _ in range(random.choice([0, 1, 3, 40])):
             begun = limit.begin(now, random.randrange(3), random.choice(list(RESERVES)), random.choice([None, guard]))
-            in_flight += [begun] if isinstance(begun, Ticket) else []
+            in_flight += [begun] if isinstance(begun, Permit) else []
         in_flight += check_priorities(limit, guard, now, random)
         for _ in range(min(len(in_flight), random.choice([0, 1, 3, 40]))):
-            ticket = in_flight.pop(random.randrange(len(in_flight)))
-            limit.done(ticket, now + random.choice([0.0, 0.01]), random.choice(["ok", "ok", "failed", "untaught"]))
+            permit = in_flight.pop(random.randrange(len(in_flight)))
+            limit.done(permit, now + random.choice([0.0, 0.01]), random.choice(["ok", "ok", "failed", "untaught"]))
         if random.random() < 0.2:
             guard.beat(now)
         gave_way = limit.serve(now).gave_way
-        in_flight = [ticket for ticket in in_flight if ticket not in gave_way]
+        in_flight = [permit for permit in in_flight if permit not in gave_way]
         assert options.min <= limit.limit <= options.max
-        eras = [ticket.era for ticket in in_flight if not ticket.waits]
+        eras = [permit.era for permit in in_flight if not permit.waits]
         assert limit.in_flight == eras.count(limit._era)
-        assert limit.waiting == sum(ticket.waits for ticket in in_flight)
+        assert limit.waiting == sum(permit.waits for permit in in_flight)
         assert 1 <= limit.levels["low"].room <= limit.levels["normal"].room <= limit.levels["high"].room <= options.max
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Ticket
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Permit
 from limitgate.overload.options import Adaptive
 
 MOST = 0.02
@@ -49,16 +49,16 @@ def refused_share(arrivals: list[Arrival], since: float, limit: AdaptiveLimit | 
     """Share of the honest requests from a time on that were refused."""
     limit = limit or AdaptiveLimit(Adaptive(), wall_offset=float)
     order = count()
-    ends: list[tuple[float, int, Ticket, Outcome]] = []
+    ends: list[tuple[float, int, Permit, Outcome]] = []
     came = refused = 0
     for arrival in sorted(arrivals):
         while ends and ends[0][0] <= arrival.at:
-            ended_at, _, ticket, outcome = heapq.heappop(ends)
-            limit.done(ticket, ended_at, outcome)
+            ended_at, _, permit, outcome = heapq.heappop(ends)
+            limit.done(permit, ended_at, outcome)
         begun = limit.begin(arrival.at, arrival.request_class)
         is_counted = arrival.at >= since and (arrival.client or "").startswith("honest")
         came += is_counted
-        if isinstance(begun, Ticket):
+        if isinstance(begun, Permit):
             begun.client = arrival.client
             heapq.heappush(ends, (arrival.at + arrival.took_s, next(order), begun, arrival.outcome))
         else:
@@ -126,14 +126,14 @@ def test_an_overload_is_an_overload_whoever_has_made_cheap_requests_before() -> 
     limit = AdaptiveLimit(Adaptive(), wall_offset=float)
     refused_share([*honest(0, 3), *cheap(3, 6), *honest(6, 7)], 6, limit)
     free, now, admitted = [7.0] * 10, 7.0, 0
-    running: list[tuple[float, int, Ticket]] = []
+    running: list[tuple[float, int, Permit]] = []
     for number in range(30_000):
         now += 0.001
         while running and running[0][0] <= now:
-            ended_at, _, ticket = heapq.heappop(running)
-            limit.done(ticket, ended_at)
+            ended_at, _, permit = heapq.heappop(running)
+            limit.done(permit, ended_at)
         begun = limit.begin(now, "/work")
-        if isinstance(begun, Ticket):
+        if isinstance(begun, Permit):
             begun.client = f"client {number % 50}"
             ends_at = max(now, heapq.heappop(free)) + HONEST_S
             heapq.heappush(free, ends_at)

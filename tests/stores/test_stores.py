@@ -772,10 +772,10 @@ class Tunnel:
                 far.connect(str(self._target))
                 self._ends += [near, far]
                 for source, sink in ((near, far), (far, near)):
-                    self._threads.append(threading.Thread(target=self._pass_on, args=(source, sink)))
+                    self._threads.append(threading.Thread(target=self._step_down, args=(source, sink)))
                     self._threads[-1].start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    def _step_down(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if source not in self._swallowed:

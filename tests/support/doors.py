@@ -457,9 +457,9 @@ def threaded_wsgi(app: Any) -> Iterator[str]:
     assert not thread.is_alive()
 
 
-def until(ready: Callable[[], bool], patience: float = PATIENCE) -> None:
+def until(ready: Callable[[], bool], listen_deadline: float = PATIENCE) -> None:
     """Wait for what others bring about, for so many seconds at most."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + listen_deadline
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(MOMENT)

@@ -56,9 +56,9 @@ class ForgetfulNat:
                     continue
                 self._sockets += [client, server]
                 for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass_on, args=(source, target, self._epoch), daemon=True).start()
+                    threading.Thread(target=self._step_down, args=(source, target, self._epoch), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, epoch: int) -> None:
+    def _step_down(self, source: socket.socket, target: socket.socket, epoch: int) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
                 if epoch == self._epoch and not self.is_shut:

@@ -57,7 +57,7 @@ def rate_of(limit: Limit) -> Rate:
 
 @dataclass
 class Guava:
-    """One limiter. ``owed`` is the time until the next free ticket in requests, ``taken`` what is missing of stored permits."""
+    """One limiter. ``owed`` is the time until the next free permit in requests, ``taken`` what is missing of stored permits."""
 
     limit: Limit
     now: int

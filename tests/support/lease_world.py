@@ -140,7 +140,7 @@ class Process:
         self._in_order = in_order
         self._last_sent = self._last_heard = 0
         self.alive = True
-        self.store = replies.RedisReplies(local_refusals=local_refusals, clock=self.clock)
+        self.store = replies.RedisStoreBase(local_refusals=local_refusals, clock=self.clock)
 
     def clock(self) -> float:
         return self._offset + (self.world.now - START) * self._rate

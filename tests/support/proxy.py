@@ -136,7 +136,7 @@ class Line:
             while data := await reader.read(2**16):
                 commands.feed(data)
                 while self.open and (command := commands.gets()) is not None:
-                    self._pass_on(command, redis)
+                    self._step_down(command, redis)
         except ConnectionError:
             pass
         finally:
@@ -146,7 +146,7 @@ class Line:
             self._writer.close()
             await asyncio.gather(replying, return_exceptions=True)
 
-    def _pass_on(self, command: list[bytes], redis: asyncio.StreamWriter) -> None:
+    def _step_down(self, command: list[bytes], redis: asyncio.StreamWriter) -> None:
         calls, reply = self._proxy.calls, None
         is_call = command[0] in (b"EVALSHA", b"EVAL") and command[1] != INSPECT.encode()
         if is_call:

@@ -13,11 +13,11 @@ from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.reload import OptionsWatch, Reloader
 from limitgate.gate.lifecycle.start import announce, ask_in_background, is_going_to_fork, require
+from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.identity import Identities
 from limitgate.gate.planning.planner import Planner
-from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
@@ -27,7 +27,7 @@ from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch
-from limitgate.process.looker import Looker, Watched
+from limitgate.process.poller import Pollable, Poller
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import OnError
@@ -132,8 +132,8 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         refusal_log=RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None,
     )
     if settings.reload:
-        gate.looker = _looker(settings, gate, rules, ready, lambda: GateSettings(**options))
-        gate.looker.start(in_children=is_going_to_fork())
+        gate.poller = _looker(settings, gate, rules, ready, lambda: GateSettings(**options))
+        gate.poller.start(in_children=is_going_to_fork())
     if counts is not None:
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
         observe(observers, (counts, gate), (store_counts(store), store))
@@ -157,12 +157,12 @@ def _compiler(
     proxies: TrustedProxies,
     counts: Counts | None,
     store: object,
-) -> Callable[[RuleSet], RulesInForce]:
+) -> Callable[[RuleSet], ActiveRules]:
     """Make the function that makes a rule set ready for a gate with these settings."""
     cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
     no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
 
-    def compiled(rules: RuleSet) -> RulesInForce:
+    def compiled(rules: RuleSet) -> ActiveRules:
         identities = Identities(
             rules.callers,
             proxies,
@@ -184,7 +184,7 @@ def _compiler(
             counts=counts,
             adaptive_limits=adaptive_limits,
         )
-        return RulesInForce(
+        return ActiveRules(
             planner,
             settings.headers,
             timeout=settings.timeout,
@@ -200,18 +200,18 @@ def _looker(
     settings: Settings,
     gate: Gate,
     rules: RuleSet,
-    ready: Callable[[RuleSet], RulesInForce],
+    ready: Callable[[RuleSet], ActiveRules],
     read_settings: Callable[[], Settings],
-) -> Looker:
+) -> Poller:
     """Make what looks for changes of the rules' files, and of the file of variables. Raises `ConfigError` without files."""
     if not rules.source:
         raise ConfigError("reload: the rules are given in Python, expected the path of a file or folder, or no reload")
-    watched: list[Watched] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]
+    watched: list[Pollable] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]
     variables = named_env_file()
     if variables is not None:
         file = Path(variables).absolute()
         watched.append(OptionsWatch(settings, WatchedFiles(lambda: [file]), read_settings))
-    return Looker(settings.reload, watched)
+    return Poller(settings.reload, watched)
 
 
 def _warn_about_workers(settings: Settings, rules: RuleSet, store: object) -> None:

@@ -13,10 +13,10 @@ from weakref import ref
 
 from limitgate.errors import ConfigError
 from limitgate.gate.gate import Gate
-from limitgate.gate.planning.rules_in_force import RulesInForce
+from limitgate.gate.planning.active_rules import ActiveRules
+from limitgate.internal_errors import internal_error
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.observing.audit import rules_changed
-from limitgate.own_errors import own_error
 from limitgate.rules.changes import changes
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import RuleSet
@@ -34,13 +34,13 @@ FROZEN_BY_PYTHON = 1_000
 class Reloader:
     """Has a gate go by the rules that a source has now. ``ready`` makes a rule set ready for it."""
 
-    def __init__(self, gate: Gate, source: RuleSource, ready: Callable[[RuleSet], RulesInForce]) -> None:
+    def __init__(self, gate: Gate, source: RuleSource, ready: Callable[[RuleSet], ActiveRules]) -> None:
         self._gate = ref(gate)  # the gate has this object
         self._source = source
         self._ready = ready
         self._spared = self._full_collections = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look once. Rules that have changed take over if they can be used; else those in force stay, which is logged."""
         if self._source.has_changed():
             with self._no_full_collection():
@@ -95,7 +95,7 @@ class Reloader:
             Diagnosis.RULES_REJECTED.log(self._source.name, error, more)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with them, the rules in force stay
             gate.loads.note(is_ok=False)
-            Diagnosis.RULES_REJECTED.log(self._source.name, own_error(error), "")
+            Diagnosis.RULES_REJECTED.log(self._source.name, internal_error(error), "")
         else:
             gate.loads.note(is_ok=True)
             rules_changed(self._source.name, str(difference))
@@ -121,7 +121,7 @@ class OptionsWatch:
         self._files = files
         self._read = read
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look once, and log the names of options that are not what they were at start."""
         if not self._files.has_changed():
             return

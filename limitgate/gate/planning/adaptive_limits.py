@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from limitgate.errors import ConfigError
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.options import Terms
-from limitgate.overload.places import Places
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule
 
@@ -19,9 +19,9 @@ class AdaptiveLimits:
 
     def __init__(self, *, shadow: bool = False) -> None:
         self._shadow = shadow
-        self._places: dict[tuple[Kind, str, str], Places] = {}
+        self._places: dict[tuple[Kind, str, str], ConcurrencyLimiter] = {}
 
-    def of(self, rule: Rule, kind: Kind) -> Places:
+    def of(self, rule: Rule, kind: Kind) -> ConcurrencyLimiter:
         """The places under the limit of a rule: those of a rule of this name that was there before, if any.
 
         Decorators of one name share theirs. Raises `ConfigError` where they do not agree on what they share.
@@ -30,7 +30,7 @@ class AdaptiveLimits:
         terms = self._terms(rule)
         places = self._places.get(name)
         if places is None:
-            places = self._places.setdefault(name, Places(terms))  # another thread may have made some meanwhile
+            places = self._places.setdefault(name, ConcurrencyLimiter(terms))  # another thread may have made some meanwhile
         if kind == "limit" and places.terms != terms:  # rules of a set have names of their own, and come into force anew
             raise ConfigError(
                 f"limit {rule.name!r} is there with another adaptive, max_delay or reserve,"

@@ -14,7 +14,7 @@ from limitgate.algorithms import gcra
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.limit import Limit
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 
 V = TypeVar("V")
 
@@ -74,7 +74,7 @@ class CardinalityGuard:
         self._lock = RLock()
         self.overflowed = 0
         """Number of requests that had to share the overflow bucket of their source."""
-        begin_anew_in_children(self)
+        reset_in_children(self)
 
     def __len__(self) -> int:
         """Number of buckets that are known."""
@@ -114,6 +114,6 @@ class CardinalityGuard:
             self._sources.put(source_id, (now, after[0]))
         return after is not None
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Renew the lock in the child of a fork, where no thread would release one that was held."""
         self._lock = RLock()

@@ -32,7 +32,7 @@ from limitgate.rules.rule import Rule, RuleSet
 _PATHS, _SHORT = 512, 200
 """Paths whose rules a planner remembers, and the characters that one may have: clients choose both."""
 
-ExtraRule = tuple[Rule, Sequence[Value]]
+LateLimit = tuple[Rule, Sequence[Value]]
 """A rule that an application asks for while a request is under way, and the further parts of its key."""
 
 
@@ -165,7 +165,7 @@ class Planner:
             request.caller = caller
             own = caller.limits
             tier = identities.tier_of(caller)
-        if request.comes_straight:
+        if request.is_outermost:
             version = self._routes.version(request)
             known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
             if known is not version:
@@ -219,7 +219,7 @@ class Planner:
                 taken = marks
         return tuple(found), taken
 
-    def compiled(self, request: Request, extra_rules: Sequence[ExtraRule]) -> Sequence[CompiledRule]:
+    def compiled(self, request: Request, extra_rules: Sequence[LateLimit]) -> Sequence[CompiledRule]:
         """Rules that an application asks for, compiled, but for those of other methods."""
         return [self._compiled(rule) for rule, _ in extra_rules if rule.applies_to(request.method)]
 
@@ -237,7 +237,7 @@ class Planner:
         return self._identities.proxies.hops(request)
 
     def further(
-        self, request: Request, identified: Caller | None, applying: Sequence[ExtraRule]
+        self, request: Request, identified: Caller | None, applying: Sequence[LateLimit]
     ) -> RequestPlan | PendingLimits:
         """Plan the charges of rules that an application asks for while a request is under way, and that apply to it.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
-from limitgate.own_errors import raise_interruption, survived
+from limitgate.internal_errors import logged_errors, raise_interruption
 
 
 class _ThreadState(threading.local):
@@ -34,5 +34,5 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
 
 def _run(target: Callable[..., object], *args: Any) -> None:
     this_thread.is_background = True
-    with survived():
+    with logged_errors():
         target(*args)

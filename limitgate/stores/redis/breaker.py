@@ -17,10 +17,10 @@ from threading import RLock
 from typing import Literal
 
 from limitgate.errors import StoreError, StoreFault
+from limitgate.internal_errors import logged_errors
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import AnyPlan
-from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest
 
 log = logging.getLogger("limitgate.store")
@@ -102,7 +102,7 @@ class Breaker:
                 self.in_trouble, self._in_a_row, recovered = False, 0, not self.is_closed
                 self.state, self._pause = "closed", FIRST_PAUSE
             if recovered:
-                with survived():  # a handler may raise; probes have to go on
+                with logged_errors():  # a handler may raise; probes have to go on
                     log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError, now: float = -math.inf) -> bool:
@@ -121,7 +121,7 @@ class Breaker:
                 return False
             self.state, self._holds_until = "open", math.inf
             self._tally.outages += 1
-        with survived():
+        with logged_errors():
             log.warning("%s does not answer, requests no longer wait for it: %s", self._server, message)
         return True
 

@@ -11,11 +11,11 @@ from weakref import WeakSet
 
 from limitgate.errors import StoreError, StoreFault
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, AnyReading, PlainShape, PlainSpend
+from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, ScriptVariant
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallSeries, StoreCounts
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache, KnownBans
 from limitgate.stores.redis.dial.inspection import Inspection
@@ -31,7 +31,7 @@ DECLINED = Reading(0, (), admitted=False)
 log = logging.getLogger("limitgate.store")
 
 
-class RedisReplies:
+class RedisStoreBase:
     """Store whose plans are decided by the script.
 
     ``local_refusals`` says whether refusals that hold are repeated without asking. ``clock`` is monotonic, in seconds.
@@ -64,10 +64,10 @@ class RedisReplies:
         """Reports of servers on new connections."""
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self._leapt = Once(Diagnosis.CLOCK_LEAPT)
-        self.patience = math.inf
+        self.listen_deadline = math.inf
         """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
         self._clock = clock
-        begin_anew_in_children(self)
+        reset_in_children(self)
 
     @property
     def replacements(self) -> int:
@@ -105,7 +105,7 @@ class RedisReplies:
             self._breakers.add(breaker)
         return breaker
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: what was taken in advance is the parent's, and nobody here will release a lock."""
         self.deny_cache = DenyCache() if self.deny_cache is not None else None
         self.leases = Leases()
@@ -162,7 +162,7 @@ class RedisReplies:
             self.end_leases_in_time()
         return outcomes
 
-    def understood_plain(self, call: wire.Call, shape: PlainShape, reply: object, clock: ServerClock) -> list[Outcome]:
+    def understood_plain(self, call: wire.Call, shape: ScriptVariant, reply: object, clock: ServerClock) -> list[Outcome]:
         """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for.
 
         Mostly these are the plans themselves, each of which is its own reading.

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from limitgate.errors import StoreError
+from limitgate.internal_errors import OwnError, internal_error, logged_errors
 from limitgate.limits.template import OF_ANY
 from limitgate.observing.instruments import Result
-from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.stores.base import StoredConfig
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
 from limitgate.stores.redis.dial.url import Address, server_name
 from limitgate.stores.redis.errors import Redirection, store_error
 from limitgate.stores.redis.protocol.session import Answered, Redirected, Session
 from limitgate.stores.redis.protocol.wire import stored_config
-from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.server_clock import ServerClock
 
 Answer = list[Outcome] | StoredConfig | StoreError | Redirection
@@ -46,7 +46,7 @@ def failure_by(answer: Answer) -> StoreError:
 class Server:
     """The server at the ``address`` of a cluster's node, which may redirect calls; None where the store has one server."""
 
-    def __init__(self, replies: RedisReplies, address: Address | None) -> None:
+    def __init__(self, replies: RedisStoreBase, address: Address | None) -> None:
         self.address = address
         self.name = server_name(address)
         """Name for log lines."""
@@ -54,14 +54,14 @@ class Server:
         self._replies = replies
         self._clock = ServerClock(self.name)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget failures: the server's connections were closed on purpose."""
         self.breaker = self._replies.breaker(self.name, instead_of=self.breaker)
 
     @property
     def probe_timeout(self) -> float:
         """Seconds to wait for the answer to a probe: a server that takes longer than requests would wait is of no use."""
-        return min(PROBE_TIMEOUT, self._replies.patience)
+        return min(PROBE_TIMEOUT, self._replies.listen_deadline)
 
     def judge(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Answer:
         """Judge an answer. A failure that is the server's retires the connection: the next call gets another one.
@@ -85,14 +85,14 @@ class Server:
             if replies.calls is not None and not isinstance(event, Redirected):
                 replies.note_call(call, _result(answer))
         except Exception as error:  # noqa: BLE001 - the answer is read, and others have theirs
-            failure = own_error(error)
+            failure = internal_error(error)
             replies.note_call(call, failure.fault)
-            with survived():
+            with logged_errors():
                 replies.unanswered(call)
             if blames_server(failure):
                 session.retire()
             elif call.is_wanted:
-                with survived():
+                with logged_errors():
                     breaker.succeeded()
             return failure
         return answer

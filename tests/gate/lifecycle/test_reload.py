@@ -43,7 +43,7 @@ from limitgate.gate.flow import arun
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle import build, reload
 from limitgate.http.request import ASGIRequest, WSGIRequest
-from limitgate.process.looker import Looker
+from limitgate.process.poller import Poller
 from limitgate.rules.watch import WatchedRules
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS
@@ -85,19 +85,19 @@ def _seen(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture(autouse=True)
 def _looked_no_longer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The gates of a test look for rules until it ends: what they say of its folder then is no part of another test."""
-    started: WeakSet[Looker] = WeakSet()
-    start = Looker.start
+    started: WeakSet[Poller] = WeakSet()
+    start = Poller.start
 
-    def noted(looker: Looker, *, in_children: bool = False) -> None:
-        started.add(looker)
-        start(looker, in_children=in_children)
+    def noted(poller: Poller, *, in_children: bool = False) -> None:
+        started.add(poller)
+        start(poller, in_children=in_children)
 
-    monkeypatch.setattr(Looker, "start", noted)
+    monkeypatch.setattr(Poller, "start", noted)
     yield
-    for looker in list(started):
-        looker.stop()
-        if looker._thread is not None:
-            looker._thread.join(20)
+    for poller in list(started):
+        poller.stop()
+        if poller._thread is not None:
+            poller._thread.join(20)
 
 
 def write(folder: Path, *rules: str, name: str = "default", head: str = "") -> None:
@@ -109,9 +109,9 @@ def write(folder: Path, *rules: str, name: str = "default", head: str = "") -> N
 def look(gate: Gate | None) -> None:
     """Look until whatever has changed is in force, or refused, and what was in force before is gone."""
     assert gate is not None
-    assert gate.looker is not None
+    assert gate.poller is not None
     for _ in range(3):
-        gate.looker.look()
+        gate.poller.poll()
 
 
 def limits(gate: Gate | None) -> dict[str, list[str]]:
@@ -176,7 +176,7 @@ def test_django_follows(way: str, config: Path) -> None:
 
 def test_the_option_is_a_variable_too(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``LIMITGATE_RELOAD`` says the seconds; without it nobody looks."""
-    assert LimitGateWSGI(None, rules=config).gate.looker is None
+    assert LimitGateWSGI(None, rules=config).gate.poller is None
     monkeypatch.setenv("LIMITGATE_RELOAD", "0.02")
     gate = LimitGateWSGI(None, rules=config).gate
     write(config, "limits: [7/minute]")
@@ -991,19 +991,19 @@ def test_it_begins_and_ends_with_the_application(config: Path) -> None:
 
     gate = LimitGate(lifespan, rules=config, reload=SOON)
     assert gate.gate is not None
-    assert gate.gate.looker is not None
+    assert gate.gate.poller is not None
 
     async def main() -> None:
         for _ in range(2):
             wire = Wire({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
             await wire.call(gate, {"type": "lifespan"})
 
-    looker = gate.gate.looker
-    began = looker._thread
+    poller = gate.gate.poller
+    began = poller._thread
     asyncio.run(main())
     assert began is not None
     until(lambda: not began.is_alive())
-    assert not looker.is_running
+    assert not poller.is_running
 
     async def serving() -> None:
         shut_down = asyncio.Event()
@@ -1026,7 +1026,7 @@ def test_it_begins_and_ends_with_the_application(config: Path) -> None:
         await serving
 
     asyncio.run(serving())
-    assert not looker.is_running
+    assert not poller.is_running
 
 
 @pytest.mark.parametrize("door", SITES, ids=lambda site: site.door)
@@ -1034,9 +1034,9 @@ def test_who_serves_looks(door: type[Site], config: Path, monkeypatch: pytest.Mo
     """Where it cannot be known before whether a server is going to fork, the first request tells."""
     monkeypatch.setattr(build, "is_going_to_fork", lambda: True)
     with door(rules=config, reload=SOON) as site:
-        assert not site.app.gate.looker.is_running
+        assert not site.app.gate.poller.is_running
         site.ask()
-        assert site.app.gate.looker.is_running
+        assert site.app.gate.poller.is_running
 
 
 def test_a_clock_that_stands_still_does_not_stop_it(config: Path) -> None:
@@ -1060,8 +1060,8 @@ def test_a_large_set_is_not_freed_in_one_go(config: Path) -> None:
     gate = LimitGateWSGI(None, rules=config, reload=NEVER).gate
     assert gate is not None
     write(config, *reversed(many_rules()))
-    assert gate.looker is not None
-    gate.looker.look()
+    assert gate.poller is not None
+    gate.poller.poll()
     events, most, blocks = 0, 0, sys.getallocatedblocks()
 
     def count(*_: object) -> None:
@@ -1091,8 +1091,8 @@ from limitgate.gate.lifecycle import reload
 
 def load():
     config.write_text(config.read_text() + " ")
-    gate.looker.look()
-    gate.looker.look()
+    gate.poller.look()
+    gate.poller.look()
 
 def generations():
     found = []

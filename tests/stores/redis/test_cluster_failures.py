@@ -20,7 +20,7 @@ from limitgate import AsyncRedisStore, Limit, RedisStore, Rule, StoreError
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis.breaker import FAILURES
 from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.patience import Patience
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
 from tests.stores.test_stores import Door, attempts
 from tests.support.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
 from tests.support.crowds import begin, ends as crowd_ends
@@ -140,7 +140,7 @@ def test_a_frozen_node_that_was_never_reached_starves_no_other(cluster: RedisClu
     servers: Any = store._servers
     servers._map.nodes.pop(("127.0.0.1", cluster.masters[0].port), None)
     with cluster.masters[0].frozen():
-        ended = [ends(servers.exchange([frozen, fine], Patience(0.2))) for _ in range(7)]
+        ended = [ends(servers.exchange([frozen, fine], ListenDeadline(0.2))) for _ in range(7)]
     assert [one for one, _ in ended] == ["timeout"] * 7
     assert [two for _, two in ended] == ["timeout"] + [True] * 6, "of two that were never reached, one has to be the first"
     with contextlib.closing(Door(store)) as door:
@@ -301,7 +301,7 @@ def test_calls_that_have_to_wait_wait_together(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(servers, "_round", moving)
     keys = tagged(300)
     asked = [plan(charge(next(keys)), charge(next(keys))) for _ in range(64)]
-    assert set(ends(servers.exchange(asked, Patience(0.1)))) == {"timeout"}
+    assert set(ends(servers.exchange(asked, ListenDeadline(0.1)))) == {"timeout"}
     assert rounds[0] == 1, "what goes to one slot is sent together"
     assert set(rounds[1:]) == {64}
 
@@ -315,7 +315,7 @@ def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
         node = servers._map.node(servers._map.holder(slot_of(leased.key)))
         for _ in range(FAILURES):
             node.breaker.failed(StoreError("no answer"))
-        assert ends(servers.exchange([plan(leased)], Patience(1))) == ["connection"]
+        assert ends(servers.exchange([plan(leased)], ListenDeadline(1))) == ["connection"]
         assert not store.leases.pending
 
 
@@ -329,12 +329,12 @@ def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch:
     store.spend(plan(taken, full), 5)
     send, is_refused, in_time = SyncConnection.send, threading.Event(), []
 
-    def late(connection: SyncConnection, data: bytes, patience: Patience) -> None:
+    def late(connection: SyncConnection, data: bytes, listen_deadline: ListenDeadline) -> None:
         if connection.session.flying[0].plans[0].verb == "adjust":
             in_time.append(is_refused.wait(PATIENT))
         else:
-            patience.waited_in_vain(0.3 * PATIENT)
-        send(connection, data, patience)
+            listen_deadline.waited_in_vain(0.3 * PATIENT)
+        send(connection, data, listen_deadline)
 
     monkeypatch.setattr(SyncConnection, "send", late)
     assert not store.spend(plan(taken, full), PATIENT).admitted

@@ -25,7 +25,7 @@ from limitgate.limits.template import PlanTemplate, whole_reading
 from limitgate.stores.redis import deny_cache
 from limitgate.stores.redis.deny_cache import LONGEST, DenyCache
 from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.replies import RedisReplies
+from limitgate.stores.redis.replies import RedisStoreBase
 from limitgate.stores.redis.server_clock import ServerClock
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.clock import Clock
@@ -260,12 +260,12 @@ def test_threads_may_learn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Caller:
-    """A store as `RedisReplies` makes it, over a server that is a memory store. Its clock is ours, in µs."""
+    """A store as `RedisStoreBase` makes it, over a server that is a memory store. Its clock is ours, in µs."""
 
     def __init__(self, server: MemoryStore, *, local: bool = True) -> None:
         self.server = server
         self.at = 0.0
-        self.script = RedisReplies(local_refusals=local, clock=lambda: self.at / US)
+        self.script = RedisStoreBase(local_refusals=local, clock=lambda: self.at / US)
 
     def locally(self, plan: Plan, at: float) -> Reading | None:
         self.at = at
@@ -517,12 +517,12 @@ def a_mixed_world(rnd: random.Random) -> Callable[[], Plan]:
 
 
 class Scripting:
-    """A store as `RedisReplies` makes it, over the script on a real Redis. Calls take no time."""
+    """A store as `RedisStoreBase` makes it, over the script on a real Redis. Calls take no time."""
 
     def __init__(self, server: ScriptedServer, prefix: str, *, local: bool) -> None:
         self.server, self.prefix, self.calls = server, prefix, 0
         self.at = 0.0
-        self.script = RedisReplies(local_refusals=local, clock=lambda: self.at / US)
+        self.script = RedisStoreBase(local_refusals=local, clock=lambda: self.at / US)
 
     def spend(self, plan: Plan, now: int) -> Reading:
         own = plan._replace(charges=tuple([charge._replace(key=self.prefix + charge.key) for charge in plan.charges]))

@@ -12,7 +12,7 @@ from limitgate import Limit, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis.breaker import FAILURES
-from limitgate.stores.redis.threads.patience import Patience
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
 from limitgate.stores.redis.threads.pool import LOOK_EVERY
 from tests.support.clusters import KINDS
 from tests.support.crowds import a_plan, giving_back
@@ -122,7 +122,7 @@ async def test_neighbours_of_what_gives_back_are_sent_again(redis_server: RedisS
         def together() -> list[Any]:
             store = client.door.store
             if kind == "threads":
-                return store._servers.exchange(plans, Patience(PATIENT))  # type: ignore[no-any-return]
+                return store._servers.exchange(plans, ListenDeadline(PATIENT))  # type: ignore[no-any-return]
 
             async def gathered() -> list[Any]:
                 return await asyncio.gather(*[store.aspend(plan, PATIENT) for plan in plans], return_exceptions=True)

@@ -95,15 +95,15 @@ def never_melting(held: Any, at: float) -> None:
     held.as_of = held.began + int((at - held.sent) * 1e6)
 
 
-def from_when_it_was_heard(self: replies.RedisReplies, call: wire.Call, *heard: Any) -> list[replies.Outcome]:
+def from_when_it_was_heard(self: replies.RedisStoreBase, call: wire.Call, *heard: Any) -> list[replies.Outcome]:
     call.sent = self._clock()
     return understood(self, call, *heard)
 
 
-understood = replies.RedisReplies.understood
+understood = replies.RedisStoreBase.understood
 MISTAKES = {
     "leases that do not melt": lambda patch: patch.setattr(leases._Held, "forward", never_melting),
-    "leases counted from the reply": lambda patch: patch.setattr(replies.RedisReplies, "understood", from_when_it_was_heard),
+    "leases counted from the reply": lambda patch: patch.setattr(replies.RedisStoreBase, "understood", from_when_it_was_heard),
     "leases given back whole": lambda patch: patch.setattr("limitgate.stores.redis.leases.LEASE_SPARE_US", 0),
 }
 
@@ -425,7 +425,7 @@ def test_a_reset_while_a_lease_is_out_lets_through_no_more_than_that(world: Call
 # --- one lease at a time ----------------------------------------------------------------------------------------------
 
 
-def sent(store: replies.RedisReplies, *plans: Plan) -> wire.Call:
+def sent(store: replies.RedisStoreBase, *plans: Plan) -> wire.Call:
     call = wire.Call(plans)
     store.outgoing(call)
     return call
@@ -475,7 +475,7 @@ class OneWay(Tunnel):
 
     cut = False
 
-    def _pass_on(self, source: Any, sink: Any) -> None:
+    def _step_down(self, source: Any, sink: Any) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if self.cut and source in self._ends[1::2]:

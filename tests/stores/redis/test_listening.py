@@ -25,7 +25,7 @@ from limitgate.stores.redis.dial.dialer import SPARE, Spare
 from limitgate.stores.redis.dial.resolver import Resolver
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.threads import connection as line
-from limitgate.stores.redis.threads.patience import GRACE, SHORTEST, SLICE, Patience
+from limitgate.stores.redis.threads.listen_deadline import GRACE, SHORTEST, SLICE, ListenDeadline
 from tests.support.crowds import a_plan, ask, begin, ends, store_at
 from tests.support.doors import ASGISite, Reply, WSGISite
 from tests.support.proxy import PATIENT, Proxy, in_a_loop, until
@@ -51,7 +51,7 @@ def leap(seconds: float) -> None:
     loop.time = lambda: now() + seconds  # type: ignore[method-assign]
 
 
-class Waiter:
+class PermitWaiter:
     """Waits on a clock for so many seconds."""
 
     def __init__(self, clock: ListeningClock, seconds: float) -> None:
@@ -77,7 +77,7 @@ def test_it_goes_on_while_somebody_waits(world: World) -> None:
         clock = ListeningClock()
         await asyncio.sleep(5)
         assert clock.now() == 0
-        waiter = Waiter(clock, 0.1)
+        waiter = PermitWaiter(clock, 0.1)
         clock.watch(waiter)
         began = world.now
         await waiter.is_over
@@ -95,7 +95,7 @@ def test_a_loop_that_was_away_has_not_listened(world: World, away: float) -> Non
 
     async def wait() -> None:
         clock = ListeningClock()
-        waiter = Waiter(clock, 0.1)
+        waiter = PermitWaiter(clock, 0.1)
         clock.watch(waiter)
         await asyncio.sleep(0.03)
         world.advance(away)  # what a callback does that blocks
@@ -112,7 +112,7 @@ def test_a_loop_that_is_never_on_time_still_listens(world: World) -> None:
 
     async def wait() -> None:
         clock = ListeningClock()
-        waiter = Waiter(clock, 0.1)
+        waiter = PermitWaiter(clock, 0.1)
         clock.watch(waiter)
         turns = 0
         while not waiter.is_over.done():
@@ -203,7 +203,7 @@ async def test_who_fails_while_the_clock_goes_stops_nobody() -> None:
 
     clock, broken = ListeningClock(), Broken()
     clock.watch(broken)
-    waiter = Waiter(clock, 2 * LONGEST)  # of which one look counts half at most
+    waiter = PermitWaiter(clock, 2 * LONGEST)  # of which one look counts half at most
     clock.watch(waiter)
     await asyncio.wait_for(waiter.is_over, PATIENT)
     clock.forget(broken)
@@ -215,21 +215,21 @@ async def test_who_fails_while_the_clock_goes_stops_nobody() -> None:
 
 def test_patience_counts_what_was_waited_in_vain() -> None:
     """Slices add up to the time; a slice that brought something counts towards its end, but not as silence."""
-    patience = Patience(0.03)
-    assert patience.slice() == SLICE
-    patience.waited_in_vain(SLICE)
-    patience.waited_since(time.monotonic() - 0.01, SLICE)
-    assert patience.spent == SLICE
-    assert 0 < patience.left < 0.03 - SLICE - 0.009
-    patience.waited_since(time.monotonic() - 5, SLICE)
-    assert patience.left > 0, "this thread was away, and nobody knows for how much of the time Redis was silent"
-    patience.waited_in_vain(patience.left)
-    assert (patience.slice(), patience.is_over) == (SHORTEST, False)
-    patience.waited_in_vain(SHORTEST)
-    assert patience.is_over
-    assert not patience.is_exhausted
-    patience.waited_in_vain(GRACE)
-    assert patience.is_exhausted
+    listen_deadline = ListenDeadline(0.03)
+    assert listen_deadline.slice() == SLICE
+    listen_deadline.waited_in_vain(SLICE)
+    listen_deadline.waited_since(time.monotonic() - 0.01, SLICE)
+    assert listen_deadline.spent == SLICE
+    assert 0 < listen_deadline.left < 0.03 - SLICE - 0.009
+    listen_deadline.waited_since(time.monotonic() - 5, SLICE)
+    assert listen_deadline.left > 0, "this thread was away, and nobody knows for how much of the time Redis was silent"
+    listen_deadline.waited_in_vain(listen_deadline.left)
+    assert (listen_deadline.slice(), listen_deadline.is_over) == (SHORTEST, False)
+    listen_deadline.waited_in_vain(SHORTEST)
+    assert listen_deadline.is_over
+    assert not listen_deadline.is_exhausted
+    listen_deadline.waited_in_vain(GRACE)
+    assert listen_deadline.is_exhausted
 
 
 class Starved:
@@ -599,7 +599,7 @@ async def test_the_child_of_a_fork_looks_up_by_itself(names: Names) -> None:
     names.may_answer.clear()
     waiting = asyncio.create_task(resolver.addresses(HOST))
     await asyncio.sleep(0.01)
-    resolver.begin_anew()  # as a child does
+    resolver.reset_after_fork()  # as a child does
     names.may_answer.set()
     assert await asyncio.wait_for(resolver.addresses(HOST), PATIENT) == ("127.0.0.1",)
     waiting.cancel()

@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import MovedError, OutOfMemoryError, ReadOnlyError
 
 from limitgate import RedisStore, StoreError
-from limitgate.own_errors import OwnError
+from limitgate.internal_errors import OwnError
 from limitgate.stores.redis.protocol import wire
 from limitgate.stores.redis.protocol.session import Answered, Redirected, Session
 from limitgate.stores.redis.protocol.wire import Call

@@ -21,8 +21,8 @@ from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.server_clock import APART, DRIFT, ServerClock
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
 from limitgate.stores.redis.threads.node import Node
-from limitgate.stores.redis.threads.patience import Patience
 from tests.faults.stages import Clock, compiler
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan
 from tests.support.redis_server import RedisServer
@@ -93,7 +93,7 @@ def test_each_server_has_a_clock_of_its_own(redis_of: RedisServer, own_redis: Re
         urls = [own_redis.url, redis_of.url]
         nodes = [Node(Dialer(url, ConnectionPool, store.inspection, socket_timeout=5).dial, store) for url in urls]
         for node in nodes * 3:
-            assert node.exchange([a_plan()], Patience(PATIENT))[0].admitted
+            assert node.exchange([a_plan()], ListenDeadline(PATIENT))[0].admitted
         for node in nodes:
             node.retire()
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from limitgate.limits.template import OF_ANY, AnyPlan, PlainShape, PlainSpend
+from limitgate.limits.template import OF_ANY, AnyPlan, PlainSpend, ScriptVariant
 from limitgate.stores.base import ConfigRequest
 from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.protocol import wire
@@ -30,7 +30,9 @@ class Batch(wire.Call):
     """Seconds for which Redis had been silent until then."""
     _due: float | None
 
-    def __init__(self, requests: list[Request], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
+    def __init__(
+        self, requests: list[Request], shape: ScriptVariant | None = None, config: ConfigRequest | None = None
+    ) -> None:
         plans = [requests[0][0]] if len(requests) == 1 else [plan for plan, _, _, _ in requests]
         wire.Call.__init__(self, plans, shape, config)  # ``super()`` takes longer
         self.requests = requests
@@ -104,7 +106,7 @@ class RequestQueue:
     def __init__(self, most: int) -> None:
         self._most = most
         self._entries: deque[Request | Batch] = deque()
-        self._open: dict[PlainShape, Batch] = {}
+        self._open: dict[ScriptVariant, Batch] = {}
         """The batches that plain plans may still join."""
         self._room = Room()
         """Room in the batch of those that the script for all plans carries out, which may be costly."""

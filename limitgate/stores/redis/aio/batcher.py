@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from weakref import ref
 
 from limitgate.errors import StoreError
+from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
-from limitgate.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection
@@ -36,7 +36,7 @@ from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.protocol import wire
 from limitgate.stores.redis.protocol.session import CallEvent, Doubts, Resend
-from limitgate.stores.redis.replies import DECLINED, Outcome, RedisReplies
+from limitgate.stores.redis.replies import DECLINED, Outcome, RedisStoreBase
 from limitgate.stores.redis.server import Server, blames_server
 
 MAX_FLYING = 16
@@ -76,7 +76,7 @@ class Batcher:
     def __init__(
         self,
         dial: Callable[[], Awaitable[Any]],
-        replies: RedisReplies,
+        replies: RedisStoreBase,
         clock: ListeningClock,
         *,
         address: Address | None = None,
@@ -191,9 +191,9 @@ class Batcher:
         self._clock.forget(self)
         self._silence.stop()
         self._probe_timer = self._connection = None
-        self._server.begin_anew()
+        self._server.reset_after_fork()
         for connection in list(self._connections):
-            with survived():
+            with logged_errors():
                 connection.give_up()
         self._fail_unsent(ConnectionResetError("the store was closed"))
         await asyncio.sleep(0)  # the transport tells of its end in the next turn
@@ -250,7 +250,7 @@ class Batcher:
         try:
             batches = cluster.apart(batch)
         except Exception as error:  # noqa: BLE001 - they are in no queue any more
-            _fail(batch.requests, own_error(error), self._silence.seconds)
+            _fail(batch.requests, internal_error(error), self._silence.seconds)
             return
         for each in batches:
             self._send_first(each, connection)
@@ -262,7 +262,7 @@ class Batcher:
         try:
             self._replies.outgoing(batch)
         except Exception as error:  # noqa: BLE001 - its requests are in no queue any more
-            self._fail(batch, own_error(error))
+            self._fail(batch, internal_error(error))
         else:
             self._send(batch, connection)
 
@@ -283,7 +283,7 @@ class Batcher:
                 else:
                     break
             except Exception as error:  # noqa: BLE001 - those before it must not be lost, nor those behind it wait
-                _fail([self._queue.popleft()], own_error(error), self._silence.seconds)
+                _fail([self._queue.popleft()], internal_error(error), self._silence.seconds)
         return requests
 
     def _send(self, batch: Batch, connection: AsyncConnection) -> None:
@@ -297,7 +297,7 @@ class Batcher:
         except wire.UNSENDABLE as error:
             self._fail(batch, unsendable(error))
         except Exception as error:  # noqa: BLE001 - it is in no queue any more
-            self._fail(batch, own_error(error))
+            self._fail(batch, internal_error(error))
 
     def _has_to_wait(self, batch: Batch, connection: AsyncConnection) -> bool:
         """True if a batch that must not be sent twice has to wait until it is known that the connection was not dropped."""
@@ -333,7 +333,7 @@ class Batcher:
             elif self._cluster is not None and self._server.address is not None:
                 self._cluster.redirected(batch, answer, self._server.address)
         except Exception as error:  # noqa: BLE001 - it is not on its way any more
-            self._fail(batch, own_error(error))
+            self._fail(batch, internal_error(error))
         if self._queue.size or self._resends:
             self._flush()
 
@@ -361,7 +361,7 @@ class Batcher:
                 waited = silence - due + timeout
                 waiting.set_result(outcome.having_waited(waited) if waited > 0 else outcome)
             elif self._cluster is not None and isinstance(outcome, Reading):
-                with survived():
+                with logged_errors():
                     self._cluster.heard_late(whole(plan), waiting, outcome)
         if declined:
             self._queue_first(declined)
@@ -389,7 +389,7 @@ class Batcher:
                 try:
                     self._send_again(batch, lost)
                 except Exception as error:  # noqa: BLE001 - those behind it are to be told, too
-                    self._fail(batch, own_error(error))
+                    self._fail(batch, internal_error(error))
             else:
                 failed = True
                 self._fail(batch, lost)
@@ -479,7 +479,7 @@ class Batcher:
             self._silence.break_()
         elif not self._server.breaker.is_closed:
             self._server.breaker.is_probing(self._loop.time())
-        self._silence.go_on(connecting=math.inf if self._connecting is None else self._replies.patience)
+        self._silence.go_on(connecting=math.inf if self._connecting is None else self._replies.listen_deadline)
         self._connect_anew_after_a_sleep()
         self._doubt()
         if not self._queue.size:
@@ -509,7 +509,7 @@ class Batcher:
         if (
             connection is not None
             and self._connecting is None
-            and connection.silence() >= self._doubts.silence_allowed(self._replies.patience)
+            and connection.silence() >= self._doubts.silence_allowed(self._replies.listen_deadline)
             and (connection.session.is_doubtful or not self._server.breaker.is_closed)  # then nobody but a probe waits
             and self._doubted != (connection, connection.silent_since)
         ):
@@ -580,7 +580,7 @@ class Batcher:
     def _fail(self, batch: Batch, error: Exception) -> None:
         self._replies.note_call(batch, store_error(error).fault)
         _fail(batch.requests, error, batch.silence_at(self._clock.seconds))
-        with survived():
+        with logged_errors():
             self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
@@ -607,7 +607,7 @@ class Batcher:
         try:
             self.spend(probe, self._server.probe_timeout, checks=False).add_done_callback(lambda _: self._probe_later())
         except Exception as error:  # noqa: BLE001 - without the next probe nobody would ask again; mostly there is no room here
-            own_error(error)
+            internal_error(error)
             self._probe_later()
 
 
@@ -639,7 +639,7 @@ def _driven(connection: Any, owner: Batcher, clock: ListeningClock) -> AsyncConn
         return AsyncConnection(connection, owner, clock)
     except Exception as error:  # noqa: BLE001 - told to those who wait
         close(connection)
-        return own_error(error)
+        return internal_error(error)
 
 
 def _send_probe(batcher: ref[Batcher]) -> None:

@@ -22,10 +22,10 @@ from functools import partial
 from weakref import WeakSet
 
 from limitgate.errors import StoreError
+from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
-from limitgate.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
@@ -48,7 +48,7 @@ from limitgate.stores.redis.cluster.slot_map import (
 from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, store_error
-from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 
 ABREAST = MAX_BATCH
 """Requests for the same buckets on several nodes that are under way at a time."""
@@ -57,7 +57,7 @@ ABREAST = MAX_BATCH
 class AsyncCluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
 
-    def __init__(self, dialer: Dialer, replies: RedisReplies, clock: ListeningClock) -> None:
+    def __init__(self, dialer: Dialer, replies: RedisStoreBase, clock: ListeningClock) -> None:
         self._dialer = dialer
         self._replies = replies
         self._clock = clock
@@ -114,7 +114,7 @@ class AsyncCluster:
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
         """Give back what a request took that is refused elsewhere, asked since a time. Returns the refunds on their way."""
-        with survived():
+        with logged_errors():
             self._replies.refused_elsewhere(conclusion.untouched, since)
         given_back = [self._give_back(plan) for plan in conclusion.refunds]
         return [refund for refund in given_back if refund is not None]
@@ -126,7 +126,7 @@ class AsyncCluster:
             try:
                 refund = self._node(parts_of(plan)[0]).ask_first(plan, GIVE_BACK_TIMEOUT)
             except Exception as error:  # noqa: BLE001 - counted below
-                own_error(error)
+                internal_error(error)
         if refund is not None:
             self._giving_back.add(refund)
             refund.add_done_callback(self._given_back)
@@ -185,7 +185,7 @@ class AsyncCluster:
     async def _look(self) -> None:
         try:
             while self._map.is_outdated or self._map.unused():
-                with survived():
+                with logged_errors():
                     await self._look_once()
                 await asyncio.sleep(MAP_PAUSE)
         finally:
@@ -306,7 +306,7 @@ class _Together:
             if not self.answer.done():
                 outcome = self._cluster.told_already(self._plan, self._parts)
         except Exception as error:  # noqa: BLE001 - it waits nowhere any more
-            outcome = own_error(error)
+            outcome = internal_error(error)
         if outcome is not None:
             self.tell(outcome)
         return self.answer.done()
@@ -319,7 +319,7 @@ class _Together:
             try:
                 reading = self._cluster.ask(part, self.timeout)
             except Exception as error:  # noqa: BLE001 - the other parts are asked, or will be
-                self._note(place, own_error(error))
+                self._note(place, internal_error(error))
             else:
                 reading.add_done_callback(partial(self._heard, place))
 
@@ -338,7 +338,7 @@ class _Together:
             try:
                 conclusion = concluded(self._plan, self._parts, self._outcomes)
             except Exception as error:  # noqa: BLE001 - what was taken drains
-                conclusion = Conclusion(own_error(error))
+                conclusion = Conclusion(internal_error(error))
             given_back = self._cluster.clear_up(conclusion, self._began)
             self.tell(conclusion.outcome)
             self._finish(given_back)

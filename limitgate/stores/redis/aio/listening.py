@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import Protocol
 
-from limitgate.own_errors import survived
+from limitgate.internal_errors import logged_errors
 
 GRAIN, SHORTEST = 0.01, 0.004
 """Seconds between two looks, at most and at least."""
@@ -111,7 +111,7 @@ class ListeningClock:
         soonest = GRAIN
         for listener in list(self._listeners):
             left: float | None = GRAIN
-            with survived():  # else no time would ever be over again
+            with logged_errors():  # else no time would ever be over again
                 left = listener.listened()
             if left is None:
                 self.forget(listener)

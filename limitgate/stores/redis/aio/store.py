@@ -13,9 +13,9 @@ from typing import Protocol, overload
 
 from redis.asyncio.connection import ConnectionPool
 
+from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
-from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
@@ -24,7 +24,7 @@ from limitgate.stores.redis.aio.loop_end import LoopEnd
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST, Leases
-from limitgate.stores.redis.replies import RedisReplies
+from limitgate.stores.redis.replies import RedisStoreBase
 
 
 class AsyncServers(Protocol):
@@ -70,7 +70,7 @@ class _LoopState:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         sent = []
         for plan in self._leases.ended(time.monotonic(), age):
-            with survived():  # a `StoreError`, too: it drains
+            with logged_errors():  # a `StoreError`, too: it drains
                 sent.append(self.servers.spend(plan, CONNECT_TIMEOUT))
         return sent
 
@@ -89,7 +89,7 @@ class _LoopState:
         await self.loop_end.closed()
 
 
-class AsyncRedisStore(RedisReplies):
+class AsyncRedisStore(RedisStoreBase):
     """Buckets in Redis for asyncio: requests of the same turn of an event loop share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
@@ -132,7 +132,7 @@ class AsyncRedisStore(RedisReplies):
             reading = cache.answer_plain(plan, self._clock())
             if reading is not None:
                 return _told(reading)
-        self.patience = timeout
+        self.listen_deadline = timeout
         return state.servers.spend(plan, timeout)
 
     async def _aspend(self, plan: AnyPlan, timeout: float) -> AnyReading:
@@ -142,12 +142,12 @@ class AsyncRedisStore(RedisReplies):
         state = self._loops.get(asyncio.get_running_loop()) or await self._open()
         if isinstance(plan, PlainSpend):
             return await self.aspend(plan, timeout)
-        self.patience = timeout
+        self.listen_deadline = timeout
         return await state.servers.spend(plan, timeout)
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""
-        self.patience = timeout
+        self.listen_deadline = timeout
         state = self._loops.get(asyncio.get_running_loop()) or await self._open()
         return await state.servers.config(request, timeout)
 

@@ -128,7 +128,7 @@ def _untouched(reading: Reading) -> tuple[Plan, Reading]:
     return Plan.spend([bucket.charge for bucket in untouched]), reading._replace(buckets=untouched, admitted=False)
 
 
-class Watched(Protocol):
+class HasBreaker(Protocol):
     """A driver's object for a node."""
 
     @property
@@ -136,7 +136,7 @@ class Watched(Protocol):
         """The breaker of the node."""
 
 
-N = TypeVar("N", bound=Watched)
+N = TypeVar("N", bound=HasBreaker)
 
 
 class SlotMap(Generic[N]):

@@ -24,7 +24,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
-from limitgate.own_errors import raise_interruption, survived
+from limitgate.internal_errors import logged_errors, raise_interruption
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection, TLSCheck
 from limitgate.stores.redis.dial.redis_py import is_answer, lead_to, shared_options
@@ -297,7 +297,7 @@ class Dialer:
     def _failed(self, server: str, error: Exception) -> None:
         """Have it told if no waiting cures the failure of a connection."""
         if not isinstance(error, NoMasterError):
-            with survived():
+            with logged_errors():
                 self._inspection.failed(server, error)
 
     @staticmethod

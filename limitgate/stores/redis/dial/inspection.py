@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError, NoPermissionError, TimeoutError as RedisTimeoutError
 
+from limitgate.internal_errors import logged_errors
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.own_errors import survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.redis_py import CLOSED_BY_SERVER
 from limitgate.stores.redis.dial.url import Address
@@ -129,7 +129,7 @@ class Inspection:
     def heard(self, server: str, reply: object) -> None:
         """Note what a server has said, be it an error or nonsense."""
         self._told.pop(server, None)
-        with survived():
+        with logged_errors():
             report = read_report(reply)
             if report is not None:
                 self._compare(server, report)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis import background
 
 Addresses = Sequence[str]
@@ -32,10 +32,10 @@ class Resolver:
         self._known: dict[str, Addresses] = {}
         self._passed_over: dict[str, Addresses] = {}
         """Addresses that were of no help, the latest last, by host."""
-        self.begin_anew()
-        begin_anew_in_children(self)
+        self.reset_after_fork()
+        reset_in_children(self)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: no thread is left there that would find anything, or release a lock."""
         self._lock = threading.Lock()
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}

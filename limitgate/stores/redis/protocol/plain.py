@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from limitgate.algorithms import plain_pieces
 from limitgate.errors import StoreError
-from limitgate.limits.template import PlainShape, PlainSpend, PlanTemplate, straight_of
+from limitgate.limits.template import PlainSpend, PlanTemplate, ScriptVariant, straight_of
 from limitgate.limits.written_out import compiled, each_window
 
 _LINES = (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines()
@@ -65,13 +65,13 @@ class Script(NamedTuple):
 
 
 @cache
-def script_of(shape: PlainShape) -> Script:
+def script_of(shape: ScriptVariant) -> Script:
     """Script for the plans of a shape."""
     return Script.of(_script(shape))
 
 
 @cache
-def words_of(shape: PlainShape, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - as `Script.words`
+def words_of(shape: ScriptVariant, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - as `Script.words`
     """The `Script.words` for plans of a shape."""
     return script_of(shape).words(in_full)
 
@@ -154,7 +154,7 @@ PlainAnswers = tuple[int, bool, Sequence[int] | None]
 `NOT_CARRIED_OUT`, or 0 or 2 where a charge did not fit: None where all plans were admitted."""
 
 
-def answers(shape: PlainShape, plans: Sequence[PlainSpend], reply: object) -> PlainAnswers:
+def answers(shape: ScriptVariant, plans: Sequence[PlainSpend], reply: object) -> PlainAnswers:
     """Decode the reply to plans of a shape, and note in each what it read. Raises `StoreError` for any other reply."""
     layout, note = _layout(shape)
     if type(reply) is not bytes or len(reply) != _HEAD_SIZE + len(plans) * layout.size:
@@ -182,7 +182,7 @@ def note(plans, each, now):
 
 
 @cache
-def _layout(shape: PlainShape) -> tuple[struct.Struct, _Note]:
+def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
     """Layout of the reply to a plan, and the function that notes replies in plans. It returns true if all were `ADMITTED`.
 
     It is written out window by window, as the script is: a loop takes twice as long.
@@ -198,7 +198,7 @@ def _layout(shape: PlainShape) -> tuple[struct.Struct, _Note]:
     return struct.Struct(f"<{1 + numbers}q"), compiled(source, "note")
 
 
-def _script(shape: PlainShape) -> str:
+def _script(shape: ScriptVariant) -> str:
     """Write out the repeated lines of limitgate/lua/plain.lua for plans of a shape."""
     first, reported = 1, 2
     buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}

@@ -24,7 +24,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, TryAgainError
 
-from limitgate.own_errors import raise_interruption
+from limitgate.internal_errors import raise_interruption
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.protocol import wire
 from limitgate.stores.redis.protocol.resp import PushNotification, Reader, error_of

@@ -14,7 +14,7 @@ from limitgate.algorithms.base import State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.plan import Charge, Plan, Verb, read, with_bans
-from limitgate.limits.template import OF_ANY, AnyPlan, AnyReading, PlainShape, PlainSpend, PlanTemplate
+from limitgate.limits.template import OF_ANY, AnyPlan, AnyReading, PlainSpend, PlanTemplate, ScriptVariant
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, words_of
 from limitgate.stores.redis.protocol.resp import pack_command
@@ -51,7 +51,9 @@ class Call:
 
     __slots__ = ("asking", "config", "hops", "in_full", "is_granted", "is_repeated", "plans", "requested", "sent", "shape")
 
-    def __init__(self, plans: Sequence[AnyPlan], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
+    def __init__(
+        self, plans: Sequence[AnyPlan], shape: ScriptVariant | None = None, config: ConfigRequest | None = None
+    ) -> None:
         self.config = config
         self.plans = self.requested = plans
         """Plans as they are sent; `requested` are the same without what is taken in advance."""

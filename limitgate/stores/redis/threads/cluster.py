@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 
 from limitgate.errors import StoreError
+from limitgate.internal_errors import logged_errors
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
@@ -28,10 +28,10 @@ from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.protocol.wire import NO_PLAN, Call
-from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.server import Answer, configuration, failure_by
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
 from limitgate.stores.redis.threads.node import Node, Sent
-from limitgate.stores.redis.threads.patience import Patience
 
 
 class _Errand(Call):
@@ -63,7 +63,7 @@ class _Errand(Call):
 class SyncCluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
 
-    def __init__(self, dialer: Dialer, replies: RedisReplies) -> None:
+    def __init__(self, dialer: Dialer, replies: RedisStoreBase) -> None:
         self._dialer = dialer
         self._replies = replies
         self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
@@ -81,27 +81,27 @@ class SyncCluster:
         if error:
             raise error
 
-    def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
+    def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
         """Carry out plans, each with an outcome of its own."""
-        parted, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
-        heard = iter(self._carry_out([part for parts in parted for part in parts], patience))
+        parted, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), listen_deadline.left / 2
+        heard = iter(self._carry_out([part for parts in parted for part in parts], listen_deadline))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]
         for conclusion in conclusions:
-            with survived():
+            with logged_errors():
                 self._replies.refused_elsewhere(conclusion.untouched, began)
         back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.refunds]
-        may_wait = patience.left > enough  # another call may take as long as the first
+        may_wait = listen_deadline.left > enough  # another call may take as long as the first
         if back and (may_wait or not self._give_back_unwatched(back)):
-            self._give_back(back, patience)
+            self._give_back(back, listen_deadline)
         return [conclusion.outcome for conclusion in conclusions]
 
-    def config(self, request: ConfigRequest, patience: Patience) -> StoredConfig:
-        """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
+    def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
+        """Carry out a request for configuration. Raises `StoreError`, once ``listen_deadline`` is over at the latest."""
         address = self._map.holder(hash_slot(request.key))
         self._map.node(address).look()
         errand = _Errand([NO_PLAN], [0], address, request)
         self._replies.outgoing(errand)
-        return configuration(self._answers([errand], patience).get(errand) or _no_answer())
+        return configuration(self._answers([errand], listen_deadline).get(errand) or _no_answer())
 
     def connect(self) -> None:
         """Connect to a node, if there is no connection, and find out who holds which slot. Raises `StoreError`."""
@@ -119,35 +119,35 @@ class SyncCluster:
     def _open_node(self, address: Address) -> Node:
         return Node(partial(self._dialer.dial, address), self._replies, address=address, failed=self._look)
 
-    def _give_back(self, parts: Sequence[Part], patience: Patience) -> None:
+    def _give_back(self, parts: Sequence[Part], listen_deadline: ListenDeadline) -> None:
         lost = len(parts)
-        with survived():
-            lost = sum(isinstance(outcome, StoreError) for outcome in self._carry_out(parts, patience))
+        with logged_errors():
+            lost = sum(isinstance(outcome, StoreError) for outcome in self._carry_out(parts, listen_deadline))
         with self._lock:
             self._replies.not_given_back += lost
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
         """Give back in a thread of its own, which nobody waits for. False if none can be started now."""
-        patience = Patience(GIVE_BACK_TIMEOUT)
+        listen_deadline = ListenDeadline(GIVE_BACK_TIMEOUT)
         with self._lock, suppress(RuntimeError):
-            self._giving_back.add(background.start("give-back", self._give_back, parts, patience))
+            self._giving_back.add(background.start("give-back", self._give_back, parts, listen_deadline))
             return True
         return False
 
-    def _carry_out(self, parts: Sequence[Part], patience: Patience) -> list[Outcome]:
+    def _carry_out(self, parts: Sequence[Part], listen_deadline: ListenDeadline) -> list[Outcome]:
         """Carry out plans whose buckets are in one hash slot each."""
         outcomes: list[Outcome] = [_no_answer()] * len(parts)
-        for errand, answer in self._answers(self._errands(parts), patience).items():
+        for errand, answer in self._answers(self._errands(parts), listen_deadline).items():
             for n, place in enumerate(errand.places):
                 outcomes[place] = answer[n] if isinstance(answer, list) else failure_by(answer)
         return outcomes
 
-    def _answers(self, errands: Sequence[_Errand], patience: Patience) -> dict[_Errand, Answer]:
-        """Answers of nodes to errands, or to parts of them, redirected as often as it takes; none once ``patience`` is over."""
+    def _answers(self, errands: Sequence[_Errand], listen_deadline: ListenDeadline) -> dict[_Errand, Answer]:
+        """Answers of nodes to errands, or to parts of them, redirected as often as needed; none after the deadline."""
         answers: dict[_Errand, Answer] = {}
-        while errands and patience.left > 0:
-            round_trip = self._round(errands, patience)
+        while errands and listen_deadline.left > 0:
+            round_trip = self._round(errands, listen_deadline)
             errands = []
             for errand, answer in round_trip:
                 if isinstance(answer, Redirection):
@@ -156,7 +156,7 @@ class SyncCluster:
                     answers[errand] = answer
             if any(errand.is_parked for errand in errands):
                 time.sleep(PAUSE)
-                patience.waited_in_vain(PAUSE)
+                listen_deadline.waited_in_vain(PAUSE)
         self._unanswered(errands)
         return answers
 
@@ -171,7 +171,7 @@ class SyncCluster:
             errands.append(errand)
         return errands
 
-    def _round(self, errands: Sequence[_Errand], patience: Patience) -> list[tuple[_Errand, Answer]]:
+    def _round(self, errands: Sequence[_Errand], listen_deadline: ListenDeadline) -> list[tuple[_Errand, Answer]]:
         """Send errands to their nodes, then hear from each."""
         by_node: dict[Address, list[_Errand]] = {}
         for errand in errands:
@@ -182,14 +182,14 @@ class SyncCluster:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
             for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection
                 try:
-                    _check(node, patience)
-                    sent.append((node, node.send(own, patience), own))
+                    _check(node, listen_deadline)
+                    sent.append((node, node.send(own, listen_deadline), own))
                 except StoreError as error:
                     heard += [(errand, error) for errand in own]
                     self._unanswered(own)
             while sent:
                 node, calls, own = sent.pop()
-                heard += zip(own, node.hear(calls, patience))
+                heard += zip(own, node.hear(calls, listen_deadline))
         except BaseException:  # a signal's handler may raise anywhere: nobody will read what is still on its way
             for node, calls, _ in sent:
                 node.abandon(calls)
@@ -229,7 +229,7 @@ class SyncCluster:
                 if not self._looks:
                     return
                 self._map.is_outdated = False
-            with survived():
+            with logged_errors():
                 self._learn()
                 for address in self._map.unused():
                     self._map.nodes.pop(address).retire()
@@ -246,9 +246,9 @@ def _no_answer() -> StoreError:
     return StoreError("no answer from Redis within the timeout", "timeout")
 
 
-def _check(node: Node, patience: Patience) -> None:
+def _check(node: Node, listen_deadline: ListenDeadline) -> None:
     """Raise a `StoreError` if a node is not to be asked."""
-    if patience.left <= 0:
+    if listen_deadline.left <= 0:
         raise StoreError("no time was left to ask", "timeout")
     node.breaker.check(time.monotonic)
 

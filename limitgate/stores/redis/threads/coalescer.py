@@ -5,7 +5,7 @@ the one that may wait longest goes for all. So there is one call on its way at a
 next one, and plans are carried out in the order of arrival. With 32 threads that is 30 % less CPU here than a call for each
 and half as much in Redis.
 
-A thread waits as long as its timeout says, but only time counts in which the one that went listened to Redis, see `Patience`.
+A thread waits as long as its timeout says. Only time in which the leader listened to Redis counts, see `ListenDeadline`.
 If that one hangs elsewhere, as in a handler of the log, the others wait for `HANGS` more seconds by the clock.
 """
 
@@ -22,11 +22,11 @@ from time import monotonic
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 from limitgate.stores.redis.calls import Room
-from limitgate.stores.redis.threads.patience import SHORTEST, Patience, WaitForThread
+from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
 
-Exchange = Callable[[Sequence[AnyPlan], Patience], Sequence[AnyReading | StoreError]]
+Exchange = Callable[[Sequence[AnyPlan], ListenDeadline], Sequence[AnyReading | StoreError]]
 
-_GOES = "goes"
+_LEADER = "goes"
 HANGS = 0.5
 """Seconds that a thread goes on waiting for the same leader after its timeout. Seconds in which it did not run do not count."""
 _LOOK_EVERY = 0.05
@@ -49,7 +49,7 @@ class _Request:
 
 
 class CallCoalescer:
-    """Lets threads share calls of ``exchange(plans, patience)``, at most ``most`` plans in one."""
+    """Lets threads share calls of ``exchange(plans, listen_deadline)``, at most ``most`` plans in one."""
 
     def __init__(self, exchange: Exchange, most: int) -> None:
         self._exchange = exchange
@@ -57,11 +57,11 @@ class CallCoalescer:
         self._waiting: deque[_Request] = deque()
         """Requests that no call is on its way for, the oldest first; none for longer while nobody goes."""
         self._turn: dict[str, object] = {}
-        """Under `_GOES` the request of the thread whose turn it is to ask, or its plan where it did not wait; else empty. To
+        """Under `_LEADER` the request of the thread whose turn it is to ask, or its plan where it did not wait; else empty. To
         take it by `dict.setdefault` is one step, for a quarter of what a lock takes."""
         self._lock = Lock()
         """Held to choose among those who wait, or to leave them."""
-        self.listening = Patience(0)
+        self.listening = ListenDeadline(0)
         """Patience of whoever asks: what it has spent are the seconds that threads have listened in vain so far."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> AnyReading:
@@ -69,17 +69,17 @@ class CallCoalescer:
         listening, alone = self.listening, [plan]
         began = listening.spent
         try:
-            if not self._waiting and self._turn.setdefault(_GOES, alone) is alone:
+            if not self._waiting and self._turn.setdefault(_LEADER, alone) is alone:
                 listening.left = timeout if timeout > SHORTEST else SHORTEST  # noqa: FURB136 - in a tenth of the time
                 try:
                     outcome = self._exchange(alone, listening)[0]
                 finally:  # and once more below, if just this is interrupted
-                    self._pass_on(alone)
+                    self._step_down(alone)
             else:
                 outcome = self._shared(_Request(plan, began + timeout))
             waited = listening.spent - began
         except BaseException as error:  # a signal's handler may raise anywhere
-            self._pass_on(alone)
+            self._step_down(alone)
             if isinstance(error, StoreError):
                 error.waited = min(listening.spent - began, timeout)
             raise
@@ -94,14 +94,14 @@ class CallCoalescer:
         """Wait for the outcome of a request, or for its turn to ask."""
         try:
             self._waiting.append(mine)
-            if _GOES not in self._turn:  # whoever went has looked for others just before
-                self._let_next_go()
+            if _LEADER not in self._turn:  # whoever went has looked for others just before
+                self._elect_leader()
             self._wait(mine)
-            if self._turn.get(_GOES) is mine:
+            if self._turn.get(_LEADER) is mine:
                 self._go(mine)
         except BaseException:  # a signal's handler may raise anywhere; so does gevent in threads that wait
             self._withdraw(mine)
-            self._pass_on(mine)
+            self._step_down(mine)
             raise
         return StoreError("the call to Redis was interrupted", "connection") if mine.outcome is None else mine.outcome
 
@@ -113,18 +113,18 @@ class CallCoalescer:
             if mine.outcome is not None:  # whoever went was interrupted while it woke others
                 return
             if waiting is None:
-                waiting = WaitForThread(Patience(HANGS))
-            elif self._turn.get(_GOES) is leader:  # else there was progress
+                waiting = WaitForThread(ListenDeadline(HANGS))
+            elif self._turn.get(_LEADER) is leader:  # else there was progress
                 waiting.waited_in_vain(left, monotonic() - began)
-            leader, left, began = self._turn.get(_GOES), min(mine.due - self.listening.spent, _LOOK_EVERY), monotonic()
-            if left <= 0 or waiting.patience.is_over:
+            leader, left, began = self._turn.get(_LEADER), min(mine.due - self.listening.spent, _LOOK_EVERY), monotonic()
+            if left <= 0 or waiting.listen_deadline.is_over:
                 self._give_up(mine)
                 return
 
     def _give_up(self, mine: _Request) -> None:
         """Fail a request whose time is over. If this thread's turn has just come, it goes all the same, to pass it on."""
         with self._lock:
-            if self._turn.get(_GOES) is not mine and mine.outcome is None:
+            if self._turn.get(_LEADER) is not mine and mine.outcome is None:
                 mine.outcome = StoreError("no answer from Redis within the timeout", "timeout")
                 if mine in self._waiting:
                     self._waiting.remove(mine)
@@ -152,7 +152,7 @@ class CallCoalescer:
                     if request is not mine:
                         request.wake.release()
             finally:
-                self._pass_on(mine)
+                self._step_down(mine)
 
     def _gather(self, due: float, together: list[_Request]) -> None:
         """Take the requests of the next call out of those that wait."""
@@ -174,23 +174,23 @@ class CallCoalescer:
                 together.append(request)
         return together
 
-    def _pass_on(self, mine: object) -> None:
+    def _step_down(self, mine: object) -> None:
         """It is not this thread's turn any more, if it was: let others go who wait."""
-        if self._turn.get(_GOES) is mine:
-            del self._turn[_GOES]
+        if self._turn.get(_LEADER) is mine:
+            del self._turn[_LEADER]
         if self._waiting:  # whoever begins to wait after this look sees that it is nobody's turn
-            self._let_next_go()
+            self._elect_leader()
 
-    def _let_next_go(self) -> None:
+    def _elect_leader(self) -> None:
         """Let the one go that has the most time left of those whose turn it is: none of them fails for another's haste."""
         with self._lock:
-            if self._waiting and _GOES not in self._turn:
+            if self._waiting and _LEADER not in self._turn:
                 following = max(self._next(), key=_due)
                 try:
-                    if self._turn.setdefault(_GOES, following) is following:
+                    if self._turn.setdefault(_LEADER, following) is following:
                         following.wake.release()
                 except BaseException:  # a signal's handler may raise in between; to wake it twice does no harm
-                    if self._turn.get(_GOES) is following and following.wake.locked():
+                    if self._turn.get(_LEADER) is following and following.wake.locked():
                         following.wake.release()
                     raise
 

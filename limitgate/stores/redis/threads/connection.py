@@ -11,12 +11,12 @@ from ssl import SSLWantReadError
 from time import monotonic
 from typing import Any, Protocol
 
-from limitgate.own_errors import raise_interruption
+from limitgate.internal_errors import raise_interruption
 from limitgate.stores.redis.dial.redis_py import socket_of
 from limitgate.stores.redis.dial.sockets import has_data, reset_on_close
 from limitgate.stores.redis.protocol.session import NEED_DATA, Doubts, Event, Session
 from limitgate.stores.redis.protocol.wire import Call
-from limitgate.stores.redis.threads.patience import SHORTEST, SLICE, Patience
+from limitgate.stores.redis.threads.listen_deadline import SHORTEST, SLICE, ListenDeadline
 
 _CHUNK = 16_384
 """Bytes to read at a time."""
@@ -65,19 +65,19 @@ class SyncConnection:
             return False
         return self.session.is_quiet()
 
-    def send(self, data: bytes, patience: Patience) -> None:
+    def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
         """Send what the session has packed. Raises `TimeoutError`; any other `OSError` is the session's next event."""
-        self._left, self._doubted_at = patience.left, None
+        self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
         began = 0.0  # the first wait is not counted unless it is in vain: almost always all is sent at once
         while True:
-            if self._timeout != SLICE or patience.left < SLICE:
-                self._set_timeout(patience.slice())
+            if self._timeout != SLICE or listen_deadline.left < SLICE:
+                self._set_timeout(listen_deadline.slice())
             try:
                 sent = self._socket.send(left)
             except TimeoutError as error:
                 raise_interruption(error)
-                self._waited_in_vain(patience)
+                self._waited_in_vain(listen_deadline)
             except OSError as error:
                 raise_interruption(error)
                 self.session.receive_end(error)
@@ -85,31 +85,31 @@ class SyncConnection:
             else:
                 if sent == len(left):
                     return
-                patience.waited_since(began, self._timeout)
+                listen_deadline.waited_since(began, self._timeout)
                 left = memoryview(left)[sent:]
             began = monotonic()
 
-    def next_event(self, patience: Patience) -> Event[Call]:
+    def next_event(self, listen_deadline: ListenDeadline) -> Event[Call]:
         """Wait for what Redis says next. Raises `TimeoutError`."""
         session = self.session
         while not session.has_more or (event := session.next_event()) is NEED_DATA:
-            if self._timeout != SLICE or patience.left < SLICE:  # else it stays as it is, from call to call
-                if patience.is_exhausted:
+            if self._timeout != SLICE or listen_deadline.left < SLICE:  # else it stays as it is, from call to call
+                if listen_deadline.is_exhausted:
                     raise TimeoutError
-                self._set_timeout(patience.slice() if self._doubted_at is None else SHORTEST)
+                self._set_timeout(listen_deadline.slice() if self._doubted_at is None else SHORTEST)
             began = monotonic()
             try:
                 data = self._socket.recv(_CHUNK)
             except TimeoutError as error:
                 raise_interruption(error)
-                self._waited_in_vain(patience)
+                self._waited_in_vain(listen_deadline)
                 if self.others is not None and session.is_doubtful:
-                    self._doubt(self.others, self._left - patience.left)
+                    self._doubt(self.others, self._left - listen_deadline.left)
             except OSError as error:
                 raise_interruption(error)
                 session.receive_end(error)
             else:
-                patience.waited_since(began, self._timeout)
+                listen_deadline.waited_since(began, self._timeout)
                 session.receive_data(data)
         return event
 
@@ -131,10 +131,10 @@ class SyncConnection:
         """Close the connection."""
         self._connection.disconnect()
 
-    def _waited_in_vain(self, patience: Patience) -> None:
+    def _waited_in_vain(self, listen_deadline: ListenDeadline) -> None:
         """The socket was not ready in time. Raises `TimeoutError` once patience is over."""
-        patience.waited_in_vain(self._timeout)
-        if patience.is_over:
+        listen_deadline.waited_in_vain(self._timeout)
+        if listen_deadline.is_over:
             raise TimeoutError
 
     def _set_timeout(self, seconds: float) -> None:

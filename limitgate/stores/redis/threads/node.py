@@ -14,8 +14,8 @@ from weakref import ref
 from redis.exceptions import RedisError
 
 from limitgate.errors import StoreError
+from limitgate.internal_errors import internal_error, logged_errors, raise_interruption
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.own_errors import own_error, raise_interruption, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
@@ -24,10 +24,10 @@ from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import store_error, unsendable
 from limitgate.stores.redis.protocol.session import Answered, Event, FellSilentError, MustClose, Redirected, Session
 from limitgate.stores.redis.protocol.wire import NO_PLAN, UNSENDABLE, Call
-from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.server import Answer, Server, blames_server, configuration, failure_by
 from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.patience import Patience
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
 from limitgate.stores.redis.threads.pool import ConnectionPool
 
 
@@ -35,7 +35,7 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-class _ProbePatience(Patience):
+class _ProbePatience(ListenDeadline):
     """Patience of a thread that probes: while it listens, a breaker knows that the server does not answer."""
 
     __slots__ = ("_breaker",)
@@ -69,7 +69,7 @@ class Node:
     def __init__(
         self,
         dial: Dial,
-        replies: RedisReplies,
+        replies: RedisStoreBase,
         *,
         address: Address | None = None,
         failed: Callable[[], None] = _nothing,
@@ -101,47 +101,47 @@ class Node:
             return
         try:
             if not self._start_probing():
-                self.probe(self._server.breaker, Patience(self._replies.patience))
+                self.probe(self._server.breaker, ListenDeadline(self._replies.listen_deadline))
                 self._probe_here_later()
         finally:
             self._probing.release()
 
-    def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
-        """Carry out plans that share a call. Raises `StoreError` once ``patience`` is over."""
+    def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
+        """Carry out plans that share a call. Raises `StoreError` once ``listen_deadline`` is over."""
         if self._server.breaker.state != "closed":
             self._server.breaker.check(time.monotonic)
         call = Call(plans, common_shape(plans))
         self._replies.outgoing(call)
-        answer = self._ask(call, patience)
+        answer = self._ask(call, listen_deadline)
         if isinstance(answer, list):
             return answer
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
-    def config(self, request: ConfigRequest, patience: Patience) -> StoredConfig:
-        """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
+    def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
+        """Carry out a request for configuration. Raises `StoreError`, once ``listen_deadline`` is over at the latest."""
         self.look()
         self._server.breaker.check(time.monotonic)
         call = Call([NO_PLAN], config=request)
         self._replies.outgoing(call)
-        return configuration(self._ask(call, patience))
+        return configuration(self._ask(call, listen_deadline))
 
-    def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
+    def send(self, calls: Sequence[Call], listen_deadline: ListenDeadline) -> Sent:
         """Send calls together, to be followed by `hear`."""
         sent, data = Sent(calls), b""
         try:
-            sent.connection = connection = self._taken(patience, gives_back=any(call.gives_back for call in calls))
+            sent.connection = connection = self._taken(listen_deadline, gives_back=any(call.gives_back for call in calls))
             for call in calls:
                 try:
                     data += connection.session.send(call)
                 except UNSENDABLE as error:
                     sent.answers[call] = unsendable(error)
                     self._unanswered([call])
-            connection.send(data, patience)
+            connection.send(data, listen_deadline)
         except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
             self._fail(sent, error)
         return sent
 
-    def hear(self, sent: Sent, patience: Patience, first: Event[Call] | None = None) -> list[Answer]:
+    def hear(self, sent: Sent, listen_deadline: ListenDeadline, first: Event[Call] | None = None) -> list[Answer]:
         """Wait for the answers to calls. Those on a connection that was lost may be sent once more, see `session`.
 
         ``first`` is the first event, if it has been waited for.
@@ -151,14 +151,14 @@ class Node:
             session = connection.session
             try:
                 while len(answers) < len(calls):
-                    event, first = first or connection.next_event(patience), None
+                    event, first = first or connection.next_event(listen_deadline), None
                     if isinstance(event, (Answered, Redirected)):
                         answer = answers[event.call] = self._server.judge(session, event)
                         self._note_failure(answer, event.call)
                     elif isinstance(event, MustClose):
-                        self._lose(sent, session, event.error, patience)
+                        self._lose(sent, session, event.error, listen_deadline)
                     else:
-                        connection.send(session.send(event.call), patience)
+                        connection.send(session.send(event.call), listen_deadline)
             except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
                 self._fail(sent, error)
             self._connections.give(connection)
@@ -173,19 +173,19 @@ class Node:
 
     def close(self) -> None:
         """Close the connections, those in use when their calls end, and stop looking for the server."""
-        self._server.begin_anew()  # first: a probe that connects after the next line finds that it is nobody's any more
+        self._server.reset_after_fork()  # first: a probe that connects after the next line finds that it is nobody's any more
         self._connections.close()
 
     def connect(self) -> None:
         """Connect, if there is no connection. Raises `StoreError`."""
-        self._connections.give(self._connections.take(Patience(CONNECT_TIMEOUT)))
+        self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:
         """Close for good, whatever is in use as soon as it no longer is."""
         self._connections.retire()
         self.close()
 
-    def probe(self, breaker: Breaker, connecting: Patience) -> None:
+    def probe(self, breaker: Breaker, connecting: ListenDeadline) -> None:
         """Ask whether the server is back, if anybody still needs to know. Leaves no connection if the node was closed."""
         probe = breaker.begin_probe(time.monotonic())
         if probe is None:
@@ -203,13 +203,15 @@ class Node:
         if breaker is not self._server.breaker:
             self._connections.close_idle()
 
-    def _ask(self, call: Call, patience: Patience) -> Answer:
+    def _ask(self, call: Call, listen_deadline: ListenDeadline) -> Answer:
         """`send` and `hear` for a call that goes alone, as almost all do: straight on, unless the first event is no answer."""
         connection, event = None, None
         answer: Answer | None = None
         try:
             gives_back = call.shape is None and call.gives_back
-            connection = self._taken(patience, gives_back=True) if gives_back else self._connections.take(patience)
+            connection = (
+                self._taken(listen_deadline, gives_back=True) if gives_back else self._connections.take(listen_deadline)
+            )
             session = connection.session
             try:
                 data = session.send(call)
@@ -217,8 +219,8 @@ class Node:
                 answer = unsendable(error)
                 self._unanswered([call])
             else:
-                connection.send(data, patience)
-                event = connection.next_event(patience)
+                connection.send(data, listen_deadline)
+                event = connection.next_event(listen_deadline)
                 if isinstance(event, Answered):
                     answer = self._server.judge(session, event)
                     if not isinstance(answer, list):
@@ -228,25 +230,27 @@ class Node:
             self._fail(sent, error)
             return sent.answers[call]
         if answer is None:
-            return self.hear(Sent([call], connection), patience, event)[0]
+            return self.hear(Sent([call], connection), listen_deadline, event)[0]
         self._connections.give(connection)
         return answer
 
-    def _taken(self, patience: Patience, *, gives_back: bool) -> SyncConnection:
+    def _taken(self, listen_deadline: ListenDeadline, *, gives_back: bool) -> SyncConnection:
         """A connection for a call; for one that ``gives_back``, a connection that answers if it lay idle, see `session`."""
         while True:
-            connection = self._connections.take(patience, by_looking=gives_back)
-            if not (gives_back and connection.session.lies_idle(time.monotonic())) or self._answers(connection, patience):
+            connection = self._connections.take(listen_deadline, by_looking=gives_back)
+            if not (gives_back and connection.session.lies_idle(time.monotonic())) or self._answers(
+                connection, listen_deadline
+            ):
                 return connection
 
-    def _answers(self, connection: SyncConnection, patience: Patience) -> bool:
+    def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
         """Ask for nothing. False if the connection was dropped, and is closed."""
         asking = Call([NO_PLAN])
         self._replies.outgoing(asking)
         is_open = False
         try:
-            connection.send(connection.session.send(asking), patience)
-            is_open = not isinstance(connection.next_event(patience), MustClose)
+            connection.send(connection.session.send(asking), listen_deadline)
+            is_open = not isinstance(connection.next_event(listen_deadline), MustClose)
         finally:
             if not is_open:
                 connection.close()
@@ -257,22 +261,22 @@ class Node:
         if isinstance(answer, StoreError) and blames_server(answer):
             self._note(answer, call)
 
-    def _lose(self, sent: Sent, session: Session[Call], error: Exception, patience: Patience) -> None:
+    def _lose(self, sent: Sent, session: Session[Call], error: Exception, listen_deadline: ListenDeadline) -> None:
         """Send the calls of a lost connection on another one, or fail them."""
         if not isinstance(error, FellSilentError):  # else only the one that takes over lies idle
             self._connections.close_idle()  # what broke one connection may have broken those that lie idle
         again = {call: call.repeated() for call in session.flying if session.may_repeat(call)}
         self._unanswered(again)
-        answers = self._sent_again([call for call in again.values() if call.plans], patience)
+        answers = self._sent_again([call for call in again.values() if call.plans], listen_deadline)
         for call, repeated in again.items():
             sent.answers[call] = _joined(call, answers.get(repeated, []), error)
         if len(sent.answers) < len(sent.calls):
             raise error
 
-    def _sent_again(self, calls: Sequence[Call], patience: Patience) -> dict[Call, Answer]:
+    def _sent_again(self, calls: Sequence[Call], listen_deadline: ListenDeadline) -> dict[Call, Answer]:
         for call in calls:
             self._replies.outgoing(call)
-        return dict(zip(calls, self.hear(self.send(calls, patience), patience))) if calls else {}
+        return dict(zip(calls, self.hear(self.send(calls, listen_deadline), listen_deadline))) if calls else {}
 
     def _fail(self, sent: Sent, error: BaseException) -> None:
         """Fail the calls that are not answered yet. Raises what interrupted this thread."""
@@ -289,7 +293,7 @@ class Node:
 
     def _explained(self, error: Exception) -> StoreError:
         if not isinstance(error, OSError | RedisError):
-            return own_error(error)
+            return internal_error(error)
         self._connections.close_idle()
         failure = store_error(error)
         failure.__cause__ = error
@@ -297,7 +301,7 @@ class Node:
 
     def _unanswered(self, calls: Iterable[Call]) -> None:
         for call in calls:
-            with survived():
+            with logged_errors():
                 self._replies.unanswered(call)
 
     def _note(self, failure: StoreError, call: Call | None = None) -> None:
@@ -342,6 +346,6 @@ def _keep_probing(node: ref[Node], breaker: Breaker) -> None:
         probing = node()
         if probing is None:
             return
-        with survived():
+        with logged_errors():
             probing.probe(breaker, _ProbePatience(2 * CONNECT_TIMEOUT, breaker))  # no request waits for it
         del probing

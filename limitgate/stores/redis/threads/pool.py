@@ -13,13 +13,13 @@ from time import monotonic
 from typing import Any
 
 from limitgate.errors import StoreError
-from limitgate.own_errors import own_error, raise_interruption
+from limitgate.internal_errors import internal_error, raise_interruption
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import Dial
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.protocol.session import Doubts
 from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.patience import SHORTEST, Patience, WaitForThread
+from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
@@ -46,8 +46,8 @@ class ConnectionPool:
         self._made_at = -math.inf
         self.doubts = Doubts()
 
-    def take(self, patience: Patience, *, by_looking: bool = False) -> SyncConnection:
-        """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over.
+    def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
+        """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``listen_deadline`` is over.
 
         That is looked at if nobody has within `LOOK_EVERY` seconds, or ``by_looking``: a call that was sent on a connection
         that has ended since is sent again, as a rule (`Session.may_repeat`).
@@ -56,7 +56,7 @@ class ConnectionPool:
             if (not by_looking and monotonic() - connection.looked_at < LOOK_EVERY) or connection.is_quiet():
                 return connection
             connection.close()
-        return self._made(patience)
+        return self._made(listen_deadline)
 
     def give(self, connection: SyncConnection) -> None:
         """Leave a connection for the next call. Close it if it is not fit for one, or the pool was closed since it was made."""
@@ -102,10 +102,10 @@ class ConnectionPool:
         except IndexError:
             return None
 
-    def _made(self, patience: Patience) -> SyncConnection:
+    def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
         """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
         arrived = monotonic()
-        waiting = WaitForThread(patience)
+        waiting = WaitForThread(listen_deadline)
         with self._lock:
             self._wanted += 1
             try:
@@ -118,7 +118,7 @@ class ConnectionPool:
                         raise store_error(failure) from failure
             finally:
                 self._wanted -= 1
-        return self._made_here(patience) if connection is None else connection
+        return self._made_here(listen_deadline) if connection is None else connection
 
     def _begin_to_connect(self) -> bool:
         """Have another thread connect. False if none can be started now."""
@@ -136,24 +136,24 @@ class ConnectionPool:
 
     def _wait(self, waiting: WaitForThread) -> None:
         """Wait until something has changed. Raises `StoreError` once patience is over."""
-        patience = waiting.patience
-        slice_, began = patience.slice(), monotonic()
+        listen_deadline = waiting.listen_deadline
+        slice_, began = listen_deadline.slice(), monotonic()
         if self._changed.wait(slice_) or self._idle:
-            patience.waited_since(began, slice_)
-        elif patience.is_over:
+            listen_deadline.waited_since(began, slice_)
+        elif listen_deadline.is_over:
             raise StoreError("no connection to Redis within the timeout", "timeout")
         else:
             waiting.waited_in_vain(slice_, monotonic() - began)
 
-    def _made_here(self, patience: Patience) -> SyncConnection:
+    def _made_here(self, listen_deadline: ListenDeadline) -> SyncConnection:
         began, closings = monotonic(), self._closings
         try:
-            return self._driven(self._dial(within=max(patience.left, SHORTEST)), closings)
+            return self._driven(self._dial(within=max(listen_deadline.left, SHORTEST)), closings)
         except Exception as error:
             raise_interruption(error)
             raise store_error(error) from error
         finally:
-            patience.waited_in_vain(monotonic() - began)
+            listen_deadline.waited_in_vain(monotonic() - began)
 
     def _connect(self, closings: int, attempt: object) -> None:
         """Connect; ``closings`` tells whether the pool was closed meanwhile."""
@@ -183,7 +183,7 @@ class ConnectionPool:
             driven = SyncConnection(connection)
         except Exception as error:
             connection.disconnect()
-            raise own_error(error) from error
+            raise internal_error(error) from error
         driven.others = self
         driven.closings = closings
         return driven

@@ -12,9 +12,9 @@ from weakref import ref
 from redis.connection import ConnectionPool
 
 from limitgate.errors import StoreError
+from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
-from limitgate.own_errors import survived
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
@@ -22,12 +22,12 @@ from limitgate.stores.redis.calls import MAX_BATCH, calls_of
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST
-from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
 from limitgate.stores.redis.threads.node import Node
 from limitgate.stores.redis.threads.patches import check_patches
-from limitgate.stores.redis.threads.patience import Patience
 
 
 class SyncServers(Protocol):
@@ -36,11 +36,11 @@ class SyncServers(Protocol):
     def check(self, plan: AnyPlan) -> None:
         """Raise a `StoreError` if nobody is to wait for what a plan needs."""
 
-    def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
-        """Carry out plans. Raises `StoreError` once ``patience`` is over."""
+    def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
+        """Carry out plans. Raises `StoreError` once ``listen_deadline`` is over."""
 
-    def config(self, request: ConfigRequest, patience: Patience) -> StoredConfig:
-        """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
+    def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
+        """Carry out a request for configuration. Raises `StoreError`, once ``listen_deadline`` is over at the latest."""
 
     def connect(self) -> None:
         """Connect, if there is no connection. Raises `StoreError`."""
@@ -64,7 +64,7 @@ class _ThreadState(threading.local):
         self.use = _Use()
 
 
-class RedisStore(RedisReplies):
+class RedisStore(RedisStoreBase):
     """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
@@ -95,9 +95,9 @@ class RedisStore(RedisReplies):
         self._lease_lock = threading.RLock()
         self._gives_back = False
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Leave the parent's connections to the parent, and its threads' calls."""
-        super().begin_anew()
+        super().reset_after_fork()
         self._this_thread = _ThreadState()
         self._begin()
         if self._connects_in_children:
@@ -151,7 +151,7 @@ class RedisStore(RedisReplies):
             use.is_asking = True
             reading: AnyReading | None = None if type(plan) is PlainSpend else self.locally(plan)
             if reading is None:
-                self.patience = timeout
+                self.listen_deadline = timeout
                 self._servers.check(plan)
                 reading = self._calls.spend(plan, timeout)
             return reading
@@ -165,19 +165,19 @@ class RedisStore(RedisReplies):
         check_patches()
         use = self._this_thread.use
         _check_is_outermost(use)
-        patience = Patience(timeout)
+        listen_deadline = ListenDeadline(timeout)
         try:
             use.is_asking = True
-            self.patience = timeout
-            stored = self._servers.config(request, patience)
+            self.listen_deadline = timeout
+            stored = self._servers.config(request, listen_deadline)
         except StoreError as error:
-            error.waited = min(patience.spent, timeout)
+            error.waited = min(listen_deadline.spent, timeout)
             raise
         finally:
             use.is_asking = False
             if use.closes:
                 self.close()
-        return stored.having_waited(min(patience.spent, timeout))
+        return stored.having_waited(min(listen_deadline.spent, timeout))
 
     def close(self) -> None:
         """Give back what was taken in advance, and close the connections: those that a call uses or waits for when it ends."""
@@ -203,7 +203,7 @@ class RedisStore(RedisReplies):
         plans = self.leases.ended(time.monotonic(), age)
         with contextlib.suppress(StoreError):
             for together in calls_of(plans):
-                self._servers.exchange(together, Patience(CONNECT_TIMEOUT))
+                self._servers.exchange(together, ListenDeadline(CONNECT_TIMEOUT))
 
     def end_leases_in_time(self) -> None:
         """Start the thread that gives back what is left of leases when they end, unless it runs already."""
@@ -225,7 +225,7 @@ class RedisStore(RedisReplies):
                 self._gives_back = True
             time.sleep(pause)
             closings = self.closings
-            with survived():
+            with logged_errors():
                 self._give_back()
             if self.closings != closings:
                 self._servers.close()

@@ -21,8 +21,8 @@ from limitgate import StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.stores.redis.threads import coalescer
-from limitgate.stores.redis.threads.coalescer import _GOES, CallCoalescer, _Request
-from limitgate.stores.redis.threads.patience import Patience
+from limitgate.stores.redis.threads.coalescer import _LEADER, CallCoalescer, _Request
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
 
 PATIENT = 20.0
 """Seconds, where a test is not about time."""
@@ -37,12 +37,12 @@ class Line:
 
     def __init__(self, waiting: int, then: Callable[[], object] = lambda: None) -> None:
         self.calls = CallCoalescer(self.exchange, 64)
-        self.sent: list[tuple[Sequence[Plan], Patience]] = []
+        self.sent: list[tuple[Sequence[Plan], ListenDeadline]] = []
         self._expected = waiting
         self._then = then
 
-    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Reading | StoreError]:
-        self.sent.append((plans, patience))
+    def exchange(self, plans: Sequence[Plan], listen_deadline: ListenDeadline) -> list[Reading | StoreError]:
+        self.sent.append((plans, listen_deadline))
         if len(self.sent) == 1:
             self.wait_for(self._expected)
             self._then()
@@ -227,11 +227,11 @@ class Crowd:
         self._has_come = threading.Event()
         self._threads: list[threading.Thread] = []
         if joins:
-            self.calls._turn[_GOES] = self
+            self.calls._turn[_LEADER] = self
             self._gather()
             self._start(self._give_turn)
 
-    def _exchange(self, plans: Sequence[Any], _: Patience) -> list[Any]:
+    def _exchange(self, plans: Sequence[Any], _: ListenDeadline) -> list[Any]:
         if threading.get_ident() == self._ours:
             if not self._joins:
                 self._gather()
@@ -250,7 +250,7 @@ class Crowd:
 
     def _give_turn(self) -> None:
         self._wait_for(self._size + 1)
-        self.calls._pass_on(self)
+        self.calls._step_down(self)
 
     def _wait_for(self, waiting: int) -> None:
         deadline = time.monotonic() + PATIENT
@@ -304,7 +304,7 @@ class GivenUp(deque[_Request]):
 def test_who_begins_to_wait_as_the_turn_is_given_up_goes() -> None:
     """A thread that has found another one on its way does not wait for one that is back by then."""
     line = Line(0)
-    line.calls._turn[_GOES] = "another one"
+    line.calls._turn[_LEADER] = "another one"
     line.calls._waiting = GivenUp()
     line.calls._waiting.turn = line.calls._turn
     with ThreadPoolExecutor(1) as pool:
@@ -339,16 +339,16 @@ def test_who_may_wait_longest_goes_for_all() -> None:
             line.wait_for(waiting + 1)
         requests.append(pool.submit(line.calls.spend, Plan(()), 5.0))
         assert all(request.result().admitted for request in requests)
-    together, patience = line.sent[1]
+    together, listen_deadline = line.sent[1]
     assert list(together) == [*plans, Plan(())]
-    assert patience.left > 2 * PATIENT
+    assert listen_deadline.left > 2 * PATIENT
 
 
 def test_nobody_fails_for_the_haste_of_others() -> None:
     """Who came while another was about to go, and may wait longer than that one, shares the next call."""
     line = Line(1, lambda: None)
     calls, hasty, patient = line.calls, Plan((), "peek"), Plan((), "reset")
-    chosen = calls._pass_on
+    chosen = calls._step_down
 
     def late(mine: Any) -> None:
         chosen(mine)
@@ -356,7 +356,7 @@ def test_nobody_fails_for_the_haste_of_others() -> None:
             request = _Request(patient, calls.listening.spent + 3 * PATIENT)
             calls._waiting.append(request)
 
-    calls._pass_on = late  # type: ignore[method-assign]
+    calls._step_down = late  # type: ignore[method-assign]
     with ThreadPoolExecutor(2) as pool:
         leading = pool.submit(calls.spend, Plan(()), PATIENT)
         while not line.sent:
@@ -403,9 +403,9 @@ def test_nobody_waits_for_a_thread_that_hangs(*, goes_for_all: bool) -> None:
             while not line.sent:
                 time.sleep(0.001)
 
-            def hanging(plans: Sequence[Any], patience: Patience) -> Any:
+            def hanging(plans: Sequence[Any], listen_deadline: ListenDeadline) -> Any:
                 hang()
-                return exchange(plans, patience)
+                return exchange(plans, listen_deadline)
 
             line.calls._exchange = hanging  # type: ignore[assignment]
             leading.append(pool.submit(line.calls.spend, Plan(()), PATIENT))

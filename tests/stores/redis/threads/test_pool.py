@@ -20,9 +20,9 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlanTemplate
 from limitgate.stores.redis.protocol.wire import Call
-from limitgate.stores.redis.threads import connection as connections, patience, pool as pools
+from limitgate.stores.redis.threads import connection as connections, listen_deadline, pool as pools
 from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.patience import SLICE, STARVED_TURNS, Patience, WaitForThread
+from limitgate.stores.redis.threads.listen_deadline import SLICE, STARVED_TURNS, ListenDeadline, WaitForThread
 from limitgate.stores.redis.threads.pool import LOOK_EVERY, ConnectionPool
 from tests.support.crowds import a_plan, giving_back
 from tests.support.redis_server import RedisServer
@@ -62,7 +62,7 @@ def counted(store: Any) -> tuple[Counter[str], Counter[str]]:
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_call_sends_and_receives_and_nothing_else(store: Any, monkeypatch: pytest.MonkeyPatch, *, plain: bool) -> None:
     """No timeout is set for a call that has time enough, and nobody looks whether the connection has ended."""
-    for module in (connections, patience):
+    for module in (connections, listen_deadline):
         monkeypatch.setattr(module, "SLICE", PATIENT / 2)  # on a busy machine a short one ends before the answer is there
     monkeypatch.setattr(pools, "LOOK_EVERY", math.inf)
     store.spend(a_plan(), PATIENT)
@@ -101,8 +101,11 @@ def test_a_connection_is_looked_at_before_anything_is_given_back(store: Any) -> 
 
     def looks(*calls: Call) -> float:
         before = of_socket["settimeout"]
-        patience = Patience(PATIENT)
-        assert all(isinstance(answer, list) for answer in store._servers.hear(store._servers.send(calls, patience), patience))
+        listen_deadline = ListenDeadline(PATIENT)
+        assert all(
+            isinstance(answer, list)
+            for answer in store._servers.hear(store._servers.send(calls, listen_deadline), listen_deadline)
+        )
         return (of_socket["settimeout"] - before) / 2
 
     def plain() -> Call:
@@ -127,7 +130,7 @@ class Opened:
 
 def test_who_waits_for_a_connection_gets_the_next_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread waits while others connect, and goes on as soon as one of those in use is free, not when its slice is over."""
-    monkeypatch.setattr(patience, "SLICE", PATIENT)
+    monkeypatch.setattr(listen_deadline, "SLICE", PATIENT)
     may_connect = threading.Event()
 
     def dial(**_: Any) -> Opened:
@@ -138,7 +141,7 @@ def test_who_waits_for_a_connection_gets_the_next_that_is_given(monkeypatch: pyt
     try:
         with ThreadPoolExecutor(1) as threads:
             for _ in range(20):
-                waiting = threads.submit(pool.take, Patience(PATIENT))
+                waiting = threads.submit(pool.take, ListenDeadline(PATIENT))
                 while not pool._wanted:
                     time.sleep(0.0001)
                 pool.give(connection)
@@ -152,7 +155,7 @@ def test_who_waits_for_a_connection_gets_the_next_that_is_given(monkeypatch: pyt
 @pytest.mark.parametrize("late_s", [0.005, 0.03, 0.16])
 def test_a_wait_for_a_starved_thread_that_connects(late_s: float) -> None:
     """While a thread waits for the GIL each time, so does the one that connects: its turns use up no patience."""
-    patient = Patience(0.003)
+    patient = ListenDeadline(0.003)
     waiting = WaitForThread(patient)
     waited_s = 0.0
     while not patient.is_over:  # but it ends
@@ -164,7 +167,7 @@ def test_a_wait_for_a_starved_thread_that_connects(late_s: float) -> None:
 
 def test_a_wait_for_a_thread_that_connects_in_time() -> None:
     """A thread that is woken in time has waited for the server."""
-    patient = Patience(0.1)
+    patient = ListenDeadline(0.1)
     waiting = WaitForThread(patient)
     for _ in range(8):
         waiting.waited_in_vain(SLICE, SLICE + 0.001)
@@ -183,10 +186,10 @@ def test_a_connection_that_comes_after_closing(close: Any, *, is_needed: bool) -
 
     pool = ConnectionPool(dial)  # type: ignore[arg-type]
     with pytest.raises(StoreError, match="no connection to Redis within the timeout"):
-        pool.take(Patience(0.001))
+        pool.take(ListenDeadline(0.001))
     close(pool)
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(pool.take, Patience(PATIENT)) if is_needed else None
+        waiting = threads.submit(pool.take, ListenDeadline(PATIENT)) if is_needed else None
         while pool._wanted < is_needed:
             time.sleep(0.0001)
         may_connect.set()
@@ -205,11 +208,11 @@ def test_a_connection_that_was_in_use_when_it_was_closed(close: Any) -> None:
     opened = [Opened(), Opened()]
     coming = iter(opened)
     pool = ConnectionPool(lambda **_: next(coming))
-    in_use = pool.take(Patience(PATIENT))
+    in_use = pool.take(ListenDeadline(PATIENT))
     close(pool)
     pool.give(in_use)
     assert opened[0].peer.fileno() == -1
-    again = pool.take(Patience(PATIENT))
+    again = pool.take(ListenDeadline(PATIENT))
     pool.give(again)
     assert (opened[1].peer.fileno() == -1) == (close is ConnectionPool.retire)
     pool.close()
@@ -226,7 +229,7 @@ def test_a_pool_that_was_closed_keeps_connections_again() -> None:
     pool = ConnectionPool(dial)  # type: ignore[arg-type]
     pool.close()
     with pytest.raises(StoreError, match="no connection to Redis within the timeout"):
-        pool.take(Patience(0.001))
+        pool.take(ListenDeadline(0.001))
     may_connect.set()
-    pool.take(Patience(PATIENT)).close()
+    pool.take(ListenDeadline(PATIENT)).close()
     assert not pool._connecting

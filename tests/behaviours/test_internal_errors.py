@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from limitgate import AsyncLimiter, AsyncRedisStore, Limit, Limiter, MemoryStore, RedisStore, StoreError, own_errors
+from limitgate import AsyncLimiter, AsyncRedisStore, Limit, Limiter, MemoryStore, RedisStore, StoreError, internal_errors
 from limitgate.gate import slot_keeper
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis import breaker, calls, replies
@@ -34,7 +34,7 @@ class UnforeseenError(Exception):
 
 @pytest.fixture(autouse=True)
 def _nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_errors, "_reported", set())
+    monkeypatch.setattr(internal_errors, "_reported", set())
 
 
 class Broken:
@@ -67,9 +67,9 @@ def broken(patch: pytest.MonkeyPatch, where: Any, name: str, times: int = 1) -> 
 # --- requests that share what breaks ----------------------------------------------------------------------------------
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "what a reply means": (replies.RedisReplies, "understood"),
-    "what is sent": (replies.RedisReplies, "outgoing"),
-    "what is known to be refused": (replies.RedisReplies, "refused"),
+    "what a reply means": (replies.RedisStoreBase, "understood"),
+    "what is sent": (replies.RedisStoreBase, "outgoing"),
+    "what is known to be refused": (replies.RedisStoreBase, "refused"),
     "room in a call": (calls.Room, "takes"),
     "an answer for the breaker": (breaker.Breaker, "succeeded"),
 }
@@ -85,7 +85,7 @@ ON_A_CLUSTER = ON_ASYNCIO | {
     "what is told already": (cluster.AsyncCluster, "told_already"),
     "asking for a part": (cluster.AsyncCluster, "ask"),
     "giving back": (cluster, "full_refund"),
-    "what others refused": (replies.RedisReplies, "refused_elsewhere"),
+    "what others refused": (replies.RedisStoreBase, "refused_elsewhere"),
 }
 OF_THREADS = PLACES | {
     "a connection": (connections.SyncConnection, "__init__"),
@@ -179,7 +179,7 @@ async def test_a_lost_connection_is_told_to_all(own_redis: RedisServer, monkeypa
                 requests += begin(store, a_plan())
                 await asyncio.sleep(0)
             await until(lambda: len(here._connection.session.flying) == 3)
-            mistake = broken(monkeypatch, replies.RedisReplies, "unanswered")
+            mistake = broken(monkeypatch, replies.RedisStoreBase, "unanswered")
             here._connection._transport.abort()
             await until(lambda: mistake.times == 1)
         done, pending = await asyncio.wait(requests, timeout=5)
@@ -245,10 +245,10 @@ def test_what_a_thread_cannot_give_back_is_counted(redis_cluster: RedisCluster, 
         store.spend(plan(charge(full, "1/day")), 1)
         original = cluster_threads.SyncCluster._carry_out
 
-        def carry_out(self: Any, parts: Any, patience: Any) -> Any:
+        def carry_out(self: Any, parts: Any, listen_deadline: Any) -> Any:
             if parts[0].plan.verb == "adjust":
                 raise UnforeseenError
-            return original(self, parts, patience)
+            return original(self, parts, listen_deadline)
 
         monkeypatch.setattr(cluster_threads.SyncCluster, "_carry_out", carry_out)
         assert not store.spend(plan(charge(free), charge(full, "1/day")), 1).admitted
@@ -356,13 +356,13 @@ def test_a_banned_key_on_a_cluster_with_leases(redis_cluster: RedisCluster, door
 def test_what_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """A mistake is reported once for its place, without its text; a failure of the store is none."""
     for _ in range(2):
-        with own_errors.survived():
+        with internal_errors.logged_errors():
             raise UnforeseenError("a secret of a client")
     [message] = caplog.messages
     assert message.startswith("LG020 UnforeseenError at tests.behaviours.test_own_errors:")
     assert "secret" not in message
     failure = StoreError("no answer", "timeout")
-    assert own_errors.own_error(failure) is failure
+    assert internal_errors.internal_error(failure) is failure
 
 
 @pytest.fixture(autouse=True)

@@ -9,33 +9,33 @@ from threading import Event, Thread
 from typing import Protocol
 from weakref import ref
 
-from limitgate.own_errors import survived
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.internal_errors import logged_errors
+from limitgate.process.forking import reset_in_children
 
 
-class Watched(Protocol):
+class Pollable(Protocol):
     """Something that may change."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look whether it has changed, and do what there is to be done then."""
 
     def forget(self) -> None:
         """Take whatever is there for changed: the last look has not come to its end."""
 
 
-class Looker:
+class Poller:
     """A thread that looks every so many seconds, as long as this object lives; in each process that is forked, another one.
 
     It keeps no process alive.
     """
 
-    def __init__(self, seconds: float, watched: Sequence[Watched]) -> None:
+    def __init__(self, seconds: float, pollables: Sequence[Pollable]) -> None:
         self._seconds = seconds
-        self._watched = watched
+        self._pollables = pollables
         self._is_looking = self._is_wanted = False
         self._ended = Event()
         self._thread: Thread | None = None
-        begin_anew_in_children(self)
+        reset_in_children(self)
 
     @property
     def is_running(self) -> bool:
@@ -63,29 +63,29 @@ class Looker:
         self._is_wanted = False
         self._ended.set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look once."""
         self._is_looking = True
-        for each in self._watched:
-            with survived():
-                each.look()
+        for each in self._pollables:
+            with logged_errors():
+                each.poll()
         self._is_looking = False
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Look in the child of a fork, too; what the parent was reading when it forked has to be read here."""
         self._thread = None
         if self._is_looking:
             self._is_looking = False
-            for each in self._watched:
+            for each in self._pollables:
                 each.forget()
         if self._is_wanted:
             self.start()
 
 
-def _keep_looking(looker: ref[Looker], seconds: float, ended: Event) -> None:
+def _keep_looking(poller: ref[Poller], seconds: float, ended: Event) -> None:
     while not ended.wait(seconds):
-        here = looker()
+        here = poller()
         if here is None:
             return
-        here.look()
+        here.poll()
         del here

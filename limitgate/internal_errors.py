@@ -32,7 +32,7 @@ class OwnError(StoreError):
     """A mistake of LimitGate's own during a call to a store: no sign that the store fails."""
 
 
-def own_error(error: Exception) -> StoreError:
+def internal_error(error: Exception) -> StoreError:
     """Turn an unforeseen exception into a `StoreError`, and report its place once (LG020).
 
     A `StoreError` stays as it is. The text of any other is repeated nowhere, since it may contain data of a client. Raises
@@ -54,12 +54,12 @@ def own_error(error: Exception) -> StoreError:
 
 
 @contextmanager
-def survived() -> Iterator[None]:
-    """Report an unforeseen exception that would otherwise end a thread or a task. Raises as `own_error` does."""
+def logged_errors() -> Iterator[None]:
+    """Report an unforeseen exception that would otherwise end a thread or a task. Raises as `internal_error` does."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever it is, the thread or task has to go on
-        own_error(error)
+        internal_error(error)
 
 
 def raise_interruption(error: BaseException) -> None:

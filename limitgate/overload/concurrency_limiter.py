@@ -17,13 +17,13 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from limitgate.limits.priority import Priority
-from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Permit
 from limitgate.overload.options import Terms
-from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.forking import reset_in_children
 from limitgate.process.waiting import SHORTEST
 
 
-class Waiter(Protocol):
+class PermitWaiter(Protocol):
     """Whoever waits for a place."""
 
     def wake(self) -> bool:
@@ -80,7 +80,7 @@ class WaitingTask:
             self.woken.set_result(None)
 
 
-class Places:
+class ConcurrencyLimiter:
     """The places under one adaptive limit in this process, for any number of threads and event loops.
 
     ``clock`` gives seconds and never steps. It is not that of `limitgate.process.waiting`, as a test that stops that one
@@ -90,15 +90,15 @@ class Places:
     def __init__(self, terms: Terms, clock: Callable[[], float] = time.monotonic) -> None:
         self.terms = terms
         self._clock = clock
-        self.begin_anew()
-        begin_anew_in_children(self)
+        self.reset_after_fork()
+        reset_in_children(self)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget everything, in the child of a fork: a ticket of the parent is none of the new ``limit``."""
         self._lock = Lock()
         adaptive, max_delay, reserve = self.terms
         self.limit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
-        self._waiters: dict[Ticket, Waiter] = {}
+        self._waiters: dict[Permit, PermitWaiter] = {}
         self._timed: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         """Event loops with a timer for those who wait there."""
         self._abandoned: deque[Callable[[], None]] = deque()
@@ -108,7 +108,7 @@ class Places:
         """Forget everything. Whoever waits gives way."""
         with self._lock:
             waiters = list(self._waiters.values())
-            self.begin_anew()
+            self.reset_after_fork()
         for waiter in waiters:
             waiter.wake()
 
@@ -121,55 +121,55 @@ class Places:
                 self._serve(self._clock())
 
     def begin(
-        self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], Waiter]
-    ) -> Ticket | None:
+        self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], PermitWaiter]
+    ) -> Permit | None:
         """Take a place, or a ticket that waits for one, see `waiter`; None if there is no room."""
         with self._lock:
             if self._abandoned:
                 self._end_abandoned()
-            ticket = self.limit.begin(self._clock(), request_class, priority, guard)
-            if type(ticket) is not Ticket:
+            permit = self.limit.begin(self._clock(), request_class, priority, guard)
+            if type(permit) is not Permit:
                 return None
-            if ticket.began is None:
-                self._waiters[ticket] = waiter()
-            return ticket
+            if permit.began is None:
+                self._waiters[permit] = waiter()
+            return permit
 
-    def waiter(self, ticket: Ticket) -> Any:
+    def waiter(self, permit: Permit) -> Any:
         """Whoever waits by a ticket, as ``waiter`` of `begin` has made it; None if the waiting is over."""
-        return self._waiters.get(ticket)
+        return self._waiters.get(permit)
 
-    def look(self, ticket: Ticket) -> float:
+    def look(self, permit: Permit) -> float:
         """Seconds after which to look again for whoever waits; 0 if the waiting is over."""
         with self._lock:
             self._end_abandoned()
             now = self._clock()
             self._serve(now)
-            if ticket not in self._waiters:
+            if permit not in self._waiters:
                 return 0
             return max(self.limit.due_at(now) - now, SHORTEST)
 
-    def wait(self, ticket: Ticket, thread: WaitingThread) -> bool:
+    def wait(self, permit: Permit, thread: WaitingThread) -> bool:
         """Wait in this thread. True if it has its place, False if it had to give way."""
-        while pause_s := self.look(ticket):
+        while pause_s := self.look(permit):
             thread.wait(pause_s)
-        return ticket.began is not None
+        return permit.began is not None
 
-    def has_to_wait(self, ticket: Ticket, task: WaitingTask) -> bool:
+    def has_to_wait(self, permit: Permit, task: WaitingTask) -> bool:
         """True if a task has to wait until it is ``woken``, in time if it is to give way."""
-        if not self.look(ticket):
+        if not self.look(permit):
             return False
         if task.loop not in self._timed:
             self._keep_time(task.loop)
         return True
 
-    def idle(self, ticket: Ticket, spent_s: float) -> float:
+    def idle(self, permit: Permit, spent_s: float) -> float:
         """Note that a request waits for its client, as it has done for some seconds already. Returns when that began.
 
         It keeps its place for ``delay`` seconds in all, and then until somebody else needs it.
         """
         now = self._clock()
         until = now + self.terms.adaptive.delay - spent_s
-        self.limit.idle(ticket, until)
+        self.limit.idle(permit, until)
         if self._waiters:
             with self._lock:
                 waiter = next(iter(self._waiters.values()), None)
@@ -177,28 +177,28 @@ class Places:
                 waiter.look_in(until - now, self._serve_again)
         return now
 
-    def busy(self, ticket: Ticket, since: float) -> float:
+    def busy(self, permit: Permit, since: float) -> float:
         """Note that a request has what it has waited for. Returns for how many seconds it did."""
         idle_s = max(0.0, self._clock() - since)
-        self.limit.busy(ticket, idle_s)
+        self.limit.busy(permit, idle_s)
         return idle_s
 
-    def resume(self, ticket: Ticket) -> None:
+    def resume(self, permit: Permit) -> None:
         """Have a request that has lost its place to others take one again."""
         with self._lock:
-            self.limit.resume(ticket, self._clock())
+            self.limit.resume(permit, self._clock())
 
-    def end(self, ticket: Ticket, outcome: Outcome = "untaught") -> None:
+    def end(self, permit: Permit, outcome: Outcome = "untaught") -> None:
         """Give back a place, or wait for it no more. To do so twice changes nothing."""
         with self._lock:
             if self._waiters:
-                self._end(ticket, outcome)
+                self._end(permit, outcome)
             else:
-                self.limit.done(ticket, self._clock(), outcome)
+                self.limit.done(permit, self._clock(), outcome)
 
-    def abandon(self, ticket: Ticket, outcome: Outcome = "untaught") -> None:
+    def abandon(self, permit: Permit, outcome: Outcome = "untaught") -> None:
         """`end`, by the garbage collector or a `GeneratorExit` of its: in the midst of anything, so nobody may wait."""
-        self._abandon(lambda: self._end(ticket, outcome))
+        self._abandon(lambda: self._end(permit, outcome))
 
     def _abandon(self, action: Callable[[], None]) -> None:
         """Do something now if nobody has the lock, else as soon as somebody has it."""
@@ -209,10 +209,10 @@ class Places:
             finally:
                 self._lock.release()
 
-    def _end(self, ticket: Ticket, outcome: Outcome) -> None:
-        self._waiters.pop(ticket, None)
+    def _end(self, permit: Permit, outcome: Outcome) -> None:
+        self._waiters.pop(permit, None)
         now = self._clock()
-        self.limit.done(ticket, now, outcome)
+        self.limit.done(permit, now, outcome)
         self._serve(now)
 
     def _serve(self, now: float) -> None:
@@ -220,10 +220,10 @@ class Places:
         is_over = not self._waiters
         while not is_over:
             is_over = True
-            for ticket in [each for served in self.limit.serve(now) for each in served]:
-                waiter = self._waiters.pop(ticket, None)
+            for permit in [each for served in self.limit.serve(now) for each in served]:
+                waiter = self._waiters.pop(permit, None)
                 if waiter is None or not waiter.wake():
-                    self.limit.done(ticket, now, "untaught")
+                    self.limit.done(permit, now, "untaught")
                     is_over = False
 
     def _serve_again(self) -> None:

@@ -8,7 +8,7 @@ from threading import Thread, enumerate as enumerate_threads
 
 import pytest
 
-from limitgate.process.looker import Looker
+from limitgate.process.poller import Poller
 from tests.support.doors import until
 
 SOON = 0.02
@@ -25,7 +25,7 @@ class Counting:
     def __init__(self) -> None:
         self.looks = self.forgotten = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self.looks += 1
 
     def forget(self) -> None:
@@ -35,13 +35,13 @@ class Counting:
 def test_one_thread_looks_however_often_it_is_started() -> None:
     """A server may say that it starts, when the thread runs already."""
     before = set(lookers())
-    looker = Looker(SOON, [Counting()])
+    poller = Poller(SOON, [Counting()])
     for _ in range(3):
-        looker.start()
+        poller.start()
     assert len(set(lookers()) - before) == 1
-    looker.stop()
+    poller.stop()
     until(lambda: not set(lookers()) - before)
-    looker.start()
+    poller.start()
     assert len(set(lookers()) - before) == 1
 
 
@@ -51,10 +51,10 @@ def test_one_thread_looks_however_often_it_is_started() -> None:
 def test_each_child_of_a_fork_looks_for_itself(*, in_children: bool) -> None:
     """And in a master that is about to fork nobody looks at all."""
     counting = Counting()
-    looker = Looker(SOON, [counting])
-    looker.start(in_children=in_children)
+    poller = Poller(SOON, [counting])
+    poller.start(in_children=in_children)
     if in_children:
-        assert not looker.is_running
+        assert not poller.is_running
     child = os.fork()
     if child == 0:
         status = 1
@@ -72,12 +72,12 @@ def test_what_the_parent_was_reading_is_read_by_its_child() -> None:
     """A content that was seen, and not loaded yet, would else count as known."""
 
     class Forking(Counting):
-        def look(self) -> None:
+        def poll(self) -> None:
             self.child = os.fork()
 
     forking = Forking()
-    looker = Looker(SOON, [forking])
-    looker.look()
+    poller = Poller(SOON, [forking])
+    poller.poll()
     if forking.child == 0:
         os._exit(forking.forgotten)
     assert os.waitstatus_to_exitcode(os.waitpid(forking.child, 0)[1]) == 1

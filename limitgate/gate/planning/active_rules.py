@@ -13,7 +13,7 @@ from limitgate.observing.exporter import exporter
 from limitgate.stores.memory import system_clock
 
 
-class Loads:
+class ReloadStats:
     """Number of times that rule sets were loaded, and how that ended the last time; the load at start is the first."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Loads:
         exporter.wake()
 
 
-class RulesInForce:
+class ActiveRules:
     """What all requests under one rule set of one gate have in common. Another rule set has another object, whole at once.
 
     ``timeout`` is the seconds that a request may wait for the store, and ``is_measured`` is true if the store says for how long

@@ -22,7 +22,7 @@ LATE_S = 0.004
 """Seconds by which a thread comes late that has waited for the GIL; others keep it for 5 ms."""
 
 
-class Patience:
+class ListenDeadline:
     """Seconds for which a call may wait; ``spent`` are those that others have waited before it."""
 
     __slots__ = ("left", "spent")
@@ -61,8 +61,8 @@ class Patience:
 class WaitForThread:
     """A thread's wait for another one, which may be starved of the GIL as well and hears nothing then."""
 
-    def __init__(self, patience: Patience) -> None:
-        self.patience = patience
+    def __init__(self, listen_deadline: ListenDeadline) -> None:
+        self.listen_deadline = listen_deadline
         self._turns = 0.0
         """How often the other one has waited for the GIL meanwhile, at most."""
 
@@ -76,4 +76,4 @@ class WaitForThread:
         if late_s > LATE_S and self._turns < STARVED_TURNS:
             self._turns += elapsed / late_s
         else:
-            self.patience.waited_in_vain(slice_ * slice_ / elapsed if late_s > slice_ else slice_)
+            self.listen_deadline.waited_in_vain(slice_ * slice_ / elapsed if late_s > slice_ else slice_)
