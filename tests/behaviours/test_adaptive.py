@@ -880,7 +880,7 @@ def test_a_reload_keeps_what_was_learned(tmp_path: Path) -> None:
         first = await begun(app, held)
         file.write_text("rules: [{name: all, adaptive: {min: 1, max: 1}, methods: [GET]}]")
         for _ in range(2):  # the second look finds that it changes no more
-            await asyncio.to_thread(app.gate.poller.look)
+            await asyncio.to_thread(app.gate.poller.poll)
         assert places_of(app) is before
         assert (before.limit.limit, before.limit.in_flight) == (1, 1)
         check_refusal(await asgi_reply(app))
@@ -889,7 +889,7 @@ def test_a_reload_keeps_what_was_learned(tmp_path: Path) -> None:
         assert before.limit.in_flight == 0
         file.write_text("rules: [{name: all, adaptive: {min: 0}}]")
         for _ in range(2):  # the second look finds that it changes no more
-            await asyncio.to_thread(app.gate.poller.look)
+            await asyncio.to_thread(app.gate.poller.poll)
         assert (await asgi_reply(app)).status == 200
 
     asyncio.run(main())

@@ -49,7 +49,7 @@ def other_rules(folder: Path) -> None:
     assert gate.poller is not None
     file.write_text(head.replace("tenant", "customer"))
     for _ in range(2):
-        gate.poller.look()
+        gate.poller.poll()
 
 
 def test_the_log_line_at_start(caplog: pytest.LogCaptureFixture) -> None:

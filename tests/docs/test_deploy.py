@@ -139,7 +139,7 @@ def test_every_alert_is_tested_and_explained() -> None:
     names = {alert["alert"] for alert in alerts()}
     assert fire == quiet == names
     assert {row[0].strip("`") for row in rows("docs/operating.md", "alert")} == names
-    assert all(alert["labels"]["severity"] in {"page", "permit"} for alert in alerts())
+    assert all(alert["labels"]["severity"] in {"page", "ticket"} for alert in alerts())
 
 
 @promtool

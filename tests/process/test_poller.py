@@ -14,7 +14,7 @@ from tests.support.doors import until
 SOON = 0.02
 
 
-def lookers() -> list[Thread]:
+def pollers() -> list[Thread]:
     """The threads that look, in this process."""
     return [thread for thread in enumerate_threads() if thread.name == "limitgate-reload"]
 
@@ -34,15 +34,15 @@ class Counting:
 
 def test_one_thread_looks_however_often_it_is_started() -> None:
     """A server may say that it starts, when the thread runs already."""
-    before = set(lookers())
+    before = set(pollers())
     poller = Poller(SOON, [Counting()])
     for _ in range(3):
         poller.start()
-    assert len(set(lookers()) - before) == 1
+    assert len(set(pollers()) - before) == 1
     poller.stop()
-    until(lambda: not set(lookers()) - before)
+    until(lambda: not set(pollers()) - before)
     poller.start()
-    assert len(set(lookers()) - before) == 1
+    assert len(set(pollers()) - before) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

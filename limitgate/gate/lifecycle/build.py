@@ -132,7 +132,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         refusal_log=RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None,
     )
     if settings.reload:
-        gate.poller = _looker(settings, gate, rules, ready, lambda: GateSettings(**options))
+        gate.poller = _poller(settings, gate, rules, ready, lambda: GateSettings(**options))
         gate.poller.start(in_children=is_going_to_fork())
     if counts is not None:
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
@@ -196,7 +196,7 @@ def _compiler(
     return compiled
 
 
-def _looker(
+def _poller(
     settings: Settings,
     gate: Gate,
     rules: RuleSet,

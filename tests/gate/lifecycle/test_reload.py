@@ -960,15 +960,15 @@ def test_flask_options_are_compared_with_their_own_configuration(
 # --- the thread -------------------------------------------------------------------------------------------------------
 
 
-def lookers() -> list[Thread]:
+def pollers() -> list[Thread]:
     return [thread for thread in enumerate_threads() if thread.name == "limitgate-reload"]
 
 
 def test_it_ends_with_the_gate(config: Path) -> None:
     """Nothing but the application keeps a gate; the thread ends, too."""
-    before = set(lookers())
+    before = set(pollers())
     app = LimitGateWSGI(None, rules=config, reload=SOON)
-    (thread,) = set(lookers()) - before
+    (thread,) = set(pollers()) - before
     gone = ref(app.gate)
     del app
     gc.collect()
@@ -1091,8 +1091,8 @@ from limitgate.gate.lifecycle import reload
 
 def load():
     config.write_text(config.read_text() + " ")
-    gate.poller.look()
-    gate.poller.look()
+    gate.poller.poll()
+    gate.poller.poll()
 
 def generations():
     found = []
