@@ -673,7 +673,7 @@ def test_no_step_of_the_clock_touches_many_buckets(monkeypatch: pytest.MonkeyPat
         subject.hit(f"key {number}", "2/minute")
     subject.clock.advance(-86_400)
     steps, most = Steps(monkeypatch), 0
-    for number in range(2 * size):
+    for number in range(4 * size):
         most = max(most, steps.of(subject, f"newer {number}", "2/minute"))
         subject.clock.advance(us=20_000)
     assert most <= 200
