@@ -89,12 +89,12 @@ def test_imported_names_are_public() -> None:
 def test_nothing_is_called_missing_that_is_there(words: str, is_there: object) -> None:
     """Neither as not there yet, nor as what other limiters have and LimitGate has not."""
     missing = README.partition("## Not there yet")[2].partition("\n## ")[0]
-    missing += README.partition("What they have and LimitGate has not:")[2].partition("\n\n")[0]
+    missing += README.partition("What they offer that LimitGate doesn't:")[2].partition("\n\n")[0]
     assert not (is_there and words in missing)
 
 
 def test_algorithms_are_not_called_missing() -> None:
     """Fixed and sliding windows, which the others begin with."""
-    missing = README.partition("What they have and LimitGate has not:")[2].partition("\n\n")[0]
+    missing = README.partition("What they offer that LimitGate doesn't:")[2].partition("\n\n")[0]
     assert missing.strip()
     assert not re.search("window", missing)
