@@ -471,13 +471,14 @@ async def test_what_is_for_the_other_script_is_asked_within_the_timeout(own_redi
         await store.aclose()
 
 
-WAITING = PlanTemplate([Charge("", bucket_of("5/second"), 1, enforced=True, rule=None, max_wait_us=10**6)])
+WAITING = PlanTemplate([Charge("", bucket_of("5/minute"), 1, enforced=True, rule=None, max_wait_us=60 * 10**6)])
+"""A limit whose turns are 12 seconds apart, so that a pause of the machine between two calls does not show."""
 
 
 def delays(readings: Sequence[Any], key: Sequence[str]) -> list[float | None]:
-    """For how long requests have to wait for their turns, None for those that are refused."""
+    """Turns for which requests have to wait, None for those that are refused."""
     decisions = [decide(WAITING.plan(key), whole_reading(reading)) for reading in readings]
-    return [round(decision.delay, 1) if decision.allowed else None for decision in decisions]
+    return [round(decision.delay / 12, 1) if decision.allowed else None for decision in decisions]
 
 
 @in_a_loop
@@ -487,7 +488,7 @@ async def test_who_has_to_wait_is_charged_once_and_in_order(redis_server: RedisS
     await spend(store, [(WAITING, fresh())])
     before = calls_to(redis_server)
     readings = await asyncio.gather(*[store.aspend(WAITING.asked(key), 5.0) for _ in range(11)])
-    assert delays(readings, key) == [0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0, None]
+    assert delays(readings, key) == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5, None]
     assert [type(reading) is PlainSpend for reading in readings] == [True] * 5 + [False] * 6
     assert calls_to(redis_server) - before == 2
     await store.aclose()
@@ -614,7 +615,7 @@ def test_threads_that_have_to_wait_are_charged_once(redis_server: RedisServer) -
         with ThreadPoolExecutor(11) as pool:
             readings = list(pool.map(lambda _: store.spend(WAITING.asked(key), 5.0), range(11)))
         found = delays(readings, key)
-        assert sorted([delay for delay in found if delay is not None]) == [0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0]
+        assert sorted([delay for delay in found if delay is not None]) == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
 
 
 # --- clusters ---------------------------------------------------------------------------------------------------------
