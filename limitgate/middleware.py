@@ -13,11 +13,9 @@ from typing import Any, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.around import Around
-from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside, turn_shed_away
+from limitgate.exchange.asgi import ASGIExchange, inner_scope, show_outside, turn_shed_away
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
-from limitgate.exchange.handlers import denials
-from limitgate.exchange.raising import RaisingApp
-from limitgate.exchange.receive_buffer import Message
+from limitgate.exchange.denials import Message, RaisingApp, Receive, Send, denials
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting, turn_shed_away_here
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate, Identify

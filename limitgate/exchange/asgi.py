@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from types import CoroutineType, coroutine
 from typing import Any, TypeVar
 
 from limitgate.exchange.base import EXCHANGE, OUTCOME, REFUSAL_ID, Exchange
-from limitgate.exchange.handlers import ASGIApp, Denials
-from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
+from limitgate.exchange.denials import ASGIApp, Denials, Message, Receive, Send
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.load import BUFFERED, Permits
 from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, raw_response_fields
-from limitgate.gate.wait_queue import TurnWaiter
+from limitgate.gate.turns import TurnWaiter
 from limitgate.http.rate_fields import Fields, raw
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
@@ -26,8 +26,6 @@ from limitgate.routes.handlers import STATUS
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages that carry response headers."""
@@ -38,6 +36,11 @@ _LASTS = frozenset({"http.response.body", "websocket.close"})
 """Messages that may be the last of an application."""
 _ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *_BEGINNINGS}) - {"http.response.start"}
 """Messages after which a request is no load any more: a WebSocket is answered, or the server sends a file by itself."""
+
+MOST_KEPT = 4
+"""Messages that are kept; from then on nobody listens but the application. Servers cut bodies into parts of some 64 KiB."""
+_DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
+"""Messages that say that the client has left."""
 
 CLIENT_GONE = (OSError, RuntimeError)
 """What servers raise for a message to a client that has left: `OSError` as ASGI 2.4 has it (uvicorn's ``ClientDisconnected``),
@@ -144,6 +147,52 @@ async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None
         pass
 
 
+class ReceiveBuffer:
+    """Stands before a server's ``receive`` while a request waits for its turn: messages are kept in order, and never lost.
+
+    A call of ``receive`` that is under way is never cancelled but handed on.
+    """
+
+    def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:
+        self._receive = receive
+        self._kept: deque[Message] = deque()
+        self._pending: asyncio.Future[Message] | None = None
+
+    async def receive(self) -> Message:
+        """The next message: first those that were kept."""
+        while not self._kept:
+            pending = self._pending
+            if pending is None:
+                return await self._receive()
+            await asyncio.wait([pending])  # the application may be cancelled, and ask again
+            if self._pending is pending:
+                self._pending = None
+                return pending.result()
+        return self._kept.popleft()
+
+    async def stays_until(self, moment: asyncio.Future[Any]) -> bool:
+        """Listen until a moment has come. False if the client left before."""
+        while not moment.done() and len(self._kept) < MOST_KEPT:
+            if self._pending is None:
+                self._pending = asyncio.ensure_future(self._receive())
+            pending = self._pending
+            await asyncio.wait([moment, pending], return_when=asyncio.FIRST_COMPLETED)
+            if pending.done() and self._pending is pending:
+                if pending.cancelled() or pending.exception() is not None:
+                    break  # that is for the application to see, if it asks
+                self._pending = None
+                self._kept.append(pending.result())
+                if self._kept[-1]["type"] in _DISCONNECTS:
+                    return moment.done()
+        await asyncio.wait([moment])
+        return True
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._pending is not None and not self._pending.get_loop().is_closed():
+            self._pending.cancel()
+
+
 class ASGIExchange(Exchange):
     """One ASGI request: stands between the application and the server.
 
@@ -220,7 +269,7 @@ class ASGIExchange(Exchange):
         while self._is_closed and message["type"] == "websocket.receive":
             message = await self._receive()  # it was on its way already when the WebSocket was closed
         kind, messages = message["type"], self.admission.messages
-        if kind in ENDS:
+        if kind in _DISCONNECTS:
             self.admission.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
             self._charging = message, self.gate.message(self.admission, messages)

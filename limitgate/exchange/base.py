@@ -11,7 +11,7 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.load import Permits
 from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, unanswered
 from limitgate.gate.planning.planner import LateLimit
-from limitgate.gate.wait_queue import TurnWaiter
+from limitgate.gate.turns import TurnWaiter
 from limitgate.limits.decision import Decision
 from limitgate.rules.decorators import Mark
 

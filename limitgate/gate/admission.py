@@ -14,7 +14,7 @@ from weakref import ReferenceType
 from limitgate.gate.flow import Budget, Flow
 from limitgate.gate.load import Permits
 from limitgate.gate.planning.active_rules import ActiveRules
-from limitgate.gate.planning.request_plan import PreparedPlan, RequestPlan, costs_by
+from limitgate.gate.planning.prepared import PreparedPlan, RequestPlan, costs_by
 from limitgate.http.rate_fields import Fields, Numbers, RawFields, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, unavailable

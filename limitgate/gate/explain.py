@@ -14,7 +14,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
 from limitgate.gate.planning.planner import Planner, no_places
-from limitgate.gate.planning.request_plan import PreparedPlan
+from limitgate.gate.planning.prepared import PreparedPlan
 from limitgate.http.client_ip import Hop, Networks
 from limitgate.http.paths import PathIndex, segments
 from limitgate.http.rate_fields import Fields

@@ -16,21 +16,18 @@ from typing import Any
 from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Receipt, Refund, Turn, Verdict, outcome_of
-from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Awaited, Budget, Flow, answers_at_once, arun, run, takes_plain
 from limitgate.gate.load import Permits, ProxyGuard, end_undecided
+from limitgate.gate.outage import Fallback, StoreHealth
 from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
 from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.gate.planning.given_limits import GivenPlans, PendingLimits
 from limitgate.gate.planning.planner import LateLimit
-from limitgate.gate.planning.request_plan import NO_CHARGES, PreparedPlan, RequestPlan
+from limitgate.gate.planning.prepared import NO_CHARGES, GivenPlans, PendingLimits, PreparedPlan, RequestPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
-from limitgate.gate.store_health import StoreHealth
-from limitgate.gate.turns import Turns
+from limitgate.gate.turns import Turns, book
 from limitgate.gate.upload_in_flight import watched
-from limitgate.gate.wait_queue import book
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
 from limitgate.http.response import Refusal, forbidden, headers_too_large, unavailable

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.gate.planning.request_plan import AdaptiveMatch
+from limitgate.gate.planning.prepared import AdaptiveMatch
 from limitgate.http.client_ip import grouped
 from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s

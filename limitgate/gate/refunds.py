@@ -10,10 +10,9 @@ from typing import Any
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Refund
-from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run
+from limitgate.gate.outage import Fallback, StoreHealth
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.store_health import StoreHealth
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund

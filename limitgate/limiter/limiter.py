@@ -13,7 +13,7 @@ from limitgate.errors import LimitGateError, StoreError, called_as
 from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.wait_queue import WaitQueues
+from limitgate.gate.turns import WaitQueues
 from limitgate.limiter.adaptive import AdaptiveOptions, AdaptiveWork, AsyncAdaptiveWork, adaptive_work
 from limitgate.limiter.functions import KeyOf, check_async, check_key_of, check_named, check_plain, key_of
 from limitgate.limiter.operations import (

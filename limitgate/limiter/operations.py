@@ -13,9 +13,9 @@ from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import ConfigFlow, Flow
-from limitgate.gate.planning.request_plan import NO_CHARGES
+from limitgate.gate.planning.prepared import NO_CHARGES
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.wait_queue import book
+from limitgate.gate.turns import book
 from limitgate.keys import Key
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rule_bucket
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode

@@ -20,7 +20,7 @@ import pytest
 import redis
 
 from limitgate import MemoryStore, Rule, StoreError, limit, open_store, open_sync_store
-from limitgate.gate.store_health import CALM
+from limitgate.gate.outage import CALM
 from tests.support.clock import Clock
 from tests.support.doors import MOMENT, PATIENCE, SITES, ASGISite, Reply, Site, asgi_reply, wsgi_environ, wsgi_reply
 from tests.support.redis_server import RedisServer

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, load_rules
+from limitgate.exchange.asgi import MOST_KEPT
 from limitgate.exchange.base import EXCHANGE
-from limitgate.exchange.receive_buffer import MOST
 from limitgate.limits.limit import Limit
 from tests.behaviours.test_late_limits import Late
 from tests.gate.test_wait_queue import _passes_no_more
@@ -481,7 +481,7 @@ def part(text: bytes, *, more: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": text, "more_body": more}
 
 
-@pytest.mark.parametrize("parts", [1, 2, MOST, MOST + 1, 50])
+@pytest.mark.parametrize("parts", [1, 2, MOST_KEPT, MOST_KEPT + 1, 50])
 @pytest.mark.parametrize("pause", [0.0, 0.03, 0.2])
 def test_a_body_that_comes_meanwhile_is_whole(world: World, parts: int, pause: float) -> None:
     """An upload reaches the application in order, however much of it came while the request waited; only a little is kept."""
@@ -494,7 +494,7 @@ def test_a_body_that_comes_meanwhile_is_whole(world: World, parts: int, pause: f
         asking = asyncio.create_task(wire.call(gate, http_scope(method="POST")))
         await asyncio.sleep(0.099)
         assert not wire.sent
-        assert wire.received <= min(parts + 1, MOST)
+        assert wire.received <= min(parts + 1, MOST_KEPT)
         await asking
         assert wire.reply().body == b"".join(message["body"] for message in sent)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from limitgate.exchange.receive_buffer import MOST, ReceiveBuffer
+from limitgate.exchange.asgi import MOST_KEPT, ReceiveBuffer
 from tests.support.virtual import World
 
 
@@ -73,7 +73,7 @@ def test_no_more_is_kept_than_a_few_messages(listen: Listen) -> None:
     """Of an upload a few parts are kept, then nobody asks for more until the application does."""
     parts = [(0.01, body(bytes([number]))) for number in range(20)]
     stays, read, server = listen(*parts, reads=0)
-    assert (stays, server.asked) == (True, MOST)
+    assert (stays, server.asked) == (True, MOST_KEPT)
     _, read, server = listen(*parts, reads=20)
     assert (read, server.asked) == ([message for _, message in parts], 20)
 

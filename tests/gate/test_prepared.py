@@ -22,7 +22,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.routing import Rule as URLRule
 
 from limitgate import Caller, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
-from limitgate.gate.planning.given_limits import GivenPlans
+from limitgate.gate.planning.prepared import GivenPlans
 from limitgate.limits.template import PlainSpend
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock

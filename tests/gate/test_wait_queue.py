@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import Limit, MemoryStore
 from limitgate.gate.admission import Receipt, Turn
-from limitgate.gate.wait_queue import TurnWaiter, WaitQueues
+from limitgate.gate.turns import TurnWaiter, WaitQueues
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import BucketReading, Charge, Plan, Reading

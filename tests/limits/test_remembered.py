@@ -12,7 +12,7 @@ import pytest
 
 from limitgate import Caller, Limit, Limiter, MemoryStore, Rule
 from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.gate.planning.request_plan import PreparedPlan
+from limitgate.gate.planning.prepared import PreparedPlan
 from limitgate.limiter import operations
 from limitgate.limits import remembered
 from limitgate.limits.remembered import MOST, Remembered

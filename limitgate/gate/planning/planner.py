@@ -11,10 +11,21 @@ from limitgate.errors import ConfigError
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.gate.planning.given_limits import ConditionalPlans, GivenLimits, GivenPlans, PendingLimits
 from limitgate.gate.planning.identity import Identities, Subject
-from limitgate.gate.planning.request_plan import NO_CHARGES, AdaptiveMatch, PreparedPlan, RequestPlan, keep
-from limitgate.gate.planning.rule_match import EXEMPT, CompiledRules, RuleMatch
+from limitgate.gate.planning.prepared import (
+    EXEMPT,
+    NO_CHARGES,
+    AdaptiveMatch,
+    CompiledRules,
+    ConditionalPlans,
+    GivenLimits,
+    GivenPlans,
+    PendingLimits,
+    PreparedPlan,
+    RequestPlan,
+    RuleMatch,
+    keep,
+)
 from limitgate.http.client_ip import Hop
 from limitgate.http.paths import PathIndex, Reach, beyond, segments, with_empty_segments
 from limitgate.http.request import Request

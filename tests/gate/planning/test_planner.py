@@ -12,7 +12,7 @@ import pytest
 from limitgate import Caller, Rule, RuleSet
 from limitgate.gate.planning.identity import Identities
 from limitgate.gate.planning.planner import Planner
-from limitgate.gate.planning.request_plan import RequestPlan
+from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest, Request
 from limitgate.routes import NoRoutes, Route

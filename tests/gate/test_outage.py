@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from limitgate import StoreError
 from limitgate.gate.admission import Verdict
-from limitgate.gate.fallback import Fallback, Split
+from limitgate.gate.outage import Fallback, Split
 from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.gate.planning.request_plan import RequestPlan
+from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.limits.plan import Charge, Plan
 from limitgate.rules.options import OnError
 from limitgate.rules.rule import Rule

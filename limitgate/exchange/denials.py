@@ -1,0 +1,175 @@
+"""Answers of the application's own to refusals: handlers of `RateLimited` and of status 429, as its framework registers them.
+
+A handler is looked up when a request is refused, so it may be registered at any time. Handlers of other errors, `Exception`
+say, are not asked: what they answer is no refusal. Inside of a Flask or Quart application the refusal is raised: the
+application is called with the refusal on its way, and a function that runs before all others of the kind raises it. What
+follows is the framework's own, handlers of blueprints and functions after the request included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import cache
+from inspect import isawaitable
+from typing import Any, NamedTuple
+
+from limitgate.http.request import Scope
+from limitgate.http.response import Refusal
+from limitgate.limits.decision import Decision, RateLimited
+from limitgate.routes.handlers import ERRORS, STATUS, application_behind, handler_of_refusals
+from limitgate.rules.options import is_async
+
+
+def refused(base: type[Exception], refusal: Refusal, decision: Decision, **options: Any) -> RateLimited:
+    """A `RateLimited` that is an error of a framework's, too: of the class ``base``, with these options of its own."""
+    kind = _kind(base)  # type: ignore[arg-type]  # any class can be hashed
+    error: Any = kind.__new__(kind)
+    initialise: Any = base.__init__
+    initialise(error, **options)
+    error.decision, error.response, error.refusal_id = decision, None, refusal.id
+    refused: RateLimited = error
+    return refused
+
+
+@cache
+def _kind(base: Any) -> type[RateLimited]:
+    return type("Refused", (RateLimited, base), {"__doc__": "A request was refused by a gate.", "__module__": __name__})
+
+
+_REFUSED = "limitgate.refused"
+"""Name of a refusal that is to be raised, in a scope or environ."""
+
+
+class RaisingApp:
+    """A Flask or Quart application, whose method ``entrance`` takes a request in."""
+
+    def __init__(self, app: Any, entrance: str) -> None:
+        self._app = app
+        self._entrance = entrance
+
+    def denial(self, place: Any, refusal: Refusal, decision: Decision) -> Callable[..., Any] | None:
+        """The application that answers in the place of a refusal; None if no handler is registered for one anywhere."""
+        if not any(self._has_handler(name) for name in self._app.error_handler_spec):
+            return None
+        self._hook()
+
+        def answer(place: Any, *arguments: Any) -> Any:
+            place[_REFUSED] = refusal, decision
+            entrance = getattr(type(self._app), self._entrance)  # without the middleware around it, which might answer itself
+            return entrance(self._app, place, *arguments)
+
+        return answer
+
+    def _hook(self) -> None:
+        """Have refusals raised before all other functions run. Only from the first one on: each request pays for it.
+
+        The list is another one from then on, as other threads may be going through it just now.
+        """
+        functions = self._app.before_request_funcs
+        if self._raise not in functions.get(None, ()):
+            functions[None] = [self._raise, *functions.get(None, ())]
+
+    def _has_handler(self, blueprint: str | None) -> bool:
+        spec = self._app.error_handler_spec.get(blueprint, {})
+        return bool(spec.get(STATUS)) or any(kind in spec.get(None, {}) for kind in ERRORS)
+
+    def _raise(self) -> Any:
+        """Raise the refusal of the request at hand, or answer it where neither application nor blueprint has a handler."""
+        request = self._request
+        place = getattr(request, "scope", None) or request.environ
+        found = place.pop(_REFUSED, None)
+        if found is None:
+            return None
+        refusal, decision = found
+        if any(self._has_handler(name) for name in (*request.blueprints, None)):
+            from werkzeug.exceptions import TooManyRequests  # noqa: PLC0415 - as above
+
+            raise refused(TooManyRequests, refusal, decision, description=refusal.detail)
+        return self._app.response_class(refusal.body, refusal.status, refusal.fields)
+
+    @property
+    def _request(self) -> Any:
+        """The request at hand, as the application's framework keeps it."""
+        if self._entrance == "wsgi_app":
+            import flask as framework  # noqa: PLC0415 - only where it is in use already
+        else:
+            import quart as framework  # type: ignore[no-redef]  # noqa: PLC0415
+        return framework.request
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Denials(NamedTuple):
+    """Who answers in the place of a gate that refuses."""
+
+    find: Callable[[Scope, Refusal, Decision], ASGIApp | None]
+    """Finds the ASGI application that answers a refusal; None if there is none."""
+    are_handlers: bool
+    """True if these are handlers of errors, so that what they have answered already is no other answer."""
+
+
+def denials(app: ASGIApp, on_denied: ASGIApp | None) -> Denials:
+    """Who answers refusals: the option ``on_denied``, else the handlers of the application behind a gate."""
+    if on_denied is not None:
+        return Denials(lambda _scope, _refusal, _decision: on_denied, are_handlers=False)
+    behind = application_behind(app)
+    if behind is not None and hasattr(behind, "error_handler_spec"):
+        return Denials(RaisingApp(behind, "asgi_app").denial, are_handlers=True)
+
+    def find(scope: Scope, refusal: Refusal, decision: Decision) -> ASGIApp | None:
+        around: Any = scope.get("litestar_app") or scope.get("app") if behind is None else behind
+        handler = handler_of_refusals(getattr(around, "exception_handlers", None))
+        if handler is None:
+            return None
+        of_litestar = hasattr(around, "request_class")
+        error = _error(refusal, decision, of_litestar=of_litestar)
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if of_litestar:
+                request = around.request_class(scope=scope, receive=receive, send=send)
+                response = await _response_of_litestar(around, handler, error, request)
+            else:
+                from starlette.requests import Request  # noqa: PLC0415 - only where it is in use already
+
+                response = await _response_of_starlette(handler, error, Request(scope, receive, send))
+            await response(scope, receive, send)
+
+        return answer
+
+    return Denials(find, are_handlers=True)
+
+
+def _error(refusal: Refusal, decision: Decision, *, of_litestar: bool) -> RateLimited:
+    """The error that a handler is given: a `RateLimited` that is an HTTP error of the framework's, too."""
+    base: type[Exception]
+    if of_litestar:
+        from litestar.exceptions import TooManyRequestsException  # noqa: PLC0415 - only where it is in use already
+
+        base = TooManyRequestsException
+    else:
+        from starlette.exceptions import HTTPException  # noqa: PLC0415
+
+        base = HTTPException
+    fields = dict(refusal.waiting)
+    return refused(base, refusal, decision, status_code=refusal.status, detail=refusal.detail, headers=fields)
+
+
+async def _response_of_starlette(handler: Callable[..., Any], error: RateLimited, request: Any) -> ASGIApp:
+    """Call a handler of Starlette's or FastAPI's, in a thread if it does not await."""
+    from starlette.concurrency import run_in_threadpool  # noqa: PLC0415
+
+    response: ASGIApp = await (handler(request, error) if is_async(handler) else run_in_threadpool(handler, request, error))
+    return response
+
+
+async def _response_of_litestar(app: Any, handler: Callable[..., Any], error: RateLimited, request: Any) -> ASGIApp:
+    """Call a handler of Litestar's."""
+    response = handler(request, error)
+    if isawaitable(response):
+        response = await response
+    answer: ASGIApp = response.to_asgi_response(app=None, request=request, type_encoders=app.type_encoders)
+    return answer

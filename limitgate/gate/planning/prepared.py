@@ -1,0 +1,622 @@
+"""Prepared plans: what all requests have in common that differ only in who asks, and in what their callables give.
+
+The rules that apply (`RuleMatch`), the plan that is bound to the keys of a request (`PreparedPlan`), and the choice among plans
+by conditions (`ConditionalPlans`) and by limits that a callable or a caller gives (`GivenPlans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Generator, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from inspect import isawaitable
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, final
+
+from limitgate.errors import ConfigError
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.identity import Subject
+from limitgate.http.rate_fields import Writer, prepared_fields
+from limitgate.http.request import Request
+from limitgate.keys import PreparedKey
+from limitgate.limits.limit import Limit
+from limitgate.limits.plan import Charge, Plan
+from limitgate.limits.priority import NORMAL
+from limitgate.limits.remembered import Remembered
+from limitgate.limits.template import PlanTemplate
+from limitgate.messages.diagnostics import Diagnosis
+from limitgate.observing.counts import RuleSeries
+from limitgate.observing.plain_counter import PlainCounter
+from limitgate.rules.callers import Caller
+from limitgate.rules.decorators import Mark
+from limitgate.rules.options import read_limits
+from limitgate.rules.rule import Rule, unreplaced
+
+CompiledRules = tuple[CompiledRule, ...]
+
+
+class RuleMatch:
+    """The rules that are for requests of one tier, method, path and root path. Shared by all of them that have the same."""
+
+    __slots__ = (
+        "adaptive_rules",
+        "asks_route",
+        "compiled_rules",
+        "denying",
+        "exempting",
+        "is_conditional",
+        "limited_rules",
+    )
+
+    def __init__(self, compiled_rules: CompiledRules, exempting: tuple[CompiledRules, ...] = ()) -> None:
+        self.compiled_rules = compiled_rules
+        """All of them but exempt ones, in the order they were written, decorators last."""
+        self.exempting = exempting
+        """For each interpretation of the path, the rules that exempt it if the request is one of theirs; empty for none."""
+        self.is_conditional = bool(exempting) or any(each.rule.is_conditional for each in compiled_rules)
+        """True if it has to be `narrowed` to the rules that are for a request."""
+        self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
+        """True if a key, or an adaptive limit, needs the route that the framework will take."""
+        applying = _applying(compiled_rules)
+        denying = [each for each in applying if each.rule.deny]
+        self.denying = next((each for each in denying if each.enforced), denying[0] if denying else None)
+        """A rule that denies, if possible one that is no shadow; None if nothing is denied."""
+        self.limited_rules = tuple([each for each in applying if each.rule.has_limits])
+        """Rules that limit requests."""
+        adaptive_rules = [each for each in self.limited_rules if each.places is not None]
+        self.adaptive_rules = tuple(sorted(adaptive_rules, key=lambda each: not each.enforced))
+        """Rules with an adaptive limit, those that refuse before shadows."""
+
+    def exempts(self, request: Request) -> bool:
+        """True if exempt rules that are for a request cover every interpretation of its path."""
+        admitting = {each for each in set(chain(*self.exempting)) if is_met(each.rule, request)}
+        return bool(self.exempting) and not any(admitting.isdisjoint(one) for one in self.exempting)
+
+    def conditions(self) -> list[Rule]:
+        """The rules whose ``clients`` and ``when`` have to be asked."""
+        return [each.rule for each in self.compiled_rules if each.rule.is_conditional]
+
+    def narrowed(self, request: Request) -> CompiledRules:
+        """The rules that are for a request, by ``clients`` and ``when``."""
+        return tuple([each for each in self.compiled_rules if is_met(each.rule, request)])
+
+
+def is_met(rule: Rule, request: Request) -> bool:
+    """True if a request meets the conditions of a rule, which are asked once for it. Raises whatever ``when`` does."""
+    met = request.met
+    if met is None:
+        met = request.met = {}
+    key = id(rule)
+    known = met.get(key)
+    if known is None:
+        known = met[key] = rule.admits(request)
+    return known
+
+
+def _applying(compiled_rules: Sequence[CompiledRule]) -> Sequence[CompiledRule]:
+    """The rules that no other one replaces."""
+    if not any(each.rule.replaces for each in compiled_rules):
+        return compiled_rules
+    listed = [each.rule for each in compiled_rules if not each.is_decorator]
+    decorators = [each.rule for each in compiled_rules if each.is_decorator]
+    applying = set(map(id, unreplaced(listed, decorators)))
+    return [each for each in compiled_rules if id(each.rule) in applying]
+
+
+EXEMPT = RuleMatch(())
+"""Stands for requests to which no rule applies, and none of the decorators either."""
+
+
+class RequestPlan(NamedTuple):
+    """The charges of one request, and the rules behind them."""
+
+    plan: Plan | None
+    """None where no rule applies."""
+    compiled_rules: Sequence[CompiledRule]
+    """The rules behind the plan's charges, in their order."""
+    is_by_outcome: bool = False
+    """True if a rule is charged by the outcome."""
+    has_slots: bool = False
+    """True if it takes slots for requests in flight, which have to be given back."""
+
+    def row(self, charge: Charge) -> RuleSeries | None:
+        """The figures of the rule behind a charge; None without observers."""
+        charges = self.plan.charges if self.plan else ()
+        rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)
+        return next(rows, None)
+
+
+NO_CHARGES = RequestPlan(None, ())
+
+
+def costs_by(
+    charges: Sequence[Charge],
+    compiled_rules: Sequence[CompiledRule],
+    status: int | None,
+    *,
+    is_sent: bool,
+    told: Mapping[str | None, int] = MappingProxyType({}),
+    any_has_own_cost: bool = False,
+) -> list[int]:
+    """What charges cost by the outcome of their request, and by the costs that `Decision.settle` was ``told``.
+
+    ``compiled_rules`` are those behind the charges, and ``status`` is that of the response, None while it is unknown. A slot
+    costs nothing once the response is sent. A cost told without a rule is that of the rules with a cost of their own, or of
+    all if ``any_has_own_cost`` is false.
+    """
+    costs = []
+    for charge, compiled_rule in zip(charges, compiled_rules):
+        rule, cost = compiled_rule.rule, charge.cost
+        if charge.bucket.has_slots:
+            cost = 0 if is_sent else cost
+        elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
+            cost = 0
+        elif told:
+            unnamed = told.get(None, cost) if rule.has_own_cost or not any_has_own_cost else cost
+            cost = told.get(rule.name, unnamed)
+        costs.append(cost)
+    return costs
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveMatch:
+    """The adaptive limits of requests of one tier, method and route, which take about the same time."""
+
+    compiled_rules: Sequence[CompiledRule]
+    """Those that refuse before shadows."""
+    request_class: Hashable
+
+
+class PreparedPlan:
+    """Plan of requests of one tier, method, path and root path; what who asks contributes to the keys is all that is missing.
+
+    ``keys`` are those of the rules, and ``costs`` what each rule charges, None for one that works it out for each request.
+    """
+
+    __slots__ = (
+        "_by_costs",
+        "_field_writer",
+        "adaptive",
+        "charged_rules",
+        "compiled_rules",
+        "costs",
+        "counter",
+        "denying",
+        "given",
+        "guarded",
+        "has_slots",
+        "is_by_address",
+        "is_by_outcome",
+        "is_ready",
+        "is_simple",
+        "keys",
+        "marks",
+        "messages",
+        "suffixes",
+        "template",
+    )
+
+    def __init__(
+        self,
+        compiled_rules: CompiledRules,
+        keys: Sequence[PreparedKey],
+        costs: tuple[int | None, ...],
+        marks: Container[Mark],
+        adaptive: AdaptiveMatch | None = None,
+        *,
+        denying: CompiledRule | None = None,
+        messages: PreparedPlan | None = None,
+    ) -> None:
+        self.compiled_rules = compiled_rules
+        """The rules behind the charges; none where nothing is charged."""
+        self.keys = keys
+        """The keys less what the client contributes."""
+        self.costs = costs
+        self.is_ready = None not in costs
+        """True unless `with_costs` has to be asked before anything is charged."""
+        self.marks = marks
+        """Decorators that were taken into account."""
+        self.adaptive = adaptive
+        """Adaptive limits to ask before; None for none."""
+        self.denying = denying
+        """A rule that denies the requests, or if that is a shadow, would; None if nothing is denied."""
+        self.messages = messages
+        """The plan of each message over a WebSocket; None where these are not limited."""
+        self.charged_rules = compiled_rules
+        """The rule behind each charge of the template."""
+        self.suffixes: Sequence[Sequence[str]] | None = None
+        """Per rule the ends of its buckets' keys, for `spread`; None where each rule has a bucket whose key has none."""
+        self.template = self._template()
+        """The charges, if they are plain and all that is due; else None. See `limitgate.limits.template`."""
+        rows = [each.row for each in self.charged_rules if each.row is not None]
+        self.counter = PlainCounter(self.template, rows) if self.template and rows else None
+        """Counts the decisions of plain plans; None without observers."""
+        self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
+        """Rules whose keys clients may make up, with their places."""
+        self.is_by_address = bool(keys) and all(key.is_by_address for key in keys)
+        """True if there are keys, and nothing of a request but its client's address is in them."""
+        self.is_by_outcome = any(each.is_by_outcome for each in compiled_rules)
+        """True if a rule is charged by the outcome."""
+        self.has_slots = any(each.has_slots for each in compiled_rules)
+        """True if it takes slots for requests in flight, which have to be given back."""
+        is_settled = not (self.is_by_outcome or self.has_slots)
+        self.is_simple = self.template is not None and self.template.is_enforced and is_settled
+        """True if rate fields are all that is due where the template is carried out."""
+        self.given: GivenPlans | None = None
+        """Finds the plans of callers with limits of their own; None where nothing of these is limited."""
+        self._field_writer: Writer | None = None
+        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
+        """Plans by what the rules charge; None for costs that were met once."""
+
+    def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
+        """The plan of a request whose caller has these limits of its own; None where limits have yet to be awaited."""
+        return self if self.given is None else self.given.with_limits(request, own)
+
+    def with_costs(self, request: Request) -> PreparedPlan:
+        """The plan at the costs of a request. Each callable is called once for it; raises whatever one does.
+
+        Costs that come again are prepared. Others, such as numbers of tokens, would each take longer to prepare than to charge.
+        """
+        costs = tuple([each.rule.cost_of(request) for each in self.compiled_rules])
+        known = self._by_costs.get(costs, self)
+        if known is None:
+            known = self._by_costs[costs] = PreparedPlan(
+                self.compiled_rules,
+                self.keys,
+                costs,
+                self.marks,
+                self.adaptive,
+                denying=self.denying,
+                messages=self.messages,
+            )
+        elif known is self:
+            keep(self._by_costs, costs, None, most=_MOST_COSTS)
+            known = copy(self)
+            known.costs, known.is_ready = costs, True
+        return known
+
+    def keys_of(self, subject: Subject) -> Sequence[str]:
+        """Keys for a subject of the same tier."""
+        keys = [key.of(subject) for key in self.keys]
+        for place, compiled_rule in self.guarded:
+            keys[place] = compiled_rule.admitted_key(keys[place], subject)
+        return keys
+
+    def spread(self, keys: Iterable[str]) -> Sequence[str]:
+        """The keys of all buckets, by those of the rules."""
+        return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
+
+    def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
+        """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
+        if self._field_writer is None:
+            buckets = tuple([(each.name, each.rule.buckets) for each in self.compiled_rules])
+            self._field_writer = prepared_fields(styles, buckets, rules)
+        return self._field_writer
+
+    def request_plan(self, plan: Plan) -> RequestPlan:
+        """The plan of one request, made of the template with its keys."""
+        return RequestPlan(plan, self.charged_rules, self.is_by_outcome, has_slots=self.has_slots)
+
+    def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
+        """The plan of one request of a caller, with its keys."""
+        if self.template is not None:
+            return self.request_plan(self.template.asked(keys).whole_plan)
+        if not self.compiled_rules:
+            return NO_CHARGES
+        priority = NORMAL if caller is None else caller.priority
+        charges: list[Charge] = []
+        behind: list[CompiledRule] = []
+        for compiled_rule, key, cost in zip(self.compiled_rules, keys, self.costs):
+            of_rule = compiled_rule.charges(key, cost or 0, priority if compiled_rule.is_graded else NORMAL)
+            charges += of_rule
+            behind += [compiled_rule] * len(of_rule)
+        plan = Plan.spend(charges)
+        return RequestPlan(plan.named() if self.has_slots else plan, behind, self.is_by_outcome, self.has_slots)
+
+    def _template(self) -> PlanTemplate | None:
+        """The template of the charges; None if there is none. Notes which rules are behind them."""
+        rules, costs = self.compiled_rules, self.costs
+        if not rules or self.denying is not None or None in costs or any(each.is_graded for each in rules):
+            return None
+        charges = [charge for rule, cost in zip(rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
+        try:
+            template = PlanTemplate([charge._replace(key="") for charge in charges])
+        except ValueError:
+            return None
+        if len(charges) > len(rules) or not template.is_of_debts:
+            self.charged_rules = tuple([rule for rule in rules for _ in rule.rule.buckets])
+            self.suffixes = [[bucket.suffix for bucket in rule.rule.buckets] for rule in rules]
+        return template
+
+
+_NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
+"""That of all plans that never ask, so that none of them has one for itself."""
+_MOST_COSTS = 256
+"""Costs of a plan that are remembered."""
+
+
+def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:
+    """Remember a value, in the place of the oldest one where there are as many as may be already."""
+    if len(kept) >= most:
+        with suppress(RuntimeError):  # another thread was faster
+            kept.pop(next(iter(kept)), None)
+    kept[key] = value
+
+
+_LONG = 200
+"""Characters that the text of limits may have which are remembered."""
+_MOST_MET = 256
+"""Combinations of conditions whose plans are remembered for one route."""
+_AT_HAND = (str, Limit, list, tuple, type(None))
+_AS_WRITTEN = object()
+"""Stands for the limits of a rule to which none are given."""
+_TOLD = 200
+"""Characters of a mistake that are logged."""
+
+
+class PendingLimits:
+    """Limits of a request that async callables have yet to give: to be awaited before it is planned again.
+
+    They are those of rules with these ids; without ``keys`` all that are known to be pending.
+    """
+
+    __slots__ = ("_given", "_keys")
+
+    def __init__(self, request: Request, keys: Sequence[int] | None = None) -> None:
+        self._given = given = {} if request.given_limits is None else request.given_limits
+        self._keys = [key for key, limits in given.items() if isawaitable(limits)] if keys is None else keys
+
+    def __bool__(self) -> bool:
+        """True if there is anything to await."""
+        return bool(self._keys)
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._complete().__await__()
+
+    async def _complete(self) -> None:
+        """Await the limits. Raises whatever a callable does."""
+        try:
+            for key in self._keys:
+                if isawaitable(limits := self._given[key]):
+                    self._given[key] = await limits
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give up, and leave no coroutine that nobody has awaited."""
+        for key in self._keys:
+            if isawaitable(self._given[key]):
+                getattr(self._given[key], "close", bool)()
+
+
+class GivenLimits:
+    """Puts limits that are given at run time in the place of those that are written."""
+
+    def __init__(self) -> None:
+        self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
+        self._told: set[str] = set()
+
+    def applied(
+        self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
+    ) -> tuple[tuple[CompiledRule, ...], Sequence[int]]:
+        """Rules with the limits of a request, without those that do not limit it, and the ids of rules that have to be awaited.
+
+        ``own`` are the limits of its caller. ``remembers`` is false for who remembers the rules by itself. Each callable is
+        called once for a request. Raises `ConfigError` where limits cannot be read and none are written.
+        """
+        given = request.given_limits
+        found, pending = [], []
+        for compiled_rule in compiled_rules:
+            limited: CompiledRule | None = compiled_rule
+            if own and compiled_rule.rule.name in own:
+                limited = self._limited(compiled_rule, own[compiled_rule.rule.name], remembers=remembers)
+            elif compiled_rule.limits_by is not None:
+                key = id(compiled_rule.written)
+                if given is None:
+                    given = request.given_limits = {}
+                if key not in given:
+                    given[key] = compiled_rule.limits_by(request)
+                limits = given[key]
+                if isinstance(limits, _AT_HAND) or not isawaitable(limits):
+                    limited = self._limited(compiled_rule, limits, remembers=remembers)
+                else:
+                    pending.append(key)
+            if limited is not None:
+                found.append(limited)
+        return tuple(found), pending
+
+    def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
+        """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""
+        if limits is None:
+            return None
+        try:
+            if isinstance(limits, list):
+                limits = tuple(limits)
+            return self._remembered.values.get((compiled_rule, limits)) or self._read(
+                compiled_rule, limits, remembers=remembers
+            )
+        except (ConfigError, TypeError) as error:
+            name = compiled_rule.rule.name
+            reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
+            if not compiled_rule.rule.every_limit:
+                raise ConfigError(f"rule {name!r}: the limits given at run time cannot be read: {reason}") from error
+            if name not in self._told:
+                self._told.add(name)
+                Diagnosis.UNREADABLE_LIMITS.log(name, reason[:_TOLD])
+            return compiled_rule
+
+    def _read(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule:
+        """A rule with limits that are not known yet. Raises `ConfigError` if they cannot be read."""
+        limited = compiled_rule.having_limits(read_limits(limits))
+        if remembers and not (isinstance(limits, str) and len(limits) > _LONG):
+            self._remembered.add((compiled_rule, limits), limited)
+        return limited
+
+
+@final
+class GivenPlans:
+    """Stands for the prepared plan of requests whose limits are given at run time: there is one for all that have the same.
+
+    ``compiled_rules`` are those that limit the requests, with their ``keys``. ``marks``, ``adaptive`` and ``denying`` are those
+    of each plan.
+    """
+
+    __slots__ = (
+        "_callables",
+        "_compiled_rules",
+        "_denying",
+        "_every_key",
+        "_given",
+        "_keys",
+        "_plans",
+        "_remember",
+        "_sources",
+        "adaptive",
+        "marks",
+    )
+    is_ready: Final = False
+    """The plan of a request has to be found first."""
+
+    def __init__(
+        self,
+        given: GivenLimits,
+        compiled_rules: CompiledRules,
+        keys: Iterable[PreparedKey],
+        marks: Container[Mark],
+        adaptive: AdaptiveMatch | None,
+        *,
+        denying: CompiledRule | None,
+    ) -> None:
+        self.adaptive = adaptive
+        """Adaptive limits to ask before; None for none."""
+        self._given = given
+        self._compiled_rules = compiled_rules
+        self._every_key = tuple(keys)
+        self._keys = {id(each.written): key for each, key in zip(compiled_rules, self._every_key)}
+        self.marks = marks
+        """Decorators that were taken into account."""
+        self._denying = denying
+        self._sources = [(each.name, id(each.written), each.limits_by) for each in compiled_rules]
+        self._callables = [(key, limits_by) for _, key, limits_by in self._sources if limits_by is not None]
+        remembered = Remembered[tuple[Any, ...], PreparedPlan]()
+        self._remember = remembered.add
+        self._plans = remembered.values
+        """By what each callable gives; and where callers have limits of their own, by what is given to each rule."""
+
+    @property
+    def as_written(self) -> PreparedPlan | GivenPlans:
+        """The plan of callers without limits of their own; itself where that depends on what callables give."""
+        if self._callables:
+            return self
+        prepared = self._prepared(self._compiled_rules)
+        prepared.given = self
+        return prepared
+
+    def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
+        """The plan of a request whose caller has these limits of its own; None where limits have yet to be awaited."""
+        given = request.given_limits
+        if given is None:
+            given = request.given_limits = {}
+        if own:
+            limits = self._limits(request, own, given)
+        else:
+            for key, limits_by in self._callables:
+                if key not in given:
+                    given[key] = limits_by(request)
+            limits = tuple([given[key] for key, _ in self._callables])
+        try:
+            return self._plans[limits]
+        except KeyError:
+            pass
+        except TypeError:  # there are lists in it
+            limits = tuple([tuple(each) if isinstance(each, list) else each for each in limits])
+            with suppress(KeyError, TypeError):
+                return self._plans[limits]
+        return self._plan_with(request, own, limits)
+
+    def _limits(self, request: Request, own: Mapping[str, Any], given: dict[int, Any]) -> tuple[Any, ...]:
+        """What is given to each rule, by the caller or else by its callable."""
+        limits: list[Any] = []
+        for name, key, limits_by in self._sources:
+            if name in own:
+                limits.append(own[name])
+            elif limits_by is None:
+                limits.append(_AS_WRITTEN)
+            else:
+                if key not in given:
+                    given[key] = limits_by(request)
+                limits.append(given[key])
+        return tuple(limits)
+
+    def _plan_with(self, request: Request, own: Mapping[str, Any] | None, limits: tuple[Any, ...]) -> PreparedPlan | None:
+        """Make the plan of a request that was given these limits, which are not remembered."""
+        limited, pending = self._given.applied(self._compiled_rules, request, own, remembers=False)
+        if pending:
+            return None
+        prepared = self._prepared(limited)
+        if is_short(limits):
+            with suppress(TypeError):
+                self._remember(limits, prepared)
+        return prepared
+
+    def _prepared(self, limited: CompiledRules) -> PreparedPlan:
+        """The plan of requests that these rules limit, and of their messages."""
+        counted = tuple([each for each in limited if each.rule.has_counts])
+        of_messages = tuple([each for each in counted if each.rule.per == "message"])
+        messages = PreparedPlan(of_messages, *self._keys_and_costs(of_messages), self.marks) if of_messages else None
+        if of_messages:
+            counted = tuple([each for each in counted if each.rule.per == "request"])
+        keys, costs = self._keys_and_costs(counted)
+        return PreparedPlan(counted, keys, costs, self.marks, self.adaptive, denying=self._denying, messages=messages)
+
+    def _keys_and_costs(self, compiled_rules: CompiledRules) -> tuple[Sequence[PreparedKey], tuple[int | None, ...]]:
+        """What a plan of these rules needs besides."""
+        keys = self._every_key
+        if len(compiled_rules) < len(keys):
+            keys = tuple([self._keys[id(each.written)] for each in compiled_rules])
+        return keys, tuple([each.cost for each in compiled_rules])
+
+
+@final
+class ConditionalPlans:
+    """Stands for the prepared plan of requests whose rules have conditions: there is one for all that meet the same ones.
+
+    ``prepare`` makes it of the rules that are for a request and all that are like it. ``unlimited`` is the plan of requests
+    that a rule exempts.
+    """
+
+    __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_unlimited")
+
+    def __init__(
+        self,
+        match: RuleMatch,
+        prepare: Callable[[Request, tuple[CompiledRule, ...]], PreparedPlan | GivenPlans],
+        unlimited: PreparedPlan,
+    ) -> None:
+        self._match = match
+        self._conditions = match.conditions()
+        self._prepare = prepare
+        self._unlimited = unlimited
+        self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans] = {}
+        """By what each condition says."""
+
+    def plan_of(self, request: Request) -> PreparedPlan | GivenPlans:
+        """The plan of a request. Raises whatever a condition does."""
+        match = self._match
+        if match.exempting and match.exempts(request):
+            return self._unlimited
+        met = tuple([is_met(rule, request) for rule in self._conditions])
+        try:
+            return self._plans[met]
+        except KeyError:
+            prepared = self._prepare(request, match.narrowed(request))
+            keep(self._plans, met, prepared, most=_MOST_MET)
+            return prepared
+
+
+def is_short(limits: Iterable[Any]) -> bool:
+    """True if limits that were given may be remembered."""
+    return sum([len(each if type(each) is str else repr(each)) for each in limits if each is not _AS_WRITTEN]) <= _LONG
