@@ -106,10 +106,10 @@ class RateLimit:
         if len(values) < len(self._names):
             names = ", ".join(self._names.values())
             raise TypeError(f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI finds them")
-        if not self._has_charged(exchange.admission):
+        if not self._has_charged(exchange.open_admission()):
             parts = [value_of(values[part], name) for part, name in self._names.items()]
             connection.scope["limitgate"] = await self._decide(exchange, parts, connection.scope)
-        decision, refusal = exchange.decision, exchange.admission.refusal
+        decision, refusal = exchange.decision, exchange.open_admission().refusal
         if refusal is not None and decision is not None:
             raise Refused(refusal, decision)
         return decision
@@ -124,7 +124,7 @@ class RateLimit:
 
     async def _decide(self, exchange: Exchange, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
         if self._asks_user:  # whom authentication inside of the gate has found; what the gate was given has no user
-            request = exchange.admission.request
+            request = exchange.open_admission().request
             request.scope = {**(request.scope or {}), "user": scope.get("user")}
         return await exchange.afurther([(self.rule, values)])
 

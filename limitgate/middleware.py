@@ -132,22 +132,22 @@ class LimitGate(Around):
                     exchange.followed = in_flight
                     await self.app(exchange.scope, exchange.receive_in_flight, exchange.send_in_flight)
         except Exception as error:
-            exchange.admission.failed()
+            exchange.open_admission().failed()
             if not (await exchange.refuse_late(has_asked_handlers=True) and isinstance(error, RateLimited)):
                 raise
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
-            exchange.admission.abandon()
+            exchange.open_admission().abandon()
             _forget(token)
             token = None
             raise
         else:
             if not (exchange.has_begun() or await exchange.refuse_late()):
-                exchange.admission.failed()
+                exchange.open_admission().failed()
         finally:
             if token is not None:
                 decided_marks.reset(token)
             if exchange.end_now():
-                await gate.refunds.asettle(exchange.admission)
+                await gate.refunds.asettle(exchange.open_admission())
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass through what is no request, and where the gate is switched off, requests too."""

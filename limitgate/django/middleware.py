@@ -68,7 +68,7 @@ class LimitGateMiddleware:
         if exchange is not None and refusal is not None:
             deny = self._deny if refusal.status == 429 else None
             refused = deny(request) if deny else _refusing(refusal, request)
-            exchange.admission.end()
+            exchange.open_admission().end()
             return _completed(refused, exchange)
         marks = exchange.marks if exchange else EVERYTHING
         token = decided_marks.set(marks) if marks or decorators.notes_none else None
@@ -84,7 +84,7 @@ class LimitGateMiddleware:
         if exchange is not None:
             if exchange.completes(response):
                 return response
-            _begun(exchange.admission, response)
+            _begun(exchange.open_admission(), response)
             if response.streaming:
                 exchange.settle()
                 _when_closed(response, exchange.end)
@@ -96,7 +96,7 @@ class LimitGateMiddleware:
         """A view has raised an error, for Django to answer; maybe only because the client went away while it sent."""
         exchange: Exchange | None = _place_of(request).get(EXCHANGE)
         if exchange is not None and isinstance(exception, UnreadablePostError):
-            exchange.admission.client_left = True
+            exchange.open_admission().client_left = True
 
     async def _acall(self, request: Any) -> Any:
         exchange = await _adecide(self.gate, self._gate_request(request)) if self.gate else None
@@ -105,7 +105,7 @@ class LimitGateMiddleware:
         if exchange is not None and refusal is not None:
             deny = self._deny if refusal.status == 429 else None
             refused = await deny(request) if deny else _refusing(refusal, request)
-            exchange.admission.end()
+            exchange.open_admission().end()
             return _completed(refused, exchange)
         marks = exchange.marks if exchange else EVERYTHING
         token = decided_marks.set(marks) if marks or decorators.notes_none else None
@@ -123,7 +123,7 @@ class LimitGateMiddleware:
         if exchange is not None:
             if exchange.completes(response):
                 return response
-            _begun(exchange.admission, response)
+            _begun(exchange.open_admission(), response)
             if response.streaming:
                 await exchange.asettle()
                 _when_closed(response, partial(_end_of_loop, exchange))
@@ -278,8 +278,8 @@ def _end_of_loop(exchange: Exchange) -> None:
     except RuntimeError:
         async_to_sync(exchange.ashutdown)()
     else:
-        if exchange.admission.end():
-            exchange.gate.refunds.settle_soon(exchange.admission)
+        if exchange.open_admission().end():
+            exchange.gate.refunds.settle_soon(exchange.open_admission())
 
 
 def _when_closed(response: Any, end: Callable[[], None]) -> None:
@@ -304,7 +304,7 @@ def _refusing(refusal: Refusal, request: Any) -> Any:
 def _completed(response: Any, exchange: Exchange | None) -> Any:
     """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
     if exchange is not None:
-        admission = exchange.admission
+        admission = exchange.open_admission()
         for name, value in response_fields(admission):
             response[name] = value
         for name, value in admission.refusal.waiting if admission.refusal else ():

@@ -121,14 +121,14 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     def _allows(self, request: Any, exchange: Exchange, rule: Rule, user: object) -> bool:
         """Decide about a rule for whoever stands for the part ``user`` of its key."""
         django = request._request  # noqa: SLF001 - the only way to it there is
-        gate_request = exchange.admission.request
+        gate_request = exchange.open_admission().request
         if isinstance(gate_request, DjangoRequest):
             gate_request.note_user(request.user)
         values = [value_of(user, _USER)] if rule.given_parts else []
         has_to_await = not isinstance(exchange.gate.store, SyncStore) or iscoroutinefunction(rule.limits_by)
         further = async_to_sync(exchange.afurther) if gate_request.awaits and has_to_await else exchange.further
         self._decision = django.limitgate = further([(rule, values)])
-        refusal = exchange.admission.refusal
+        refusal = exchange.open_admission().refusal
         if refusal is not None and refusal.status == HeadersTooLarge.status_code:
             raise HeadersTooLarge(refusal.detail)
         if refusal is not None and refusal.status != 429:
@@ -206,7 +206,7 @@ class SimpleRateThrottle(Throttle):
     def get_ident(self, request: Any) -> str:
         """Address or network of the client, as all limits count it: proxies are believed that are in ``trusted_proxies``."""
         exchange = _exchange_of(request, None)
-        return exchange.gate.address(exchange.admission.request) or "" if exchange else ""
+        return exchange.gate.address(exchange.open_admission().request) or "" if exchange else ""
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
         """Text that stands for whoever a request counts for; None for a request that is not throttled."""
@@ -219,7 +219,7 @@ class SimpleRateThrottle(Throttle):
         if rule is None:
             return True
         exchange = _exchange_of(request, rule)
-        if exchange is None or exchange.admission.marks is EVERYTHING:
+        if exchange is None or exchange.open_admission().marks is EVERYTHING:
             return True
         if self.get_cache_key.__module__ == __name__:  # told apart as by any other throttle
             return not self._throttles(request) or self._allows(request, exchange, rule, request.user)

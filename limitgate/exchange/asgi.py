@@ -268,11 +268,12 @@ class ASGIExchange(Exchange):
             return message
         while self._is_closed and message["type"] == "websocket.receive":
             message = await self._receive()  # it was on its way already when the WebSocket was closed
-        kind, messages = message["type"], self.admission.messages
+        kind, admission = message["type"], self.open_admission()
+        messages = admission.messages
         if kind in _DISCONNECTS:
-            self.admission.client_left = True
+            admission.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
-            self._charging = message, self.gate.message(self.admission, messages)
+            self._charging = message, self.gate.message(admission, messages)
             return await self._deliver(*self._charging)
         return message
 
@@ -286,8 +287,9 @@ class ASGIExchange(Exchange):
             self._receive = self._buffer.receive
         if await self._buffer.stays_until(waiter):
             return True
-        self.admission.client_left = True
-        if self.scope["type"] == "websocket" and not self.admission.has_begun:
+        admission = self.open_admission()
+        admission.client_left = True
+        if self.scope["type"] == "websocket" and not admission.has_begun:
             self._is_closed = True
             with suppress(*CLIENT_GONE):  # servers want a handshake to be answered, even if nobody is there
                 await self._send({"type": "websocket.close"})
@@ -337,7 +339,7 @@ class ASGIExchange(Exchange):
 
     async def send_any(self, message: Message) -> None:
         """`send` a message where more than rate fields may be due."""
-        admission, kind = self.admission, message["type"]
+        admission, kind = self.open_admission(), message["type"]
         if not admission.has_begun and kind in _BEGINNINGS:
             if admission.refusal is not None:
                 await self._begin_refused(message, admission.refusal)

@@ -26,7 +26,7 @@ OUTCOME = "limitgate.outcome"
 def admission_around(place: Mapping[str, Any]) -> Admission | None:
     """The admission to the nearest gate around that has not answered yet, by a scope or environ; None if there is none."""
     exchange = place.get(EXCHANGE)
-    return unanswered(exchange.admission) if isinstance(exchange, Exchange) else None
+    return unanswered(exchange.open_admission()) if isinstance(exchange, Exchange) else None
 
 
 class Exchange:
@@ -44,9 +44,8 @@ class Exchange:
         if not admission.is_plain and admission.in_flight is not None:
             admission.show_in_flight()
 
-    @property
-    def admission(self) -> Admission:
-        """The admission, for code that needs more than rate fields. From then on it is not plain."""
+    def open_admission(self) -> Admission:
+        """Have the gate do more for the request than add rate fields: its admission is not plain from now on."""
         admission = self._admission
         admission.is_plain = False
         return admission
@@ -72,7 +71,7 @@ class Exchange:
 
         Returns the decision about the request as a whole; None if no rule applies.
         """
-        gate, admission = self.gate, self.admission
+        gate, admission = self.gate, self.open_admission()
         turn = run(gate.store, gate.further(admission, extra_rules), admission.budget)
         if turn is not None:
             gate.turns.wait_for_further(admission, turn)
@@ -82,7 +81,7 @@ class Exchange:
 
     async def afurther(self, extra_rules: Sequence[LateLimit]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        gate, admission = self.gate, self.admission
+        gate, admission = self.gate, self.open_admission()
         turn = await self.abudgeted(gate.further(admission, extra_rules))
         if turn is not None:
             await gate.turns.await_further(admission, turn, self.stays_until)
@@ -92,8 +91,9 @@ class Exchange:
 
     async def abudgeted(self, flow: Flow[T]) -> T:
         """Run a flow within the time that the request has left to wait for its store; others may run at the same time."""
-        budget = self.admission.budget
-        own = Budget(budget.left, measured=self.admission.rules.is_measured)
+        admission = self.open_admission()
+        budget = admission.budget
+        own = Budget(budget.left, measured=admission.rules.is_measured)
         result = await arun(self.gate.store, flow, own)
         budget.left = min(budget.left, own.left)
         return result

@@ -34,7 +34,7 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
         return ()
     if exchange.awaits or not isinstance(exchange.gate.store, SyncStore):
         raise ConfigError("usage was called under ASGI, expected await ausage(request)")
-    gate, admission = exchange.gate, exchange.admission
+    gate, admission = exchange.gate, exchange.open_admission()
     if rule_names and admission.rules.planner.asks_user:
         admission.request.find_user_here()
     return run(gate.store, gate.usage(admission, rule_names, path), admission.budget)
@@ -50,7 +50,7 @@ async def ausage(request: object, *rule_names: str, path: str | None = None) -> 
         return ()
     if not (exchange.awaits and isinstance(exchange.gate.store, AsyncStore)):
         raise ConfigError("ausage was called under WSGI, expected usage(request)")
-    admission = exchange.admission
+    admission = exchange.open_admission()
     if rule_names and admission.rules.planner.asks_user:
         await admission.request.find_user()
     return await exchange.abudgeted(exchange.gate.usage(admission, rule_names, path))
@@ -65,6 +65,6 @@ def _exchange_of(request: object, function: str) -> Exchange | None:
     if EXCHANGE not in place:
         raise ConfigError(f"{function} was called where no LimitGate has let a request in, expected one around the application")
     exchange: Exchange | None = place[EXCHANGE]
-    if exchange is not None and exchange.admission.settlement.is_over:
+    if exchange is not None and exchange.open_admission().settlement.is_over:
         raise ConfigError(f"{function} was called when the request was over, expected it before")
     return exchange if switch.null_store is None else None

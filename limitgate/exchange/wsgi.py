@@ -106,7 +106,7 @@ def _noted(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
         for chunk in chunks:  # noqa: UP028 - `yield from` would close them as soon as nobody reads on
             yield chunk
     except Exception:
-        exchange.admission.failed()
+        exchange.open_admission().failed()
         raise
     exchange.sent()
 

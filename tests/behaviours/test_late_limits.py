@@ -59,7 +59,7 @@ class Late:
         self.exchanges.append(exchange)
         for rule in self.late:
             self.decisions.append(await exchange.afurther([(rule, ())]))
-            if exchange.admission.refusal and self.heeds:
+            if exchange.open_admission().refusal and self.heeds:
                 raise RateLimited(self.decisions[-1])
         await send(START)
         await send({**END, "body": b"" if scope["method"] == "HEAD" else b"hello"})
@@ -69,7 +69,7 @@ class Late:
         self.exchanges.append(exchange)
         for rule in self.late:
             self.decisions.append(exchange.further([(rule, ())]))
-        refusal = exchange.admission.refusal
+        refusal = exchange.open_admission().refusal
         if refusal and self.heeds:
             start_response(f"{refusal.status} {refusal.reason}", list(refusal.fields))
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]

@@ -1198,7 +1198,7 @@ def test_an_exchange_leads_nowhere_once_it_is_over(store: Watched) -> None:
     for _ in range(2):
         environ = wsgi_environ()
         gate(environ, lambda *_: bytes)
-        assert environ[EXCHANGE].admission.request is None
+        assert environ[EXCHANGE].open_admission().request is None
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------

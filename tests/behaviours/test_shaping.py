@@ -402,7 +402,7 @@ def test_a_request_leaves_no_cycle(world: World) -> None:
     admissions = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        admissions.append(ref(scope[EXCHANGE].admission))
+        admissions.append(ref(scope[EXCHANGE].open_admission()))
         await send(START)
         await send(END)
 
@@ -701,9 +701,9 @@ def test_a_turn_that_is_waited_for_is_no_part_of_the_timeout() -> None:
     waited = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        waited.append(0.05 - scope[EXCHANGE].admission.budget.left)
+        waited.append(0.05 - scope[EXCHANGE].open_admission().budget.left)
         await scope[EXCHANGE].afurther([(LATE, ())])
-        waited.append(0.05 - scope[EXCHANGE].admission.budget.left)
+        waited.append(0.05 - scope[EXCHANGE].open_admission().budget.left)
         await send(START)
         await send(END)
 
@@ -724,8 +724,8 @@ def test_who_leaves_while_a_late_limit_makes_wait(world: World) -> None:
         exchange = scope[EXCHANGE]
         assert (await receive())["type"] == "http.request"
         await exchange.afurther([(LATE, ())])
-        ends.append((exchange.admission.refusal is None, world.now))
-        if exchange.admission.refusal is None:
+        ends.append((exchange.open_admission().refusal is None, world.now))
+        if exchange.open_admission().refusal is None:
             await send(START)
             await send(END)
 

@@ -42,7 +42,7 @@ WSGI_STEPS = ("start", "start anew", "chunk", "ask", "settle", "settle a rule", 
 def stepped(exchange: Any, decision: Any, step: str) -> None:
     """Do what applications of both kinds may."""
     if step == "ask":
-        assert exchange.admission is exchange.admission
+        assert exchange.open_admission() is exchange.open_admission()
     elif step == "settle":
         decision.settle(3)
     elif step == "settle a rule":
@@ -148,7 +148,7 @@ def test_threads_are_given_one_admission(*, has_begun: bool) -> None:
 
         def ask(_: int) -> Any:
             barrier.wait()
-            return exchange.admission
+            return exchange.open_admission()
 
         if has_begun:
             start_response("204 No Content", [])
@@ -172,7 +172,7 @@ class Asking(dict[str, Any]):
     exchange: Any
 
     def __getitem__(self, name: str) -> Any:
-        assert self.exchange.admission
+        assert self.exchange.open_admission()
         return super().__getitem__(name)
 
 
@@ -182,7 +182,7 @@ class AskingHeaders(list[Any]):
     exchange: Any
 
     def __iter__(self) -> Any:
-        assert self.exchange.admission
+        assert self.exchange.open_admission()
         return super().__iter__()
 
 
@@ -194,7 +194,7 @@ def test_another_thread_may_make_an_asgi_request_like_any_other_while_its_respon
         start.exchange = scope[EXCHANGE]
         seen.append(is_plain(start.exchange))
         await send(start)
-        seen.append(start.exchange.admission.status)
+        seen.append(start.exchange.open_admission().status)
         await send(ASGI_STEPS["end"])
 
     gate, seen = LimitGate(app, rules=RULES, store=MemoryStore(Clock())), list[Any]()
@@ -213,7 +213,7 @@ def test_another_thread_may_make_a_wsgi_request_like_any_other_while_its_respons
         headers.exchange = environ[EXCHANGE]
         seen.append(is_plain(headers.exchange))
         start_response("201 Created", headers)
-        seen.append(headers.exchange.admission.status)
+        seen.append(headers.exchange.open_admission().status)
         return [b""]
 
     gate, seen, sent = LimitGateWSGI(app, rules=RULES, store=MemoryStore(Clock())), list[Any](), list[Any]()
@@ -232,7 +232,7 @@ def overtaken(step: str) -> dict[str, Any]:
         kinds.append(is_plain(exchange))
         start_response("200 OK", [])
         begun = getattr(exchange, step, bool)
-        assert exchange.admission
+        assert exchange.open_admission()
         environ["limitgate"].settle(3)
         assert not begun()
         return [b""]
@@ -254,7 +254,7 @@ USES: dict[str, Any] = {
     "nothing": lambda _: None,
     "a look": lambda environ: environ["limitgate"].remaining,
     "a cost": lambda environ: environ["limitgate"].settle(3),
-    "the admission": lambda environ: environ[EXCHANGE].admission,
+    "the admission": lambda environ: environ[EXCHANGE].open_admission(),
 }
 
 
@@ -361,7 +361,7 @@ def test_an_admission_that_is_asked_for_when_the_request_is_over_has_no_request_
     gate = LimitGateWSGI(app, rules=RULES, store=MemoryStore(Clock()))
     for _ in range(2):
         gate(wsgi_environ(), lambda *_: None)
-    admission = kept_exchange[0].admission
+    admission = kept_exchange[0].open_admission()
     assert (admission.settlement.is_over, admission.is_sent, admission.has_begun) == (True, True, True)
     assert admission.request is None
     assert not admission.end()

@@ -146,7 +146,7 @@ def test_a_request_that_is_over_is_let_go_of(project: Open) -> None:
     seen: list[Any] = []
 
     def view(request: Any) -> HttpResponse:
-        seen.append(getattr(request, "scope", request.META)[EXCHANGE].admission)
+        seen.append(getattr(request, "scope", request.META)[EXCHANGE].open_admission())
         return HttpResponse(status=429)
 
     it = project(path("x", view), rules=[Rule("all", "1/minute")], on_denied=view)

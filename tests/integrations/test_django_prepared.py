@@ -286,7 +286,7 @@ def test_another_thread_may_make_a_request_like_any_other_at_each_step_of_the_mi
             if isinstance(exchange, Exchange):
                 steps += 1
                 if steps == place:
-                    assert exchange.admission
+                    assert exchange.open_admission()
 
         options = {"RULES": RULES, "STORE": MemoryStore(Clock()), "OBSERVERS": [recorder]}
         with WAYS[name].project(path("it", lambda _: HttpResponse("it")), LIMITGATE=options) as project:
