@@ -18,7 +18,7 @@ with extra("flask", "flask", "werkzeug", "click"):
 from limitgate.errors import ConfigError, called_as
 from limitgate.exchange.around import OF_LIMITERS
 from limitgate.exchange.wsgi import StartResponse
-from limitgate.gate.gate import Identify
+from limitgate.gate.planning.identity import Identify
 from limitgate.http.request import Request
 from limitgate.messages.suggestions import expected_of, lacking, not_of
 from limitgate.middleware import LimitGateWSGI, WSGIOptions

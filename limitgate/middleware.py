@@ -13,16 +13,17 @@ from typing import Any, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.around import Around
-from limitgate.exchange.asgi import ASGIExchange, inner_scope, show_outside, turn_shed_away
+from limitgate.exchange.asgi import ASGIExchange, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
 from limitgate.exchange.denials import Message, RaisingApp, Receive, Send, denials
-from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting, turn_shed_away_here
+from limitgate.exchange.in_flight import MessagesInFlight, turn_shed_away, turn_shed_away_here, watch_upload
+from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.admission import Admission
-from limitgate.gate.gate import Gate, Identify
+from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.build import GateOptions, build_gate
-from limitgate.gate.lifecycle.start import arequire
-from limitgate.gate.load import end_undecided
+from limitgate.gate.lifecycle.start import arequire, ashutdown, astartup
 from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
+from limitgate.gate.planning.identity import Identify
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, RateLimited
@@ -93,26 +94,22 @@ class LimitGate(Around):
             return
         request = ASGIRequest(scope)
         outer = None if request.is_outermost else admission_around(scope)
-        try:
-            admission = gate.begin(request, outer)  # `Gate.acheck`, a coroutine more
-            rest, plan = admission.rest, admission.plan
-            if plan is not None:
-                try:
-                    if gate.answers_at_once:
-                        reading: AnyReading = gate.store.spend(plan, gate.timeout)
-                    else:
-                        reading = await gate.store.aspend(plan, gate.timeout)
-                except BaseException as error:
-                    rest = gate.unanswered(admission, error)
-                    if rest is None:
-                        raise
+        admission = gate.begin(request, outer)  # `Gate.acheck`, a coroutine more
+        rest, plan = admission.rest, admission.plan
+        if plan is not None:
+            try:
+                if gate.answers_at_once:
+                    reading: AnyReading = gate.store.spend(plan, gate.timeout)
                 else:
-                    rest = gate.conclude(admission, reading)
-            if rest is not None:
-                await gate.afinish(admission, rest)
-        except BaseException:
-            end_undecided(request)
-            raise
+                    reading = await gate.store.aspend(plan, gate.timeout)
+            except BaseException as error:
+                rest = gate.unanswered(admission, error)
+                if rest is None:
+                    raise
+            else:
+                rest = gate.conclude(admission, reading)
+        if rest is not None:
+            await gate.afinish(admission, rest)
         if not admission.is_plain and admission.is_shed:
             await turn_shed_away(admission, scope, send)
             return
@@ -121,16 +118,16 @@ class LimitGate(Around):
         if not admission.is_plain and admission.refusal is not None:
             await exchange.turn_away(admission.refusal)
             return
-        marks, in_flight = admission.marks, admission.in_flight
+        marks, permits = admission.marks, admission.permits
         token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             if admission.is_plain or await exchange.await_turn():
-                if in_flight is None:
+                if permits is None:
                     app = self.app  # a local name makes the call faster
                     await app(exchange.scope, exchange.receive, exchange.send if admission.is_plain else exchange.send_any)
                 else:
-                    exchange.followed = in_flight
-                    await self.app(exchange.scope, exchange.receive_in_flight, exchange.send_in_flight)
+                    messages = MessagesInFlight(exchange, permits)
+                    await self.app(exchange.scope, messages.receive, messages.send)
         except Exception as error:
             exchange.open_admission().failed()
             if not (await exchange.refuse_late(has_asked_handlers=True) and isinstance(error, RateLimited)):
@@ -141,7 +138,7 @@ class LimitGate(Around):
             token = None
             raise
         else:
-            if not (exchange.has_begun() or await exchange.refuse_late()):
+            if not (admission.has_begun or await exchange.refuse_late()):
                 exchange.open_admission().failed()
         finally:
             if token is not None:
@@ -159,12 +156,12 @@ class LimitGate(Around):
             await self._pass_request(scope, receive, send)
             return
         if scope["type"] == "lifespan" and self.gate:
-            await self.gate.astartup()
+            await astartup(self.gate)
         try:
             await self.app(scope, receive, send)
         finally:
             if scope["type"] == "lifespan" and self.gate:
-                await self.gate.ashutdown()
+                await ashutdown(self.gate)
                 if self._owns_store:
                     await self.gate.store.aclose()
 
@@ -281,16 +278,14 @@ class LimitGateWSGI(Around):
         if gate is None:
             return self._pass(environ, start_response)
         request = WSGIRequest(environ)
-        try:
-            admission = gate.check(request, None if request.is_outermost else admission_around(environ))
-        except BaseException:
-            end_undecided(request)
-            raise
+        admission = gate.check(request, None if request.is_outermost else admission_around(environ))
         if not admission.is_plain and admission.is_shed:
             return turn_shed_away_here(admission, environ, start_response)
         exchange = Exchange()
         exchange.stand_between(gate, admission)
         environ[EXCHANGE] = exchange
+        if admission.permits is not None:
+            watch_upload(environ, admission.permits)
         if admission.is_plain:
             environ["limitgate"], environ[OUTCOME] = admission.decision, "admitted"
             return self._respond(exchange, admission, environ, starting(admission, start_response))

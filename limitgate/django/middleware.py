@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from inspect import isawaitable
 from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -14,21 +13,18 @@ from django.http import HttpResponse, UnreadablePostError
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
+from limitgate.exchange.in_flight import watch_upload, watched
 from limitgate.gate.admission import Admission
-from limitgate.gate.gate import Gate, Identify
+from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.build import build_gate
-from limitgate.gate.load import end_undecided
+from limitgate.gate.load import end_undecided, show_shed
 from limitgate.gate.nesting import overall_decision, response_fields
-from limitgate.gate.upload_in_flight import watched
 from limitgate.http.rate_fields import raw
-from limitgate.http.request import UserWanted
 from limitgate.http.response import Refusal
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules import decorators
-from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, decided_marks
 from limitgate.rules.options import check_refuses
-from limitgate.rules.settings import GateSettings
 from limitgate.stores import open_store, open_sync_store
 
 
@@ -49,8 +45,6 @@ class LimitGateMiddleware:
         chosen = options()
         if self._awaits:
             markcoroutinefunction(self)
-            if (identify := GateSettings(**chosen).identify) is not None:
-                chosen["identify"] = _called_once(identify)
         built = build_gate(self._routes, open_store if self._awaits else open_sync_store, **chosen)
         self.gate = built.gate
         if built.required_prefix is not None or not self._awaits:  # on an event loop the first request connects
@@ -146,14 +140,16 @@ class DjangoExchange(Exchange):
         self.stand_between(gate, admission)
         self.awaits = request.awaits
         if admission.is_shed:
-            admission.shed()
+            show_shed(admission)
         if admission.is_plain:  # almost all requests
             _place_of(request.django)[OUTCOME] = "admitted"
         else:
             self.show_outcome()
-        in_flight = admission.in_flight
-        if in_flight is not None and not request.awaits and hasattr(request.django, "_stream"):  # it is read by the view
-            request.django._stream = watched(request.django._stream, in_flight, request.django.META)  # noqa: SLF001
+        permits, django = admission.permits, request.django
+        if permits is not None and not request.awaits:
+            watch_upload(django.META, permits)
+            if hasattr(django, "_stream"):  # it is read by the view
+                django._stream = watched(django._stream, permits, django.META)  # noqa: SLF001
 
     @property
     def refusal(self) -> Refusal | None:
@@ -163,7 +159,7 @@ class DjangoExchange(Exchange):
     def completes(self, response: Any) -> bool:
         """Add rate fields to a response, and end the request. False if more is due than that."""
         admission = self._admission
-        if not admission.is_plain or admission.in_flight is not None or response.streaming or admission.has_news:
+        if not admission.is_plain or admission.permits is not None or response.streaming or admission.has_news:
             return False
         admission.begun(response.status_code)
         headers = response.headers
@@ -177,32 +173,21 @@ class DjangoExchange(Exchange):
 
 def _decide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
     """Have a gate decide about a request."""
-    try:
-        admission = gate.check(request, admission_around(_place_of(request.django)))
-    except BaseException:
-        end_undecided(request)
-        raise
+    admission = gate.check(request, admission_around(_place_of(request.django)))
     return DjangoExchange(gate, admission, request)
 
 
 async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    """Have a gate decide about a request, twice if a key needs the user, which shows before anything is charged.
-
-    Its places in flight it keeps meanwhile.
+    """Have a gate decide about a request on an event loop.
 
     Returns once its turn has come: Django itself cancels a request whose client leaves meanwhile.
     """
-    outer = admission_around(_place_of(request.django))
+    admission = await gate.acheck(request, admission_around(_place_of(request.django)))
+    exchange = DjangoExchange(gate, admission, request)
     try:
-        try:
-            admission = await gate.acheck(request, outer)
-        except UserWanted:
-            await request.find_user()
-            admission = await gate.acheck(request, outer)
-        exchange = DjangoExchange(gate, admission, request)
         await exchange.await_turn()
     except BaseException:
-        end_undecided(request)
+        end_undecided(admission)
         raise
     return exchange
 
@@ -216,19 +201,6 @@ def _place_of(request: Any) -> dict[str, Any]:
     """The scope or environ of a request."""
     place: dict[str, Any] = getattr(request, "scope", request.META)
     return place
-
-
-def _called_once(identify: Identify) -> Identify:
-    """``identify``, called once for a request that the gate decides about twice."""
-
-    async def remembered(request: Any) -> Caller | None:
-        if request.identified is None:
-            identified = identify(request)
-            request.identified = (await identified if isawaitable(identified) else identified,)
-        caller: Caller | None = request.identified[0]
-        return caller
-
-    return remembered
 
 
 def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
@@ -266,9 +238,9 @@ def _leave(exchange: Exchange | None, request: Any) -> None:
 def _begun(admission: Admission, response: Any) -> None:
     """Note that a response has begun, which is all there already unless it is streamed."""
     admission.begun(response.status_code)
-    if admission.in_flight is not None:
-        admission.in_flight.starts(response.status_code, raw(response.items()))
-        admission.in_flight.end("untaught" if response.streaming else None)
+    if admission.permits is not None:
+        admission.permits.starts(response.status_code, raw(response.items()))
+        admission.permits.end("untaught" if response.streaming else None)
 
 
 def _end_of_loop(exchange: Exchange) -> None:

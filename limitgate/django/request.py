@@ -9,7 +9,6 @@ from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject, empty
 
 from limitgate.http.request import Headers, Query, Request, UserWanted, WSGIHeaders
-from limitgate.rules.callers import Caller
 
 
 class DjangoRequest(Request):
@@ -20,8 +19,6 @@ class DjangoRequest(Request):
 
     django: Any
     """Django's own request."""
-    identified: tuple[Caller | None] | None = None
-    """The result of ``identify``, once it was called."""
     _user: tuple[Any] | None = None
 
     def __init__(self, django: Any, *, awaits: bool = False) -> None:

@@ -206,7 +206,10 @@ class SimpleRateThrottle(Throttle):
     def get_ident(self, request: Any) -> str:
         """Address or network of the client, as all limits count it: proxies are believed that are in ``trusted_proxies``."""
         exchange = _exchange_of(request, None)
-        return exchange.gate.address(exchange.open_admission().request) or "" if exchange else ""
+        if exchange is None:
+            return ""
+        admission = exchange.open_admission()
+        return admission.rules.planner.address(admission.request) or ""
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
         """Text that stands for whoever a request counts for; None for a request that is not throttled."""

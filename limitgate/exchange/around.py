@@ -36,7 +36,7 @@ class Around:
     def __del__(self) -> None:
         """Log a gate that goes as soon as it was made, and so was kept by nobody (LG039)."""
         gate = self.gate
-        if gate is None or gate.store_health.has_answered or sys.is_finalizing():
+        if gate is None or gate.outages.has_answered or sys.is_finalizing():
             return
         if time.time() - gate.loads.at < AT_ONCE:
             Diagnosis.DROPPED.log(type(self).__name__, self.PUT_AROUND)

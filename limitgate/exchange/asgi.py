@@ -6,17 +6,17 @@ import asyncio
 import inspect
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from types import CoroutineType, coroutine
 from typing import Any, TypeVar
 
 from limitgate.exchange.base import EXCHANGE, OUTCOME, REFUSAL_ID, Exchange
 from limitgate.exchange.denials import ASGIApp, Denials, Message, Receive, Send
+from limitgate.gate import late, load
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.load import BUFFERED, Permits
-from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, raw_response_fields
+from limitgate.gate.nesting import overall_decision, overall_outcome, raw_response_fields
+from limitgate.gate.permits import BUFFERED
 from limitgate.gate.turns import TurnWaiter
 from limitgate.http.rate_fields import Fields, raw
 from limitgate.http.request import Scope
@@ -24,19 +24,15 @@ from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
 from limitgate.routes.handlers import STATUS
 
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages that carry response headers."""
 _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
 """The status by the message that a response or handshake begins with, if it names none; servers make a 403 of a close."""
-_BEGINNINGS = frozenset(_STATUSES)
+BEGINNINGS = frozenset(_STATUSES)
 _LASTS = frozenset({"http.response.body", "websocket.close"})
 """Messages that may be the last of an application."""
-_ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *_BEGINNINGS}) - {"http.response.start"}
-"""Messages after which a request is no load any more: a WebSocket is answered, or the server sends a file by itself."""
-
 MOST_KEPT = 4
 """Messages that are kept; from then on nobody listens but the application. Servers cut bodies into parts of some 64 KiB."""
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
@@ -49,44 +45,6 @@ or `RuntimeError` (Granian; uvicorn for a WebSocket that is closed). It is no er
 
 _OURS = ("limitgate", EXCHANGE)
 """Names in a scope that are for the application alone."""
-
-
-async def for_client(call: Awaitable[T], in_flight: Permits) -> T:
-    """Await a call of the server's. If it does not return at once, it is the client that is waited for."""
-    steps: Any = call
-    result: T
-    try:
-        if type(steps) is CoroutineType:
-            pending = steps.send(None)
-        else:
-            steps = call.__await__()
-            pending = next(steps)
-    except StopIteration as returned:
-        result = returned.value
-        return result
-    in_flight.idle()
-    try:
-        result = await _resumed(steps, pending)
-        return result
-    finally:
-        in_flight.busy()
-
-
-@coroutine
-def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
-    """Go on with what has taken its first step, as `await` does (PEP 380)."""
-    try:
-        while True:
-            try:
-                sent = yield pending
-            except BaseException as error:
-                if not hasattr(steps, "throw"):
-                    raise
-                pending = steps.throw(error)
-            else:
-                pending = steps.send(sent) if hasattr(steps, "send") else next(steps)
-    except StopIteration as returned:
-        return returned.value
 
 
 def inner_scope(outside: Scope, decision: Decision | None, exchange: Exchange | None) -> Scope:
@@ -128,23 +86,6 @@ def marked_as_coroutine(function: F) -> F:
     else:
         function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001 - as asgiref does
     return function
-
-
-async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
-    """Answer a request for which there is no place in flight, on as short a way as there is: it keeps the process alive.
-
-    Nothing is made for it but lists that others may write into.
-    """
-    refusal: Any = admission.refusal
-    if admission.rules.counts is not None:
-        admission.rules.counts.count("refused", "nobody")
-    scope[OUTCOME] = "refused"
-    body = b"" if admission.request.sent_method == "HEAD" else refusal.body
-    try:
-        await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.raw.copy()})
-        await send({"type": "http.response.body", "body": body})
-    except CLIENT_GONE:  # without `suppress`, whose calls would cost each refusal
-        pass
 
 
 class ReceiveBuffer:
@@ -209,10 +150,6 @@ class ASGIExchange(Exchange):
     """True if the application has closed the WebSocket itself."""
     _is_receiving = False
     """True if the application waits for a message, or has been cancelled while it did."""
-    _has_body = False
-    """True if the application has all of a body, if the request is in flight under an adaptive limit."""
-    followed: Permits
-    """The places of a request whose messages are followed: by `receive_in_flight` and `send_in_flight`."""
     _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message that the application does not have yet, and the refusal that its charge may bring."""
 
@@ -240,8 +177,8 @@ class ASGIExchange(Exchange):
             inside["limitgate"] = admission.decision
             inside[OUTCOME] = "admitted"
         else:
-            if admission.in_flight is not None:
-                admission.show_in_flight()
+            if admission.permits is not None:
+                load.show(admission)
             inside["limitgate"] = overall_decision(admission) if admission.is_nested else admission.decision
             inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
 
@@ -252,8 +189,8 @@ class ASGIExchange(Exchange):
         inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
         refusal = admission.refusal
         if refusal is not None:
-            if admission.is_nested or admission.in_flight is not None:
-                end_in_flight(admission)
+            if admission.is_nested or admission.permits is not None:
+                load.end_refused(admission)
             if refusal.id is not None:
                 inside[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
 
@@ -273,7 +210,7 @@ class ASGIExchange(Exchange):
         if kind in _DISCONNECTS:
             admission.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
-            self._charging = message, self.gate.message(admission, messages)
+            self._charging = message, late.message(self.gate, admission, messages)
             return await self._deliver(*self._charging)
         return message
 
@@ -340,7 +277,7 @@ class ASGIExchange(Exchange):
     async def send_any(self, message: Message) -> None:
         """`send` a message where more than rate fields may be due."""
         admission, kind = self.open_admission(), message["type"]
-        if not admission.has_begun and kind in _BEGINNINGS:
+        if not admission.has_begun and kind in BEGINNINGS:
             if admission.refusal is not None:
                 await self._begin_refused(message, admission.refusal)
                 return
@@ -396,36 +333,6 @@ class ASGIExchange(Exchange):
             message = {"type": message["type"], "body": b"", "more_body": False}
         await self._send(message)
 
-    async def receive_in_flight(self) -> Message:
-        """`receive`, of a request in flight: while its client is slow to send the body others may have its places."""
-        if self._has_body:
-            return await self.receive()
-        message = await for_client(self.receive(), self.followed)
-        if not message.get("more_body"):
-            self._has_body = True
-            if message["type"] == "http.request":
-                self.followed.has_body()
-        return message
-
-    @marked_as_coroutine
-    def send_in_flight(self, message: Message) -> Awaitable[None]:
-        """`send`, of a request in flight: its places are given back by what it says, or while its client is slow to read."""
-        kind = message["type"]
-        if kind == "http.response.body":
-            if message.get("more_body"):
-                self.followed.sends(len(message.get("body") or b""))
-            else:
-                self.followed.end()
-        elif kind == "http.response.start":
-            self.followed.starts(message.get("status"), message.get("headers") or ())
-        elif kind in _ENDS:
-            self.followed.end("untaught")
-        return for_client(self.send(message), self.followed) if self.followed.held else self.send(message)
-
-    def has_begun(self) -> bool:
-        """True if a response or handshake has begun."""
-        return self._admission.has_begun
-
     async def refuse_late(self, *, has_asked_handlers: bool = False) -> bool:
         """Answer in the application's place if a limit that it asked for refuses, and nothing else was answered.
 
@@ -479,7 +386,7 @@ class ASGIExchange(Exchange):
         try:
             await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
             await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
-        except CLIENT_GONE:  # without `suppress`, as in `turn_shed_away`
+        except CLIENT_GONE:  # without `suppress`, whose calls would cost each refusal
             pass
 
     def _is_answered_by(self, start: Message, refusal: Refusal) -> bool:

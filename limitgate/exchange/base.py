@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from limitgate.gate import late, load
 from limitgate.gate.admission import Admission
 from limitgate.gate.flow import Budget, Flow, T, arun, run
 from limitgate.gate.gate import Gate
-from limitgate.gate.load import Permits
-from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, unanswered
+from limitgate.gate.nesting import overall_decision, overall_outcome, unanswered
 from limitgate.gate.planning.planner import LateLimit
 from limitgate.gate.turns import TurnWaiter
 from limitgate.limits.decision import Decision
@@ -41,8 +41,8 @@ class Exchange:
         """Stand between application and server for a request that was decided about."""
         self.gate = gate
         self._admission = admission
-        if not admission.is_plain and admission.in_flight is not None:
-            admission.show_in_flight()
+        if not admission.is_plain and admission.permits is not None:
+            load.show(admission)
 
     def open_admission(self) -> Admission:
         """Have the gate do more for the request than add rate fields: its admission is not plain from now on."""
@@ -57,22 +57,22 @@ class Exchange:
         """
         admission = self._admission
         request, refusal = admission.request, admission.refusal
-        if refusal is not None:
-            end_in_flight(admission)
+        if refusal is not None and (admission.is_nested or admission.permits is not None):
+            load.end_refused(admission)
         place = request.scope if request.environ is None else request.environ
         if place is None:
             return
-        place[OUTCOME] = overall_outcome(admission)
+        place[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
         if refusal is not None and refusal.id is not None:
             place[REFUSAL_ID] = refusal.id
 
     def further(self, extra_rules: Sequence[LateLimit]) -> Decision | None:
-        """Decide about further rules, see `Gate.further`, and wait for the turn.
+        """Decide about further rules, see `limitgate.gate.late.further`, and wait for the turn.
 
         Returns the decision about the request as a whole; None if no rule applies.
         """
         gate, admission = self.gate, self.open_admission()
-        turn = run(gate.store, gate.further(admission, extra_rules), admission.budget)
+        turn = run(gate.store, late.further(gate, admission, extra_rules), admission.budget)
         if turn is not None:
             gate.turns.wait_for_further(admission, turn)
         gate.refunds.settle_refused(admission)
@@ -82,7 +82,7 @@ class Exchange:
     async def afurther(self, extra_rules: Sequence[LateLimit]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
         gate, admission = self.gate, self.open_admission()
-        turn = await self.abudgeted(gate.further(admission, extra_rules))
+        turn = await self.abudgeted(late.further(gate, admission, extra_rules))
         if turn is not None:
             await gate.turns.await_further(admission, turn, self.stays_until)
         await gate.refunds.asettle_refused(admission)
@@ -104,8 +104,8 @@ class Exchange:
         if admission.turn is None:
             return True
         stays = await self.gate.turns.await_turn(admission, self.stays_until)
-        if admission.in_flight is not None:  # there was nothing but a place to wait for so far
-            admission.show_in_flight()
+        if admission.permits is not None:  # there was nothing but a place to wait for so far
+            load.show(admission)
             self.show_outcome()
         return stays
 
@@ -118,11 +118,6 @@ class Exchange:
     def marks(self) -> Container[Mark]:
         """Decorators that the gate has decided about."""
         return self._admission.marks
-
-    @property
-    def in_flight(self) -> Permits | None:
-        """The request in flight under adaptive limits, None where there are none."""
-        return self._admission.in_flight
 
     def sent(self) -> None:
         """Note that the application has given all of its response, and refund what has to be refunded."""
@@ -147,8 +142,8 @@ class Exchange:
     def close(self) -> None:
         """`end` a request whose response is complete, or is not read any more."""
         admission = self._admission
-        if admission.in_flight is not None:
-            admission.in_flight.end()
+        if admission.permits is not None:
+            admission.permits.end()
         if admission.end():
             self.gate.refunds.settle(admission)
 

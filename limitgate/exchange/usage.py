@@ -7,6 +7,7 @@ from typing import Any
 
 from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, Exchange
+from limitgate.gate import late
 from limitgate.gate.flow import run
 from limitgate.limits.decision import Window
 from limitgate.process import switch
@@ -37,7 +38,7 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
     gate, admission = exchange.gate, exchange.open_admission()
     if rule_names and admission.rules.planner.asks_user:
         admission.request.find_user_here()
-    return run(gate.store, gate.usage(admission, rule_names, path), admission.budget)
+    return run(gate.store, late.usage(gate, admission, rule_names, path), admission.budget)
 
 
 async def ausage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
@@ -53,7 +54,7 @@ async def ausage(request: object, *rule_names: str, path: str | None = None) -> 
     admission = exchange.open_admission()
     if rule_names and admission.rules.planner.asks_user:
         await admission.request.find_user()
-    return await exchange.abudgeted(exchange.gate.usage(admission, rule_names, path))
+    return await exchange.abudgeted(late.usage(exchange.gate, admission, rule_names, path))
 
 
 def _exchange_of(request: object, function: str) -> Exchange | None:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import IO, Any, TypeVar
 
-from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange
+from limitgate.exchange.base import Exchange
+from limitgate.exchange.in_flight import chunks_in_flight, written_in_flight
 from limitgate.gate.admission import Admission
-from limitgate.gate.load import Permits
 from limitgate.gate.nesting import response_fields
-from limitgate.http.rate_fields import Fields, raw
+from limitgate.http.rate_fields import Fields
 from limitgate.rules import decorators
-from limitgate.rules.decorators import decided_marks
+from limitgate.rules.decorators import Mark, decided_marks
 
 T = TypeVar("T")
 StartResponse = Callable[..., Callable[[bytes], object]]
-
-
-def turn_shed_away_here(admission: Admission, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-    """Answer a request for which there is no place in flight, on as short a way as there is: it keeps the process alive."""
-    refusal: Any = admission.refusal
-    if admission.rules.counts is not None:
-        admission.rules.counts.count("refused", "nobody")
-    environ["limitgate"] = admission.request.in_flight.refused(refusal)
-    environ[EXCHANGE], environ[OUTCOME] = None, "refused"
-    start_response(f"{refusal.status} {refusal.reason}", refusal.fields.copy())
-    return [] if admission.request.sent_method == "HEAD" else [refusal.body]
 
 
 class Upload:
@@ -73,8 +62,10 @@ class Body:
     def __init__(self, chunks: Iterable[bytes], exchange: Exchange, admission: Admission) -> None:
         self._chunks: Any = chunks
         self._exchange = exchange
-        if admission.marks or decorators.notes_none or admission.in_flight is not None:
-            chunks = _made(chunks, admission)
+        if admission.permits is not None:
+            chunks = chunks_in_flight(chunks, admission.permits)
+        if admission.marks or decorators.notes_none:
+            chunks = _made(chunks, admission.marks)
         self._iterator = _noted(chunks, exchange)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -111,21 +102,15 @@ def _noted(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
     exchange.sent()
 
 
-def _made(chunks: Iterable[bytes], admission: Admission) -> Iterator[bytes]:
-    """The chunks of a response, each made with the decorators of the request noted, and as a part of its time in flight."""
-    marks, in_flight = admission.marks, admission.in_flight
+def _made(chunks: Iterable[bytes], marks: Container[Mark]) -> Iterator[bytes]:
+    """The chunks of a response, each made with the decorators of the request noted."""
     iterator: Iterator[bytes] | None = None
     while True:
         token = decided_marks.set(marks)
         try:
             if iterator is None:
                 iterator = iter(chunks)
-            if in_flight is not None:
-                in_flight.busy()
             chunk = next(iterator)
-            if in_flight is not None:
-                in_flight.sends(len(chunk))
-                in_flight.idle()  # until the server has sent it and asks for more
         except StopIteration:
             return
         finally:
@@ -140,7 +125,7 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
     """
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
-        fields = admission.fields if admission.is_plain else response_fields(admission)
+        fields = response_fields(admission) if admission.is_nested else admission.fields
         if waiting is not None:
             present = {name.lower() for name, _ in headers}
             fields = [field for field in [*waiting, *fields] if field[0].lower() not in present]
@@ -153,25 +138,8 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
                 admission.count_once(admission.rules.counts)
         else:
             admission.begun(status)
-        if admission.in_flight is not None:
-            return written_in_flight(write, admission.in_flight, admission.status, headers)
+        if admission.permits is not None:
+            return written_in_flight(write, admission.permits, admission.status, headers)
         return write
 
     return start
-
-
-def written_in_flight(
-    write: Callable[[bytes], object], in_flight: Permits, status: int | None, headers: Fields
-) -> Callable[[bytes], object]:
-    """Note how the response of a request in flight starts. Returns ``write``, while which the client is waited for."""
-    in_flight.starts(status, raw(headers))
-
-    def write_in_flight(data: bytes) -> object:
-        in_flight.sends(len(data))
-        in_flight.idle()
-        try:
-            return write(data)
-        finally:
-            in_flight.busy()
-
-    return write_in_flight

@@ -7,12 +7,11 @@ and no server.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
 from limitgate.gate.flow import Budget, Flow
-from limitgate.gate.load import Permits
+from limitgate.gate.permits import Permits
 from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.prepared import PreparedPlan, RequestPlan, costs_by
 from limitgate.http.rate_fields import Fields, Numbers, RawFields, full_at, raw, raw_x_ratelimit, x_ratelimit
@@ -23,10 +22,8 @@ from limitgate.limits.decision import (
     Decision,
     DeferredDecision,
     FinalCosts,
-    admitted_in_flight,
     fewest_places,
     set_settlement,
-    under_places,
 )
 from limitgate.limits.plan import Charge, Plan, Reading, Source
 from limitgate.limits.refund import plain_refund
@@ -136,7 +133,7 @@ class Admission:
     """Decision of this gate, None where no rule applies."""
     reading: PlainSpend | None
     """Reading of the plain plan that has let the request in; None if there is none."""
-    in_flight: Permits | None
+    permits: Permits | None
     """Its places under adaptive limits; None where none is for it."""
     has_begun: bool
     """True if a response has begun, so that it is too late to refuse."""
@@ -183,11 +180,6 @@ class Admission:
     _settled_by: int | None = None
     """Status at the last refund."""
     _budget: Budget | None = None
-
-    def admit(self, reading: PlainSpend, decision: Decision) -> None:
-        """Note that a plain plan was carried out in whole."""
-        self.reading = reading
-        self.decision = decision
 
     def refuse(self, reading: PlainSpend, decision: Decision, refusal: Refusal) -> None:
         """Note that a plain plan was not carried out, as a rule of it refuses."""
@@ -251,50 +243,6 @@ class Admission:
         """True if the application told a cost that is not in effect yet. To tell one, it has to look at the decision first."""
         return not (type(self.decision) is DeferredDecision and self._settlement is None) and self.settlement.has_news
 
-    def shed(self) -> None:
-        """Note that there is no place for the request under an adaptive limit."""
-        in_flight = self.in_flight
-        if in_flight is not None and in_flight.refusal is not None:
-            self.is_shed, self.refusal = False, in_flight.refusal
-            self.decision, self.fields = in_flight.refused(in_flight.refusal), []
-            self.decide("refused", "nobody")
-
-    def show_in_flight(self) -> None:
-        """Add the adaptive limits to the decision, once everything else is decided; give places back if it is refused."""
-        in_flight, decision = self.in_flight, self.decision
-        if in_flight is None or in_flight.refusal is not None or isinstance(self.turn, PermitWait):
-            return
-        if decision is not None and decision.in_force is in_flight.in_force:
-            return  # it is shown already
-        if self.refusal is not None:
-            in_flight.end("untaught")
-        elif self.rules.counts is not None:
-            in_flight.count()
-        if decision is None:
-            decision = admitted_in_flight(in_flight.in_force, self.settlement)
-            self.admit_in_flight(decision, self.rules.clock())
-        else:
-            under_places(decision, in_flight.in_force)
-            if decision.allowed and not decision.degraded:  # their tightest window may be another one now
-                self._fields = None
-        if self.refusal is None and (in_flight.would_refuse or in_flight.waited_s):
-            self._show_places(in_flight, decision)
-
-    def _show_places(self, in_flight: Permits, decision: Decision) -> None:
-        """Add to a decision that shadows had no place for the request, and how long it has waited for those of others."""
-        delay, is_shadow = decision.delay + in_flight.waited_s, decision.shadow or bool(in_flight.would_refuse)
-        self.decision = replace(decision, delay=delay, shadow=is_shadow)
-        if in_flight.would_refuse:
-            self.decide("shadow_refused", "nobody")
-        if in_flight.waited_s and self.outcome != "delayed":  # else it has waited for its turn, too
-            self.decide("delayed", "nobody")
-
-    def admit_in_flight(self, decision: Decision, now: int) -> None:
-        """Note that a request has its places under adaptive limits, ``now`` in Unix µs, and that nothing else is decided."""
-        self.decision = decision
-        self.now = now
-        self.decide("admitted", "nobody")
-
     def decide(self, outcome: Outcome, source: Source) -> None:
         """Note an outcome, unless the one that was known weighs more."""
         if outweighs(outcome, self.outcome):
@@ -348,7 +296,7 @@ class Admission:
             tightest = reading.template.tightest  # a local name makes the call of a function in a slot faster
             limit, remaining, refill_us, _ = tightest(reading.states)
             full_at_us = reading.now + refill_us
-            if self.in_flight is not None:
+            if self.permits is not None:
                 limit, remaining, full_at_us = self._under_places(limit, remaining, full_at_us)
             if self.rules.has_commonest_style:
                 return x_ratelimit(limit, remaining, full_at_us)
@@ -369,7 +317,7 @@ class Admission:
                 reading: Any = self.reading
                 tightest = reading.template.tightest  # a local name makes the call of a function in a slot faster
                 limit, remaining, refill_us, _ = tightest(reading.states)
-                if self.in_flight is None:
+                if self.permits is None:
                     return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
                 return raw_x_ratelimit(*self._under_places(limit, remaining, reading.now + refill_us))
             if self._fields is None and decision is not None:
@@ -410,15 +358,15 @@ class Admission:
     def sent(self) -> None:
         """Note that the application has given all of its response."""
         self.is_sent = True
-        if self.in_flight is not None:
-            self.in_flight.end()
+        if self.permits is not None:
+            self.permits.end()
 
     def end(self) -> bool:
         """Note that the request is over, so that nothing more can be said about it. True if a refund may be needed."""
         request: Request | None = self.request
         if request is not None:
-            if self.in_flight is not None:
-                self.in_flight.end_unanswered(client_left=self.client_left)
+            if self.permits is not None and self.permits.held:
+                self.permits.end_unanswered(client_left=self.client_left)
             request.is_over = self.is_sent = True
             if self.rules.counts is not None and not self.is_counted:
                 self.count_once(self.rules.counts)
@@ -442,8 +390,8 @@ class Admission:
 
     def abandon(self) -> None:
         """Forget the charges: no store can be asked any more to refund them. Places in flight are given back all the same."""
-        if self.in_flight is not None:
-            self.in_flight.abandon()
+        if self.permits is not None:
+            self.permits.abandon()
         self.charged = ()
         self.has_slots = False
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from limitgate.errors import HeadersTooLargeError, StoreError
+from limitgate.gate import load
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
@@ -93,7 +94,7 @@ def explain(gate: Gate, request: Request) -> Explanation:
     admission = gate.check(request, waits=False)
     if gate.store.failure is not None:
         raise gate.store.failure
-    admission.show_in_flight()
+    load.show(admission)
     decision, refusal = admission.decision, admission.refusal
     fields = [*(refusal.fields if refusal is not None else ()), *response_fields(admission)]
     _end(gate, admission)
@@ -111,8 +112,8 @@ def explain(gate: Gate, request: Request) -> Explanation:
 
 def _end(gate: Gate, admission: Admission) -> None:
     """Have the gate forget the request, and places in flight that it seems to have taken."""
-    if admission.in_flight is not None:
-        admission.in_flight.end("untaught")
+    if admission.permits is not None:
+        admission.permits.end("untaught")
     if admission.has_slots:
         admission.begun(200)
         admission.end()

@@ -36,6 +36,11 @@ class Awaited(NamedTuple):
         return TypeError(self.otherwise)
 
 
+def limits_awaited(limits: Awaitable[Any]) -> Awaited:
+    """A wish for limits that async callables have yet to give."""
+    return Awaited(limits, "the callable that gives a rule's limits is async, expected a plain function under WSGI")
+
+
 Flow = Generator[tuple[Plan | PlainSpend, float] | Awaited, Any, T]
 """A flow that asks a store: yields plans, each with the seconds to wait for the `Reading`, and what has to be awaited."""
 ConfigFlow = Generator[tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited, Any, T]

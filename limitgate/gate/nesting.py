@@ -16,15 +16,24 @@ from limitgate.http.rate_fields import Fields, RawFields, rate_fields, raw
 from limitgate.limits.decision import Decision, joined
 from limitgate.observing.counts import outweighs
 from limitgate.observing.instruments import Outcome
+from limitgate.rules.decorators import EVERYTHING
 
 
-def enter(inner: Admission, outer: Admission) -> None:
-    """Note that an admission is inside of another one, of the same request."""
+def enter(inner: Admission, outer: Admission | None) -> None:
+    """Note that an admission is inside of another one, of the same request, if there is one that is not noted yet."""
+    if outer is None or inner.outer_ref is not None:
+        return
     inner.outer_ref = ref(outer)
     inner.outer_decision = overall_decision(outer)
     inner.settlement.others = (outer.settlement, *outer.settlement.others)
     outer.inner = [*outer.inner, inner]
     outer.is_nested = inner.is_nested = True
+
+
+def pass_by(admission: Admission, outer: Admission | None) -> None:
+    """Have a request pass that no gate decides about: limits are switched off."""
+    admission.marks = EVERYTHING
+    enter(admission, outer)
 
 
 def unanswered(admission: Admission | None) -> Admission | None:
@@ -52,13 +61,6 @@ def joined_with_outer(admission: Admission, decision: Decision) -> Decision:
     """A decision of this admission's gate together with that of the gates around it."""
     outer = admission.outer_decision
     return decision if outer is None else joined(outer, decision)
-
-
-def end_in_flight(admission: Admission) -> None:
-    """Give back the places that a refused request has in flight, here and around: its response tells nothing of the work."""
-    for each in (admission, *_outers(admission)):
-        if each.in_flight is not None:
-            each.in_flight.end("untaught")
 
 
 def raw_response_fields(admission: Admission) -> RawFields:

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 from limitgate.errors import StoreError
 from limitgate.gate.admission import Receipt, Verdict
+from limitgate.gate.flow import Flow
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.decision import decide, undecided
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
+from limitgate.limits.template import AnyPlan
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.options import OnError
 from limitgate.stores.memory import MemoryStore
@@ -31,13 +33,30 @@ AGAIN = 60.0
 """Seconds between two logs that this process is overloaded."""
 
 
-class StoreHealth:
-    """Failures of a store. ``at_first_answer`` is called with its first reading, ``at_recovery`` when it answers again."""
+class Split(NamedTuple):
+    """The charges of a plan where a part of the store failed. They are made all or none."""
+
+    rest: Plan
+    """Charges that the store can still decide about."""
+    local: Plan | None
+    """Charges that this process makes once the store has admitted the rest."""
+
+
+class Outages:
+    """What a gate knows of the failures of its store, and decides in its place.
+
+    ``on_error`` is for rules that have none of their own. Each of so many ``processes`` grants its share of the limits, see
+    `Limit.share`. Bans hold that the store has seen. The store has ``timeout`` seconds to answer.
+    ``at_recovery`` is called when it answers again.
+    """
 
     def __init__(
         self,
         store: Any,
-        at_first_answer: Callable[[], None],
+        on_error: OnError,
+        processes: int,
+        *,
+        timeout: float,
         at_recovery: Callable[[], object],
     ) -> None:
         self.failures = 0
@@ -46,16 +65,23 @@ class StoreHealth:
         """Number of times this process had no room to ask the store, and limited by itself."""
         self.is_known = False
         """True while an answer is no news: it is neither the first one nor the first after a failure."""
+        self.has_answered = False
+        """True if the store has decided about a request."""
+        self.at_first_answer: list[Callable[[], object]] = []
+        """Called with the first answer of the store, in any thread."""
         self._store = store
-        self._at_first_answer: Callable[[], None] | None = at_first_answer
+        self.store_slots = SlotKeeper(store, timeout)
+        """Keeps the slots that were taken in the store."""
+        self._on_error: OnError = on_error
+        self._processes = processes
+        self._timeout = timeout
         self._at_recovery = at_recovery
         self._is_failing, self._failed_at = False, 0.0
         self._said_overloaded = -AGAIN
-
-    @property
-    def has_answered(self) -> bool:
-        """True if the store has decided about a request."""
-        return self._at_first_answer is None
+        self._ban_left_us: Callable[[str], int] = getattr(store, "ban_left_us", _no_ban)
+        self._local_store = MemoryStore()
+        self.local_slots = SlotKeeper(self._local_store, timeout=1.0)
+        """Keeps the slots that were taken in this process."""
 
     def answered(self) -> None:
         """Note an answer of the store."""
@@ -69,10 +95,10 @@ class StoreHealth:
                 self._at_recovery()
             else:
                 self.is_known = False
-        tell = self._at_first_answer
-        if tell is not None:
-            self._at_first_answer = None
-            tell()
+        if not self.has_answered:
+            self.has_answered = True
+            for tell in self.at_first_answer:
+                tell()
 
     def failed(self, error: StoreError) -> None:
         """Note a failure of the store, or that this process had no room to ask it."""
@@ -91,28 +117,23 @@ class StoreHealth:
             self._said_overloaded = time.monotonic()
             Diagnosis.OVERLOADED.log(error)
 
-
-class Split(NamedTuple):
-    """The charges of a plan where a part of the store failed. They are made all or none."""
-
-    rest: Plan
-    """Charges that the store can still decide about."""
-    local: Plan | None
-    """Charges that this process makes once the store has admitted the rest."""
-
-
-class Fallback:
-    """Decides in the store's place. ``on_error`` is for rules that have none of their own.
-
-    Each of so many ``processes`` grants its share of the limits, see `Limit.share`. Bans hold that the ``store`` has seen.
-    """
-
-    def __init__(self, store: object, on_error: OnError, processes: int) -> None:
-        self._on_error: OnError = on_error
-        self._processes = processes
-        self._ban_left_us: Callable[[str], int] = getattr(store, "ban_left_us", _no_ban)
-        self._store = MemoryStore()
-        self.slot_keeper = SlotKeeper(self._store, timeout=1.0)
+    def decide(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
+        """Decide by ``on_error``: the store, or a part of it, has failed to carry out a plan."""
+        self.failed(error)
+        self.release_later(request_plan.plan, error.keys)
+        outcome = self.without_store(request_plan, error)
+        if isinstance(outcome, Verdict):
+            return outcome
+        try:
+            reading = yield outcome.rest, self._timeout
+        except StoreError as further:
+            self.release_later(outcome.rest, further.keys)
+            local = self._local(request_plan, (), further)
+            return Verdict(undecided(allowed=False)) if local is None else self._by_this_process(request_plan, local)
+        except BaseException:  # the request was cancelled
+            self.release_later(request_plan.plan)
+            raise
+        return self._with_rest(request_plan, outcome, reading)
 
     def without_store(self, request_plan: RequestPlan, error: StoreError) -> Verdict | Split:
         """Decide without the store; a split where it failed for some buckets only, and has to be asked about the others."""
@@ -129,24 +150,24 @@ class Fallback:
                 return _verdict(plan, reading)
         return Split(Plan.spend(rest), Plan.spend(local) if local else None)
 
-    def wholly_without_store(self, request_plan: RequestPlan, error: StoreError) -> Verdict:
-        """Decide without the store, which failed for the rest of a split, too."""
-        local = self._local(request_plan, (), error)
-        return Verdict(undecided(allowed=False)) if local is None else self._by_this_process(request_plan, local)
+    def release_later(self, plan: AnyPlan | None, keys: frozenset[str] = frozenset()) -> None:
+        """Schedule the release of slots in these buckets, or in all: the reply was lost, so they may be taken."""
+        charges = plan.charges if plan else ()
+        self.store_slots.release_later([charge for charge in charges if not keys or charge.key in keys])
 
-    def with_rest(self, request_plan: RequestPlan, split: Split, reading: Reading) -> Verdict:
+    def apply_refund(self, plan: Plan) -> None:
+        """Give back to buckets of this process."""
+        self._local_store.spend(plan)
+
+    def _with_rest(self, request_plan: RequestPlan, split: Split, reading: Reading) -> Verdict:
         """Decide by the store's reading of the rest of a split."""
         rest, local = split
         if local is None or not reading.admitted:
             return _verdict(rest, reading, Receipt(request_plan, rest, reading))._replace(source=reading.source)
-        here = self._store.spend(local)
+        here = self._local_store.spend(local)
         both = Plan.spend([*rest.charges, *local.charges])
         charged = [Receipt(request_plan, rest, reading), Receipt(request_plan, local, here, is_local=True)]
         return _verdict(both, Reading(reading.now, [*reading.buckets, *here.buckets], here.admitted), *charged)
-
-    def apply_refund(self, plan: Plan) -> None:
-        """Give back to buckets of this process."""
-        self._store.spend(plan)
 
     def _local(self, request_plan: RequestPlan, rest: Sequence[Charge], error: StoreError) -> list[Charge] | None:
         """This process' share of the charges that are not in ``rest``; None where a rule wants the request refused."""
@@ -170,8 +191,8 @@ class Fallback:
         lefts = [self._ban_left_us(charge.key) if charge.cost else 0 for charge in plan.charges]
         bans = {place: left for place, left in enumerate(lefts) if left}
         if not bans:
-            return plan, self._store.spend(plan)
-        reading = self._store.spend(Plan.peek(plan.charges))
+            return plan, self._local_store.spend(plan)
+        reading = self._local_store.spend(Plan.peek(plan.charges))
         charges, states = with_bans(plan.charges, [bucket.before for bucket in reading.buckets], bans)
         return Plan.peek(charges), read(charges, reading.now, states)
 

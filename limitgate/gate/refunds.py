@@ -11,30 +11,27 @@ from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Refund
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run
-from limitgate.gate.outage import Fallback, StoreHealth
-from limitgate.gate.slot_keeper import SlotKeeper
+from limitgate.gate.outage import Outages
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
-from limitgate.limits.template import AnyPlan
 
 Corrections = tuple[Sequence[Charge], Sequence[Charge]]
 """Adjustments to make in a store, and the charges among them whose slots are given back."""
 
 
 class Refunds:
-    """Corrects charges in a store, or in the ``fallback`` where they were made there."""
+    """Corrects charges in a store, or in this process where they were made in an outage."""
 
-    def __init__(self, store: Any, fallback: Fallback, store_health: StoreHealth, timeout: float) -> None:
+    def __init__(self, store: Any, outages: Outages, timeout: float) -> None:
         self.uncorrected = 0
         """Number of times a refund was lost, as the store did not answer."""
-        self.slot_keeper = SlotKeeper(store, timeout)
+        self.slot_keeper = outages.store_slots
         """Keeps the slots that were taken in the store."""
         self._store = store
         self._answers_at_once = answers_at_once(store)
         self._timeout = timeout
-        self._fallback = fallback
-        self._store_health = store_health
+        self._outages = outages
         self._under_way: set[asyncio.Future[Any]] = set()
 
     def settle(self, admission: Admission) -> None:
@@ -127,10 +124,10 @@ class Refunds:
             plan = refund(charged.plan, charged.reading, costs)
             if charged.request_plan.has_slots:
                 over = [charge for charge, cost in zip(charged.plan.charges, costs) if not cost]
-                (self._fallback.slot_keeper if charged.is_local else self.slot_keeper).release(over)
+                (self._outages.local_slots if charged.is_local else self.slot_keeper).release(over)
                 slots += [] if charged.is_local else over
             if charged.is_local:
-                self._fallback.apply_refund(plan)
+                self._outages.apply_refund(plan)
             else:
                 charges += plan.charges
         return charges, slots
@@ -157,17 +154,12 @@ class Refunds:
         if not isinstance(error, StoreError):
             raise error
         self.uncorrected += 1
-        self._store_health.failed(error)
+        self._outages.failed(error)
 
     def hold(self, admission: Admission, charges: Sequence[Charge], *, is_local: bool = False) -> None:
         """Keep the slots of a request, among charges that were made, until they are given back."""
         admission.has_slots = True
-        (self._fallback.slot_keeper if is_local else self.slot_keeper).hold(charges, admission)
-
-    def release_later(self, plan: AnyPlan | None, keys: frozenset[str] = frozenset()) -> None:
-        """Schedule the release of slots in these buckets, or in all: the reply was lost, so they may be taken."""
-        charges = plan.charges if plan else ()
-        self.slot_keeper.release_later([charge for charge in charges if not keys or charge.key in keys])
+        (self._outages.local_slots if is_local else self.slot_keeper).hold(charges, admission)
 
 
 def _tell(over: asyncio.Future[None], _: object) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from limitgate.gate.admission import Admission
-from limitgate.gate.load import Permits
+from limitgate.gate.permits import Permits
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.limits.decision import Decision
 from limitgate.messages.text import Names
@@ -36,9 +36,9 @@ class RefusalLog:
             name = partial(self._name, admission, decision.rule, compiled_rules)
             self._episodes.begin(key, decision.rule, now, refusal_id, name)
 
-    def note_shed(self, in_flight: Permits) -> None:
+    def note_shed(self, permits: Permits) -> None:
         """Note a refusal by the adaptive limit of a rule, under which a request has found no place."""
-        rule = in_flight.in_force[-1][0]
+        rule = permits.in_force[-1][0]
         key, now = f"adaptive {rule}", time.time_ns() // 1000
         if not self._episodes.count(key, now) and log.isEnabledFor(logging.INFO):
             self._episodes.begin(key, rule, now, None, lambda: "what is more than the process can do")

@@ -17,9 +17,13 @@ from contextvars import Context
 from secrets import token_bytes
 from typing import Any
 
+from limitgate.gate.admission import Admission
 from limitgate.gate.flow import ConfigFlow, arun, run
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.refusal_log import RefusalLog
 from limitgate.http.response import Refusal, quota_exceeded
 from limitgate.internal_errors import logged_errors
+from limitgate.limits.decision import Decision
 from limitgate.limits.refusal_id import RefusalKey
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores import MemoryStore
@@ -51,12 +55,14 @@ def _text(keys: Sequence[bytes]) -> str:
 
 
 class Refusals:
-    """Makes the refusals of a gate. Without a ``secret``, the key of their ids is the one that the store keeps.
+    """Makes the refusals of a gate, and has them logged. Without a ``secret``, the store keeps the key of their ids.
 
     The first process that refuses a request writes its own key there.
     """
 
-    def __init__(self, store: Any, key_prefix: str, secret: bytes = b"") -> None:
+    def __init__(self, store: Any, key_prefix: str, secret: bytes = b"", log: RefusalLog | None = None) -> None:
+        self.log = log
+        """Logs who is refused; None where that is not wanted."""
         is_shared = isinstance(store, SyncConfigStore | AsyncConfigStore) and not isinstance(store, MemoryStore)
         self.is_agreed = bool(secret) or not is_shared
         """True once the ids can be read by others, or if the store keeps no key at all."""
@@ -68,13 +74,31 @@ class Refusals:
         self._under_way: threading.Thread | asyncio.Future[None] | None = None
         get_ready_for_forks(self)
 
-    def quota_exceeded(self, rules: tuple[str | None, ...], wait: float, now: int, rule: str | None, key: str) -> Refusal:
-        """`limitgate.http.response.quota_exceeded`, by the key that is known."""
+    def refuse(  # noqa: PLR0917 - keywords would take longer
+        self,
+        admission: Admission,
+        decision: Decision,
+        rules: tuple[str | None, ...],
+        key: str,
+        now: int,
+        compiled_rules: Sequence[CompiledRule],
+    ) -> Refusal:
+        """The answer to a request that ``rules`` refuse, one of them by the bucket of a key, at ``now``, Unix µs.
+
+        ``compiled_rules`` are those of its plan.
+        """
         self._has_written = True
-        refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key))
+        refusal = quota_exceeded(rules, decision.retry_after, self._key.write(now, decision.rule, key))
         if time.monotonic() > self._next_look:
             self.agree_soon()
+        if self.log is not None:
+            self.log.note(admission, decision, key, now, refusal.id, compiled_rules)
         return refusal
+
+    def agree_at_first(self) -> None:
+        """`agree_soon`, unless that is done."""
+        if not self.is_agreed:
+            self.agree_soon()
 
     def agree_soon(self) -> None:
         """Agree on the key with the other processes, in the background: in a task, or in a thread where no event loop runs.

@@ -15,9 +15,8 @@ from typing import Any
 
 from limitgate.gate.admission import Admission, PermitWait, Receipt, Turn
 from limitgate.gate.flow import arun
-from limitgate.gate.load import Permits
+from limitgate.gate.load import Load
 from limitgate.gate.refunds import Refunds
-from limitgate.gate.refusal_log import RefusalLog
 from limitgate.http.response import unavailable
 from limitgate.limits.decision import is_booked
 from limitgate.limits.plan import Plan
@@ -147,28 +146,28 @@ Stay = Callable[[TurnWaiter], Awaitable[bool]]
 class Turns:
     """The turns of one gate's requests."""
 
-    def __init__(self, store: Any, refunds: Refunds, refusal_log: RefusalLog | None) -> None:
+    def __init__(self, store: Any, refunds: Refunds, load: Load) -> None:
         self.queues = WaitQueues()
         """Who waits on an event loop."""
         self._store = store
         self._refunds = refunds
-        self._refusal_log = refusal_log
+        self._load = load
 
     def wait_for(self, admission: Admission, turn: Turn) -> None:
         """Wait for the turn of a request in this thread; others may have its places in flight until it comes."""
-        in_flight = admission.in_flight
-        if in_flight is not None:
-            in_flight.end("untaught")
+        permits = admission.permits
+        if permits is not None:
+            permits.end("untaught")
         self.wait_for_further(admission, turn)
-        if in_flight is not None:
+        if permits is not None:
             try:
-                in_flight.begin_again_here()
+                permits.begin_again_here()
             except BaseException:
                 admission.refusal = unavailable()
                 self._refunds.settle(admission)
                 raise
-            if in_flight.refusal is not None:
-                self._shed(admission, in_flight)
+            if permits.refusal is not None:
+                self._load.shed_late(admission)
                 self._refunds.settle_refused(admission)
 
     def wait_for_further(self, admission: Admission, turn: Turn) -> None:
@@ -190,23 +189,23 @@ class Turns:
         """Wait until the turn of a request comes. False if the client left before: then it is refused and refunded."""
         if isinstance(admission.turn, PermitWait) and not await self._await_places(admission, admission.turn, stay):
             return False
-        turn, in_flight = admission.turn, admission.in_flight
+        turn, permits = admission.turn, admission.permits
         if not isinstance(turn, Turn):
             return True
-        if in_flight is not None:  # others may have its places until its turn comes
-            in_flight.end("untaught")
+        if permits is not None:  # others may have its places until its turn comes
+            permits.end("untaught")
         if not await self.await_further(admission, turn, stay):
             return False
-        if in_flight is not None:
+        if permits is not None:
             try:
-                stays = await in_flight.begin_again(stay)
+                stays = await permits.begin_again(stay)
             except BaseException as error:
                 await self._undo(admission, error)
                 raise
             if not stays:
                 admission.refusal = unavailable()
-            elif in_flight.refusal is not None:
-                self._shed(admission, in_flight)
+            elif permits.refusal is not None:
+                self._load.shed_late(admission)
             await self._refunds.asettle_refused(admission)
         return admission.refusal is None
 
@@ -226,13 +225,13 @@ class Turns:
 
     async def _await_places(self, admission: Admission, wait: PermitWait, stay: Stay) -> bool:
         """Wait for places in flight, and decide about all else then. False if the client left before, or it is refused."""
-        admission.turn, in_flight = None, admission.in_flight
-        if in_flight is None:
+        admission.turn, permits = None, admission.permits
+        if permits is None:
             return True
-        if not await in_flight.await_places(stay):
+        if not await permits.await_places(stay):
             admission.refusal = unavailable()
-        elif in_flight.refusal is not None:
-            self._shed(admission, in_flight)
+        elif permits.refusal is not None:
+            self._load.shed_late(admission)
         else:
             await arun(self._store, wait.rest, admission.budget)
             await self._refunds.asettle_refused(admission)
@@ -245,12 +244,6 @@ class Turns:
             admission.abandon()
         else:
             await self._refunds.asettle(admission)
-
-    def _shed(self, admission: Admission, in_flight: Permits) -> None:
-        """Refuse a request that has waited, as there is no place in flight for it."""
-        admission.shed()
-        if self._refusal_log is not None:
-            self._refusal_log.note_shed(in_flight)
 
 
 def _rows(turn: Turn) -> list[RuleSeries]:

@@ -423,8 +423,6 @@ class Request:
     """Limits that callables have given for this request, by the ids of rules: each is asked once."""
     met: dict[int, bool] | None = None
     """Whether this request meets the conditions of rules, by their ids: each is asked once."""
-    in_flight: Any = None
-    """The `limitgate.gate.load.Permits` of this request, None where no adaptive limit is for it, or none was asked yet."""
     is_over = False
     """True if its response is over, and nothing is to be heard of it."""
     resolve_client: Callable[[Request], str | None] | None = None

@@ -35,7 +35,7 @@ from limitgate import (
     load_rules,
     testing,
 )
-from limitgate.gate.load import ProxyGuard
+from limitgate.gate.permits import ProxyGuard
 from limitgate.http.request import WSGIRequest
 from limitgate.overload.adaptive_limit import Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
@@ -1167,7 +1167,7 @@ def test_each_proxy_has_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         refused += refuses(n * 0.002, *((0.001, "10.0.0.1"), (0.031, "10.0.0.2"))[n // 150 % 2])
     assert refused == 0
     assert refuses(2.0, 5.0, "10.0.0.1")
-    monkeypatch.setattr("limitgate.gate.load.MOST_PROXIES", 2)
+    monkeypatch.setattr("limitgate.gate.permits.MOST_PROXIES", 2)
     for n in range(3, 9):
         refuses(2.0, 0.001, f"10.0.0.{n}")
     assert len(guard._queues) == 2

@@ -94,7 +94,7 @@ def gated(app: Any, *rules: Rule, **options: Any) -> LimitGate:
 
 def held(gate: Any) -> int:
     """How many requests hold something, by what their gate knows of it."""
-    return len(gate.refunds.slot_keeper) + len(gate._fallback.slot_keeper)
+    return len(gate.refunds.slot_keeper) + len(gate.outages.local_slots)
 
 
 async def over(gate: Any) -> None:

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, RateLimited, Rule, StoreError, limit
 from limitgate.exchange.base import EXCHANGE
+from limitgate.gate import late
 from limitgate.keys import Value
 from limitgate.limits.plan import Plan, Reading
 from tests.support.doors import PATIENCE, Reply, Wire, asgi_reply, http_scope, run_wsgi, websocket_scope, wsgi_environ
@@ -222,18 +223,19 @@ def test_beside_a_decorator(store: Watched) -> None:
     assert store.owed == {"first": 2, "decorated": 2, "later": 2}
 
 
-def test_outcomes_and_costs_count_for_late_limits_too(open_site: Callable[..., Late], store: Watched) -> None:
+def test_outcomes_and_costs_count_for_late_limits_too(
+    open_site: Callable[..., Late], store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``charge_if`` and ``settle`` are about all rules of a request, whenever they were weighed."""
     site = open_site(Rule("failed", "9/minute", charge_if={"status": [401]}), Rule("cost", "9/minute", cost=2))
-    gate: Any = site.app.gate
-    further = gate.further
+    further = late.further
 
-    def settling(admission: Any, rules: Any) -> Any:
-        turn = yield from further(admission, rules)
+    def settling(gate: Any, admission: Any, rules: Any) -> Any:
+        turn = yield from further(gate, admission, rules)
         admission.decision.settle(7, rule=admission.decision.windows[-1].rule)
         return turn
 
-    gate.further = settling
+    monkeypatch.setattr(late, "further", settling)
     assert site.ask().status == 200
     assert store.owed == {"first": 1, "cost": 7}
     assert store.corrections == 1

@@ -484,7 +484,7 @@ def test_a_message_that_is_refused_by_halves_is_charged_nowhere(monkeypatch: pyt
     store = Halves()
     rules = [Rule("there", "9/minute", per="message"), Rule("gone", "1/minute", per="message", on_error="local")]
     app = gated(Starlette(routes=[WebSocketRoute("/", echo)]), *rules, store=store)
-    here = app.gate._fallback._store
+    here = app.gate.outages._local_store
     spend = here.spend
 
     def overtaken(plan: Plan, timeout: float = 0) -> Reading:

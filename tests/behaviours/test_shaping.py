@@ -176,7 +176,7 @@ class Failing(MemoryStore):
 def test_without_the_store_a_local_bucket_makes_wait(site: Callable[..., Site], world: World) -> None:
     """Under on_error local this process books turns itself, in its own share; the promised bound is the same."""
     it = site(ONE, store=Failing(world), on_error="local", processes=2)
-    it.app.gate._fallback._store = MemoryStore(world)
+    it.app.gate.outages._local_store = MemoryStore(world)
     assert [(it.ask().status, world.now) for _ in range(3)] == [(200, 0), (200, 0.2), (200, 0.4)]
     assert all(decision.degraded for decision in it.seen)
 

@@ -23,7 +23,7 @@ def admitted(rule: Rule | None, *styles: str) -> Admission:
     request_plan = gate.plan(request, None)
     admission = Admission()
     admission.request, admission.rules = request, ActiveRules(gate, styles, timeout=0.1, is_measured=True)
-    admission.decision = admission.reading = admission.prepared = admission.in_flight = None
+    admission.decision = admission.reading = admission.prepared = admission.permits = None
     admission.is_plain = admission.has_begun = False
     if request_plan.plan is not None:
         reading = MemoryStore().spend(request_plan.plan)

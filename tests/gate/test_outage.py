@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from limitgate import StoreError
 from limitgate.gate.admission import Verdict
-from limitgate.gate.outage import Fallback, Split
+from limitgate.gate.outage import Outages, Split
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.limits.plan import Charge, Plan
@@ -36,8 +36,12 @@ def request(cost: int = 1, on_error: OnError = "local") -> RequestPlan:
     return RequestPlan(Plan.spend(charges), [compiled_rule] * 2, ())
 
 
-def verdict(fallback: Fallback, error: StoreError = StoreError("gone"), **asked: object) -> Verdict:  # noqa: B008
-    outcome = fallback.without_store(request(**asked), error)  # type: ignore[arg-type]
+def outages_of(store: Banning, on_error: OnError, processes: int) -> Outages:
+    return Outages(store, on_error, processes, timeout=1.0, at_recovery=bool)
+
+
+def verdict(outages: Outages, error: StoreError = StoreError("gone"), **asked: object) -> Verdict:  # noqa: B008
+    outcome = outages.without_store(request(**asked), error)  # type: ignore[arg-type]
     assert isinstance(outcome, Verdict)
     return outcome
 
@@ -45,34 +49,34 @@ def verdict(fallback: Fallback, error: StoreError = StoreError("gone"), **asked:
 def test_a_ban_refuses_and_nothing_is_charged() -> None:
     """Not the other bucket either: once the ban is over, both are full."""
     store = Banning(there=90_000_000)
-    fallback = Fallback(store, "open", 1)
+    outages = outages_of(store, "open", 1)
     for _ in range(9):
-        refused = verdict(fallback)
+        refused = verdict(outages)
         assert (refused.decision.allowed, refused.decision.retry_after, refused.decision.degraded) == (False, 90.0, True)
         assert refused.charged == ()
     store.bans.clear()
-    assert [verdict(fallback).decision.allowed for _ in range(3)] == [True, True, False]
+    assert [verdict(outages).decision.allowed for _ in range(3)] == [True, True, False]
 
 
 def test_what_costs_nothing_passes_a_ban() -> None:
     """As it does where the store answers."""
-    assert verdict(Fallback(Banning(here=1), "open", 1), cost=0).decision.allowed
+    assert verdict(outages_of(Banning(here=1), "open", 1), cost=0).decision.allowed
 
 
 def test_a_ban_under_other_policies() -> None:
     """Open lets everybody pass, whom nobody can look up."""
-    fallback = Fallback(Banning(here=90_000_000), "open", 1)
-    assert verdict(fallback, on_error="open").decision.allowed
-    assert not verdict(fallback, on_error="closed").decision.allowed
+    outages = outages_of(Banning(here=90_000_000), "open", 1)
+    assert verdict(outages, on_error="open").decision.allowed
+    assert not verdict(outages, on_error="closed").decision.allowed
 
 
 def test_a_ban_on_the_part_that_is_gone() -> None:
     """Where a store fails in part, a ban of that part refuses before the other part is asked."""
-    assert not verdict(Fallback(Banning(here=1), "open", 1), GONE).decision.allowed
-    assert isinstance(Fallback(Banning(there=1), "open", 1).without_store(request(), GONE), Split)
+    assert not verdict(outages_of(Banning(here=1), "open", 1), GONE).decision.allowed
+    assert isinstance(outages_of(Banning(there=1), "open", 1).without_store(request(), GONE), Split)
 
 
 def test_shares_of_a_limit() -> None:
     """A ban holds in each of several processes that share a limit."""
-    decision = verdict(Fallback(Banning(here=5_000_000), "open", 2)).decision
+    decision = verdict(outages_of(Banning(here=5_000_000), "open", 2)).decision
     assert (decision.allowed, decision.retry_after) == (False, 5.0)

@@ -14,13 +14,20 @@ import pytest
 
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.gate import refusals
+from limitgate.gate.admission import Admission
 from limitgate.gate.refusals import Refusals, kept_keys, place_of_keys
+from limitgate.limits.decision import Decision
 from limitgate.limits.refusal_id import URN, RefusalId, RefusalKey, tag_of
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from tests.support.doors import PEER, SITES, Site, WSGISite, until
 from tests.support.redis_server import RedisServer
 
 Open = Callable[..., Site]
+
+
+def refuse_one(it: Refusals) -> None:
+    """Have a request refused."""
+    it.refuse(Admission(), Decision(False, 1, 0, 1.0, 1.0, 0, "api"), ("api",), "0f" * 16, 1, ())
 
 
 @pytest.fixture(params=SITES, ids=lambda door: door.door)
@@ -225,7 +232,7 @@ def test_a_store_is_asked_again_once_a_minute(monkeypatch: pytest.MonkeyPatch) -
 
     def refuse(asked: int) -> None:
         for _ in range(5):
-            made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+            refuse_one(made)
         made.before_fork()
         assert store.asked == asked
 
@@ -249,7 +256,7 @@ def test_only_so_many_keys_are_kept() -> None:
     made = [Refusals(store, "p") for _ in range(70)]
     own = [each._key.key for each in made]
     for each in made:
-        each.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+        refuse_one(each)
         each.before_fork()
     keys = kept_keys(store.config(ConfigRequest("p:refusal-ids"), 1).text)
     assert keys == [own[0], *own[7:]]
@@ -309,7 +316,7 @@ def test_a_store_that_is_closed_meanwhile(own_redis: RedisServer, monkeypatch: p
 
     with own_redis.frozen(), monkeypatch.context() as patched:
         patched.setattr(threading, "Thread", Late)
-        made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+        refuse_one(made)
         patched.undo()
         if not is_late:
             may_begin.set()
@@ -319,7 +326,7 @@ def test_a_store_that_is_closed_meanwhile(own_redis: RedisServer, monkeypatch: p
     made.before_fork()
     until(lambda: connections(own_redis) == 0)
     assert not store._servers._connections._connecting
-    made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)  # a store that is used again is asked again
+    refuse_one(made)  # a store that is used again is asked again
     until(lambda: made.is_agreed)
     store.close()
 
@@ -340,7 +347,7 @@ def test_a_store_that_is_closed_while_it_is_asked() -> None:
     store = Closing()
     store.fails = False
     made = Refusals(store, "p")
-    made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+    refuse_one(made)
     made.before_fork()
     assert (store.asked, store.closed, made.is_agreed) == (1, 1, False)
 
@@ -352,7 +359,7 @@ def test_a_store_that_is_closed_on_an_event_loop(own_redis: RedisServer, turns: 
     async def main() -> None:
         store = AsyncRedisStore(own_redis.url)
         made = Refusals(store, "p")
-        made.quota_exceeded(("api",), 1.0, 1, "api", "0f" * 16)
+        refuse_one(made)
         for _ in range(turns):
             await asyncio.sleep(0)
         await store.aclose()

@@ -34,7 +34,7 @@ class Refunds:
 def test_a_request_that_is_refused_once_it_has_its_places_is_refunded() -> None:
     """A part of it may be charged already, as where the store fails for the rest."""
     admission: Any = Admission()
-    admission.in_flight, refunds = ConcurrencyLimiter(), Refunds()
+    admission.permits, refunds = ConcurrencyLimiter(), Refunds()
     admission._budget = Budget(1.0, measured=True)
 
     def refused() -> Any:

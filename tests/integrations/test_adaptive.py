@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from limitgate import Adaptive, LimitGate, Rule, limit
+from limitgate.exchange.in_flight import UploadInFlight
 from limitgate.flask import LimitGate as FlaskLimitGate
-from limitgate.gate.upload_in_flight import UploadInFlight
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process.forking import living
 from tests.support.django_app import WAYS, rate

@@ -41,7 +41,7 @@ from limitgate.rules.settings import (
     workers_of_server,
 )
 from limitgate.rules.watch import WatchedFiles, WatchedRules
-from limitgate.stores import MemoryStore, Opener, opened
+from limitgate.stores import MemoryStore, Opener, is_async_redis, is_redis, opened
 from limitgate.stores.memory import system_clock
 
 Store = TypeVar("Store")
@@ -121,19 +121,22 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     store = opened(settings.store, open_store, settings.key_prefix)
     _warn_about_workers(settings, rules, store)
     ready = _compiler(settings, routes, proxies, counts, store)
+    log = RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None
     gate = Gate(
         ready(rules),
         store,
         proxies.client,
         on_error=settings.on_error,
         processes=settings.processes,
-        refusals=Refusals(store, settings.key_prefix, settings.secret_bytes),
+        refusals=Refusals(store, settings.key_prefix, settings.secret_bytes, log),
         identify=settings.identify,
-        refusal_log=RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None,
     )
+    if is_redis(store) or is_async_redis(store):
+        gate.at_other_rules.append(store.give_back_leases)
     if settings.reload:
         gate.poller = _poller(settings, gate, rules, ready, lambda: GateSettings(**options))
         gate.poller.start(in_children=is_going_to_fork())
+        gate.outages.at_first_answer.append(gate.poller.start)  # who is asked serves. uWSGI forks, or does not, unsaid
     if counts is not None:
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
         observe(observers, (counts, gate), (store_counts(store), store))

@@ -1,4 +1,4 @@
-"""At start: one line that says what is on, and the store asked before the first request needs it."""
+"""Start and end of a service: one line says what is on, and the store is asked before the first request needs it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from limitgate.errors import StoreError
+from limitgate.gate.gate import Gate
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed
+from limitgate.observing.exporter import exporter
 from limitgate.process import switch
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, server_options
-from limitgate.stores import AsyncStore, SyncStore, is_redis
+from limitgate.stores import AsyncStore, SyncStore, is_async_redis, is_redis
 from limitgate.stores.redis.dial.url import shown
 
 log = logging.getLogger("limitgate")
@@ -57,6 +59,24 @@ def _counted(rules: RuleSet) -> str:
     """Number of the rules in force for each tier: ``3 rules for tier default, 4 for vip``."""
     tiers = [f"{len(of_tier)} for tier {tier}" for tier, of_tier in rules.tiers.items()]
     return f"rules: {listed(tiers)}"
+
+
+async def astartup(gate: Gate) -> None:
+    """Begin to serve on the running event loop: look for other rules, if that is wanted, and connect."""
+    if gate.poller is not None:
+        gate.poller.start()
+    if is_async_redis(gate.store) and switch.null_store is None:
+        await gate.store.connect()
+        gate.refusals.agree_soon()
+
+
+async def ashutdown(gate: Gate) -> None:
+    """Serve no more: look for no other rules, wait for what is under way, and hand over what was counted."""
+    if gate.poller is not None:
+        gate.poller.stop()
+    await gate.refunds.asettled()
+    if gate.rules.counts is not None:
+        exporter.export()
 
 
 def require(store: Any, key_prefix: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from limitgate.gate.planning.user_ids import EXPECTED
@@ -12,6 +12,9 @@ from limitgate.limits.priority import NORMAL, Priority
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
+
+Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
+"""Names the caller of a request; None if nobody is known."""
 
 
 class Subject:

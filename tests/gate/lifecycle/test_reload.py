@@ -41,6 +41,7 @@ from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.gate.flow import arun
 from limitgate.gate.gate import Gate
+from limitgate.gate.late import usage
 from limitgate.gate.lifecycle import build, reload
 from limitgate.http.request import ASGIRequest, WSGIRequest
 from limitgate.process.poller import Poller
@@ -773,7 +774,7 @@ def test_no_decision_is_of_a_mixture_property(identify: Any, config: Path) -> No
         assert admission.decision is not None
         by = explained(admission.decision.windows)
         await asyncio.sleep(0)
-        assert explained(await arun(gate.store, gate.usage(admission, (), None))) == by
+        assert explained(await arun(gate.store, usage(gate, admission, (), None))) == by
         return by
 
     async def main() -> None:

@@ -1,0 +1,213 @@
+"""Requests in flight under adaptive limits, as seen at both doors: their permits are given back by what passes there.
+
+While a client is slow to send or to read, others may have the permits of its request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
+from types import CoroutineType, coroutine
+from typing import Any, TypeVar
+
+from limitgate.exchange.asgi import BEGINNINGS, CLIENT_GONE, ASGIExchange, marked_as_coroutine
+from limitgate.exchange.base import EXCHANGE, OUTCOME
+from limitgate.exchange.denials import Message, Send
+from limitgate.gate.admission import Admission
+from limitgate.gate.permits import MOST_DIGITS, Permits
+from limitgate.http.rate_fields import Fields, raw
+from limitgate.http.request import Scope
+
+T = TypeVar("T")
+
+_READ_ALL = frozenset({"read", "readall", "readlines"})
+"""Methods that read all there is unless they are given a size."""
+_READS = frozenset({"read1", "readinto", "readinto1", "readline", *_READ_ALL})
+_ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *BEGINNINGS}) - {"http.response.start"}
+"""Messages after which a request is no load any more: a WebSocket is answered, or the server sends a file by itself."""
+
+
+async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
+    """Answer a request for which there is no place in flight, on as short a way as there is: it keeps the process alive.
+
+    Nothing is made for it but lists that others may write into.
+    """
+    refusal: Any = admission.refusal
+    if admission.rules.counts is not None:
+        admission.rules.counts.count("refused", "nobody")
+    scope[OUTCOME] = "refused"
+    body = b"" if admission.request.sent_method == "HEAD" else refusal.body
+    try:
+        await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.raw.copy()})
+        await send({"type": "http.response.body", "body": body})
+    except CLIENT_GONE:  # without `suppress`, whose calls would cost each refusal
+        pass
+
+
+def turn_shed_away_here(
+    admission: Admission, environ: dict[str, Any], start_response: Callable[..., object]
+) -> Iterable[bytes]:
+    """Answer a request for which there is no place in flight, on as short a way as there is: it keeps the process alive."""
+    refusal: Any = admission.refusal
+    permits: Any = admission.permits
+    if admission.rules.counts is not None:
+        admission.rules.counts.count("refused", "nobody")
+    environ["limitgate"] = permits.refused(refusal)
+    environ[EXCHANGE], environ[OUTCOME] = None, "refused"
+    start_response(f"{refusal.status} {refusal.reason}", refusal.fields.copy())
+    return [] if admission.request.sent_method == "HEAD" else [refusal.body]
+
+
+class MessagesInFlight:
+    """The messages of an ASGI request that is in flight."""
+
+    def __init__(self, exchange: ASGIExchange, permits: Permits) -> None:
+        self._exchange = exchange
+        self._permits = permits
+        self._has_body = False
+
+    async def receive(self) -> Message:
+        """The next message from the server, while whose client is slow to send the body others may have the permits."""
+        if self._has_body:
+            return await self._exchange.receive()
+        message = await for_client(self._exchange.receive(), self._permits)
+        if not message.get("more_body"):
+            self._has_body = True
+            if message["type"] == "http.request":
+                self._permits.has_body()
+        return message
+
+    @marked_as_coroutine
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass a message on. The permits are given back by what it says, or while the client is slow to read."""
+        kind, permits = message["type"], self._permits
+        if kind == "http.response.body":
+            if message.get("more_body"):
+                permits.sends(len(message.get("body") or b""))
+            else:
+                permits.end()
+        elif kind == "http.response.start":
+            permits.starts(message.get("status"), message.get("headers") or ())
+        elif kind in _ENDS:
+            permits.end("untaught")
+        sent = self._exchange.send(message)
+        return for_client(sent, permits) if permits.held else sent
+
+
+async def for_client(call: Awaitable[T], permits: Permits) -> T:
+    """Await a call of the server's. If it does not return at once, it is the client that is waited for."""
+    steps: Any = call
+    result: T
+    try:
+        if type(steps) is CoroutineType:
+            pending = steps.send(None)
+        else:
+            steps = call.__await__()
+            pending = next(steps)
+    except StopIteration as returned:
+        result = returned.value
+        return result
+    permits.idle()
+    try:
+        result = await _resumed(steps, pending)
+        return result
+    finally:
+        permits.busy()
+
+
+@coroutine
+def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
+    """Go on with what has taken its first step, as `await` does (PEP 380)."""
+    try:
+        while True:
+            try:
+                sent = yield pending
+            except BaseException as error:
+                if not hasattr(steps, "throw"):
+                    raise
+                pending = steps.throw(error)
+            else:
+                pending = steps.send(sent) if hasattr(steps, "send") else next(steps)
+    except StopIteration as returned:
+        return returned.value
+
+
+class UploadInFlight:
+    """A WSGI server's stream of a body of ``length`` bytes; None if that is not known."""
+
+    def __init__(self, stream: Any, permits: Permits, length: int | None) -> None:
+        self._stream = stream
+        self._permits = permits
+        self._left = length
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._stream, name)
+        return self._reading(found, reads_all=name in _READ_ALL) if name in _READS else found
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+    def _reading(self, read: Callable[..., Any], *, reads_all: bool) -> Callable[..., Any]:
+        """A method of the stream that reads, which has to wait for the client."""
+
+        def reading(*size: Any) -> Any:
+            self._permits.idle()
+            try:
+                got = read(*size)
+            finally:
+                self._permits.busy()
+            if self._left is not None and got:  # bytes, lines, or a number of bytes
+                self._left -= got if isinstance(got, int) else sum(map(len, got)) if isinstance(got, list) else len(got)
+            is_all = reads_all and (not size or size[0] is None or size[0] < 0)
+            if is_all or not got or (self._left is not None and self._left <= 0):
+                self._permits.has_body()
+            return got
+
+        return reading
+
+
+def watched(stream: Any, permits: Permits, environ: Mapping[str, Any]) -> Any:
+    """The stream of a body, watched if there is one."""
+    length = str(environ.get("CONTENT_LENGTH") or "")
+    if not length:
+        return UploadInFlight(stream, permits, None) if environ.get("HTTP_TRANSFER_ENCODING") else stream
+    is_known = length.isdecimal() and length.isascii() and len(length) <= MOST_DIGITS
+    return UploadInFlight(stream, permits, int(length) if is_known else None) if length != "0" else stream
+
+
+def watch_upload(environ: MutableMapping[str, Any], permits: Permits) -> None:
+    """Have the body of a WSGI request watched, if there is one."""
+    if "wsgi.input" in environ:
+        environ["wsgi.input"] = watched(environ["wsgi.input"], permits, environ)
+
+
+def chunks_in_flight(chunks: Iterable[bytes], permits: Permits) -> Iterator[bytes]:
+    """The chunks of a WSGI response, each made as a part of the time in flight."""
+    iterator: Iterator[bytes] | None = None
+    while True:
+        permits.busy()
+        try:
+            if iterator is None:
+                iterator = iter(chunks)
+            chunk = next(iterator)
+        except StopIteration:
+            return
+        permits.sends(len(chunk))
+        permits.idle()  # until the server has sent it and asks for more
+        yield chunk
+
+
+def written_in_flight(
+    write: Callable[[bytes], object], permits: Permits, status: int | None, headers: Fields
+) -> Callable[[bytes], object]:
+    """Note how the response of a request in flight starts. Returns ``write``, while which the client is waited for."""
+    permits.starts(status, raw(headers))
+
+    def write_in_flight(data: bytes) -> object:
+        permits.sends(len(data))
+        permits.idle()
+        try:
+            return write(data)
+        finally:
+            permits.busy()
+
+    return write_in_flight

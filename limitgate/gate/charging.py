@@ -1,0 +1,108 @@
+"""Charges by plans of any kind: the store, or in an outage ``on_error``, gives a verdict, which takes effect on a request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from limitgate.errors import StoreError
+from limitgate.gate import nesting
+from limitgate.gate.admission import Admission, Receipt, Turn, Verdict
+from limitgate.gate.flow import Flow
+from limitgate.gate.outage import Outages
+from limitgate.gate.planning.prepared import RequestPlan
+from limitgate.gate.refunds import Refunds
+from limitgate.gate.refusals import Refusals
+from limitgate.gate.turns import book
+from limitgate.http.response import Refusal, unavailable
+from limitgate.limits.decision import Decision, FinalCosts, decide, joined
+from limitgate.limits.plan import Plan, Reading
+from limitgate.observing.counts import count_decision
+
+
+class Charging:
+    """Charges the requests of one gate, whose store has ``timeout`` seconds to answer."""
+
+    def __init__(self, timeout: float, outages: Outages, refunds: Refunds, refusals: Refusals) -> None:
+        self._timeout = timeout
+        self._outages = outages
+        self._refunds = refunds
+        self._refusals = refusals
+
+    def charge(self, admission: Admission, request_plan: RequestPlan) -> Flow[None]:
+        """Charge a request that comes."""
+        plan = request_plan.plan
+        if plan is not None:
+            verdict = yield from self.decide(request_plan, plan, admission.settlement)
+            admission.turn = self.apply(admission, request_plan, verdict)
+
+    def charge_by_reading(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
+        """`charge` a request by a reading that the store has given already."""
+        admission.turn = self.apply(admission, request_plan, self._verdict(request_plan, plan, reading, admission.settlement))
+
+    def charge_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> Flow[None]:
+        """`charge` a request whose plan the store has failed to carry out."""
+        verdict = yield from self._outages.decide(request_plan, error)
+        admission.turn = self.apply(admission, request_plan, _counted(request_plan, verdict))
+
+    def decide(self, request_plan: RequestPlan, plan: Plan, settlement: FinalCosts | None = None) -> Flow[Verdict]:
+        """Ask the store, and if it fails decide without it."""
+        try:
+            reading = yield plan, self._timeout
+        except StoreError as error:
+            return _counted(request_plan, (yield from self._outages.decide(request_plan, error)))
+        except BaseException:  # the request was cancelled
+            self._outages.release_later(plan)
+            raise
+        return self._verdict(request_plan, plan, reading, settlement)
+
+    def apply(self, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> Turn | None:
+        """Apply a verdict to an admission, and return the turn that the request has to wait for then.
+
+        A refusal stands: what is charged after it is refunded.
+        """
+        first, decision, charged, turn = admission.decision, verdict.decision, verdict.charged, None
+        for each in charged:
+            if each.request_plan.has_slots:
+                self._refunds.hold(admission, each.taken, is_local=each.is_local)
+        if decision.delay and verdict.now is not None and admission.refusal is None:
+            charged, turn = book(charged, verdict.now, decision.delay)
+        admission.charged += charged
+        admission.is_by_outcome |= any(each.request_plan.is_by_outcome for each in verdict.charged)
+        if admission.refusal is not None:  # by a limit that was asked at the same time
+            return None
+        admission.decide(verdict.outcome, verdict.source)
+        if not decision.allowed:
+            admission.refusal = self.refuse(admission, decision, verdict.now, request_plan)
+        elif first is not None:
+            decision = joined(first, decision)
+        if decision.settlement is not admission.settlement:
+            decision = replace(decision, settlement=admission.settlement)
+        admission.decision = decision
+        if verdict.now is not None:
+            admission.now = verdict.now
+        elif first is None or not decision.allowed:
+            admission.fields = []
+        return turn
+
+    def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
+        """Make the answer to a refused request, and log which bucket has refused it.
+
+        ``now`` is the store's clock in Unix µs, None if no bucket was looked at.
+        """
+        if now is None:
+            return unavailable()
+        whole = nesting.joined_with_outer(admission, decision)
+        return self._refusals.refuse(admission, whole, whole.refusing, whole.refusing_key, now, request_plan.compiled_rules)
+
+    def _verdict(self, request_plan: RequestPlan, plan: Plan, reading: Reading, settlement: FinalCosts | None) -> Verdict:
+        """The verdict that follows from the store's reading."""
+        self._outages.answered()
+        charged = (Receipt(request_plan, plan, reading),) if reading.admitted else ()
+        return _counted(request_plan, Verdict(decide(plan, reading, settlement), reading.now, charged, reading.source))
+
+
+def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:
+    """A verdict about these rules, counted if they are."""
+    if request_plan.compiled_rules and request_plan.compiled_rules[0].row is not None:
+        count_decision(verdict.decision, request_plan.row)
+    return verdict

@@ -1,0 +1,96 @@
+"""What is asked of a gate while a request is under way: further limits, messages over a WebSocket, and usage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from limitgate.errors import HeadersTooLargeError
+from limitgate.gate.admission import Admission, Refund, Turn
+from limitgate.gate.denied import refuse_unread
+from limitgate.gate.flow import Budget, Flow, limits_awaited
+from limitgate.gate.gate import Gate
+from limitgate.gate.planning.planner import LateLimit
+from limitgate.gate.planning.prepared import NO_CHARGES, PendingLimits, RequestPlan
+from limitgate.http.response import Refusal
+from limitgate.limits.decision import Window, decide
+from limitgate.limits.plan import Plan
+from limitgate.process import switch
+from limitgate.rules.decorators import EVERYTHING
+
+
+def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) -> Flow[Turn | None]:
+    """Decide about further rules. Returns the turn that the request has to wait for then.
+
+    If one of them refuses, the caller refunds all charges of the request after the wait.
+    """
+    if admission.marks is EVERYTHING or admission.refusal is not None or switch.null_store is not None:
+        return None  # this request is exempt, or refused already
+    if admission.settlement.is_over:
+        raise RuntimeError("further limits were asked for when the request was over, expected it before")
+    planner, request, identified = admission.rules.planner, admission.request, admission.identified
+    try:
+        applying = [each for each in extra_rules if each[0].applies_to(request.method) and each[0].admits(request)]
+        request_plan = yield from _completed(lambda: planner.further(request, identified, applying))
+    except HeadersTooLargeError as error:
+        refuse_unread(admission, planner.compiled(request, extra_rules), error)
+        return None
+    if request_plan.plan is None or admission.refusal is not None:
+        return None
+    return gate.charging.apply(admission, request_plan, (yield from gate.charging.decide(request_plan, request_plan.plan)))
+
+
+def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | None) -> Flow[tuple[Window, ...]]:
+    """Look at rules for the caller of an admission, see `limitgate.usage`. Charges nothing."""
+    try:
+        request_plan = yield from _completed(lambda: _plan_usage(admission, names, path))
+    except HeadersTooLargeError:
+        return _adaptive_windows(admission, names)
+    if request_plan.plan is None:
+        return _adaptive_windows(admission, names)
+    plan = Plan.peek(request_plan.plan.charges)
+    return decide(plan, (yield plan, gate.timeout)).windows + _adaptive_windows(admission, names)
+
+
+def message(gate: Gate, admission: Admission, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
+    """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
+    budget = Budget(gate.timeout, measured=admission.rules.is_measured)
+    return gate.refunds.soon(_decide_message(gate, admission, messages), budget)
+
+
+def _decide_message(gate: Gate, admission: Admission, messages: RequestPlan) -> Flow[Refusal | None]:
+    if messages.plan is None or switch.null_store is not None:
+        return None
+    verdict = yield from gate.charging.decide(messages, messages.plan)
+    if verdict.decision.allowed:
+        return None
+    refusal = gate.charging.refuse(admission, verdict.decision, verdict.now, messages)
+    yield from gate.refunds.apply([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
+    return refusal
+
+
+def _plan_usage(admission: Admission, names: Sequence[str], path: str | None) -> RequestPlan | PendingLimits:
+    """Plan the charges of rules of these names, or of all that apply: those that the request was charged for, if it was."""
+    request, identified, planner = admission.request, admission.identified, admission.rules.planner
+    request.check_lines()
+    plans = [charged.request_plan.plan for charged in admission.charged]
+    charges = [charge for plan in plans if plan is not None for charge in plan.charges]
+    if names:
+        return planner.named(request, identified, names, path, charges)
+    if charges or admission.marks is EVERYTHING:
+        return RequestPlan(Plan.peek(charges), ()) if charges else NO_CHARGES
+    return planner.plan(request, identified) or PendingLimits(request)
+
+
+def _adaptive_windows(admission: Admission, names: Sequence[str]) -> tuple[Window, ...]:
+    """Windows of the adaptive limits of a request, of the rules of these names if there are any."""
+    if admission.decision is None or admission.permits is None:
+        return ()
+    return tuple([window for window in admission.permits.windows() if not names or window.rule in names])
+
+
+def _completed(planned: Callable[[], RequestPlan | PendingLimits]) -> Flow[RequestPlan]:
+    """A plan whose limits are all given, which is ``planned`` again once they are."""
+    while isinstance(request_plan := planned(), PendingLimits):
+        yield limits_awaited(request_plan)
+    return request_plan
