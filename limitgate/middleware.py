@@ -22,7 +22,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.build import GateOptions, build_gate
 from limitgate.gate.lifecycle.start import arequire, ashutdown, astartup
-from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
+from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.gate.planning.identity import Identify
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
@@ -289,17 +289,18 @@ class LimitGateWSGI(Around):
         if admission.is_plain:
             environ["limitgate"], environ[OUTCOME] = admission.decision, "admitted"
             return self._respond(exchange, admission, environ, starting(admission, start_response))
-        environ["limitgate"], environ[OUTCOME] = overall_decision(admission), overall_outcome(admission)
+        environ["limitgate"] = overall_decision(admission) if admission.is_nested else admission.decision
+        exchange.show_outcome()
         refusal = admission.refusal
         if refusal is not None:
-            exchange.show_outcome()
             answer = self._answer(environ, refusal, environ["limitgate"])
             if answer is not None:
                 denied = answer(environ, starting(admission, start_response, refusal.waiting))
                 admission.end()
                 return denied
             admission.end()
-            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + response_fields(admission))
+            fields = response_fields(admission) if admission.is_nested else admission.fields
+            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + fields)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
         if admission.decision is not None:
             start_response = starting(admission, start_response)

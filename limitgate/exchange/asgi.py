@@ -179,8 +179,8 @@ class ASGIExchange(Exchange):
         else:
             if admission.permits is not None:
                 load.show(admission)
-            inside["limitgate"] = overall_decision(admission) if admission.is_nested else admission.decision
-            inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
+            if admission.refusal is None:  # else `refuse` does so
+                self.show_outcome()
 
     def show_outcome(self) -> None:
         """Write what has become of the request so far where it is shown outside, too, when the response begins."""
@@ -351,9 +351,10 @@ class ASGIExchange(Exchange):
             await self._receive()
         await self.refuse(refusal)
         self._admission.end()
-        if not self._is_answered:
-            self._shown = len(self.scope)  # nobody has written anything into it
-        self._detach()
+        if self._is_answered or self._buffer is not None:
+            self._detach()
+        else:  # nobody has written anything into the scope
+            self.scope = self._outer_scope
 
     async def refuse(self, refusal: Refusal, *, asks_handlers: bool = True) -> None:
         """Answer in the application's place."""
@@ -382,7 +383,8 @@ class ASGIExchange(Exchange):
 
     async def _send_refusal(self, refusal: Refusal, kind: str) -> None:
         """Send a refusal as it is, in messages of a kind."""
-        headers = refusal.raw + raw_response_fields(self._admission)
+        admission = self._admission
+        headers = refusal.raw + (raw_response_fields(admission) if admission.is_nested else admission.raw_fields())
         try:
             await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
             await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
@@ -404,7 +406,8 @@ class ASGIExchange(Exchange):
         """The application that answers in the place of a refusal, if there is one."""
         if refusal.status != STATUS:
             return None
-        decision = overall_decision(self._admission)
+        admission = self._admission
+        decision = overall_decision(admission) if admission.is_nested else admission.decision
         return None if decision is None else self._denials.find(self.scope, refusal, decision)
 
     def end_now(self) -> bool:

@@ -122,7 +122,8 @@ def denials(app: ASGIApp, on_denied: ASGIApp | None) -> Denials:
 
     def find(scope: Scope, refusal: Refusal, decision: Decision) -> ASGIApp | None:
         around: Any = scope.get("litestar_app") or scope.get("app") if behind is None else behind
-        handler = handler_of_refusals(getattr(around, "exception_handlers", None))
+        handlers = getattr(around, "exception_handlers", None)
+        handler = handler_of_refusals(handlers) if handlers else None
         if handler is None:
             return None
         of_litestar = hasattr(around, "request_class")

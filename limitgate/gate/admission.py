@@ -167,10 +167,11 @@ class Admission:
     """True if some of the charges depend on the outcome."""
     has_slots = False
     """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
+    opened_settlement: FinalCosts | None = None
+    """Its ``settlement``, once there is one."""
     _now: int | None = None
     _outcome: Outcome | None = None
     _decided_by: Source = "nobody"
-    _settlement: FinalCosts | None = None
     _charged: tuple[Receipt, ...] | None = None
     """None while it follows from ``reading``."""
     _plain_costs: Sequence[int] | None = None
@@ -231,17 +232,17 @@ class Admission:
     @property
     def settlement(self) -> FinalCosts:
         """The costs that the application tells for the request."""
-        if self._settlement is None:
+        if self.opened_settlement is None:
             request: Request | None = self.request
             if request is None:
                 return OVER
-            self._settlement = request.open_settlement()
-        return self._settlement
+            self.opened_settlement = request.open_settlement()
+        return self.opened_settlement
 
     @property
     def has_news(self) -> bool:
         """True if the application told a cost that is not in effect yet. To tell one, it has to look at the decision first."""
-        return not (type(self.decision) is DeferredDecision and self._settlement is None) and self.settlement.has_news
+        return not (type(self.decision) is DeferredDecision and self.opened_settlement is None) and self.settlement.has_news
 
     def decide(self, outcome: Outcome, source: Source) -> None:
         """Note an outcome, unless the one that was known weighs more."""
@@ -302,7 +303,12 @@ class Admission:
                 return x_ratelimit(limit, remaining, full_at_us)
             return self._written(Numbers(limit, remaining, full_at_us, reading.template.windows(reading.states)))
         if self._fields is None and decision is not None:
-            self._fields = self.rules.fields(decision, self.now)
+            now = self._now
+            if now is None:
+                now = self.now
+            if self.rules.has_commonest_style:
+                return x_ratelimit(decision.limit, decision.remaining, full_at(decision, now))
+            self._fields = self.rules.fields(decision, now)
         return self._fields or []
 
     @fields.setter
@@ -321,7 +327,10 @@ class Admission:
                     return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
                 return raw_x_ratelimit(*self._under_places(limit, remaining, reading.now + refill_us))
             if self._fields is None and decision is not None:
-                return raw_x_ratelimit(decision.limit, decision.remaining, full_at(decision, self.now))
+                now = self._now
+                if now is None:
+                    now = self.now
+                return raw_x_ratelimit(decision.limit, decision.remaining, full_at(decision, now))
         return raw(self.fields)
 
     def _written(self, numbers: Numbers) -> Fields:
@@ -371,15 +380,19 @@ class Admission:
             if self.rules.counts is not None and not self.is_counted:
                 self.count_once(self.rules.counts)
             decision = self.decision
-            if type(decision) is DeferredDecision and self._settlement is None:  # no code has asked for the settlement
+            if type(decision) is DeferredDecision and self.opened_settlement is None:  # no code has asked for the settlement
                 set_settlement(decision, OVER)  # a WSGI environ leads to the decision, and the request to the environ
                 self.request = None
                 return not self.is_plain and self.may_need_refund()
-            settlement = self.settlement
+            settlement = self.opened_settlement
+            if settlement is None:
+                settlement = self.settlement
             settlement.is_over = True
             if type(decision) is DeferredDecision:
                 set_settlement(decision, settlement)
             self.request = None
+        if self._charged is None and self.reading is None:
+            return False  # nothing was charged
         return self.may_need_refund()
 
     def turn_ended(self, turn: Turn, *, stays: bool) -> None:

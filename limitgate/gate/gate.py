@@ -360,7 +360,9 @@ class Gate:
         if template.is_enforced and answer.admitted and isinstance(answer, PlainSpend):
             is_admitted, decision = True, deferred(answer, admission.request)
         else:
-            decision = template.decide(answer, admission.settlement)
+            admission.opened_settlement = settlement = admission.request.open_settlement()
+            is_refused = isinstance(answer, PlainSpend) and not answer.admitted
+            decision = template.refused(answer, settlement) if is_refused else template.decide(answer, settlement)
         if decision is None or not isinstance(answer, PlainSpend):
             plan = asked.whole_plan
             self.charging.charge_by_reading(admission, prepared.request_plan(plan), plan, whole_reading(answer))
@@ -370,9 +372,8 @@ class Gate:
         if not (is_admitted or decision.allowed):
             if prepared.counter is not None:
                 prepared.counter.refused(answer.states)
-            key = template.refusing_key(decision, answer)
-            rules, compiled_rules = template.refusing(decision), prepared.compiled_rules
-            refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, compiled_rules)
+            rules, key = template.refusing(decision, answer)
+            refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, prepared.compiled_rules)
             admission.refuse(answer, decision, refusal)
             return None
         if prepared.counter is not None:

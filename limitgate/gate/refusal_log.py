@@ -19,10 +19,11 @@ class RefusalLog:
     """Logs which buckets refuse, at most so many lines ``per_minute``; ``names`` says how much of a name they show."""
 
     def __init__(self, per_minute: int, names: Names) -> None:
-        self._episodes = Episodes(per_minute)
+        self.episodes = Episodes(per_minute)
+        """Counts refusals: where that says that an episode begins, `begin` has to be called."""
         self._names = names
 
-    def note(  # noqa: PLR0917 - keywords would take longer
+    def begin(  # noqa: PLR0917 - keywords would take longer
         self,
         admission: Admission,
         decision: Decision,
@@ -31,17 +32,19 @@ class RefusalLog:
         refusal_id: str | None,
         compiled_rules: Sequence[CompiledRule],
     ) -> None:
-        """Note a refusal by the bucket of a key, at ``now`` by the store's clock, Unix µs; the rules are those of its plan."""
-        if not self._episodes.count(key, now) and log.isEnabledFor(logging.INFO):
-            name = partial(self._name, admission, decision.rule, compiled_rules)
-            self._episodes.begin(key, decision.rule, now, refusal_id, name)
+        """Begin an episode by a refusal by the bucket of a key, at ``now`` by the store's clock, Unix µs.
+
+        ``compiled_rules`` are those of the plan.
+        """
+        name = partial(self._name, admission, decision.rule, compiled_rules)
+        self.episodes.begin(key, decision.rule, now, refusal_id, name)
 
     def note_shed(self, permits: Permits) -> None:
         """Note a refusal by the adaptive limit of a rule, under which a request has found no place."""
         rule = permits.in_force[-1][0]
         key, now = f"adaptive {rule}", time.time_ns() // 1000
-        if not self._episodes.count(key, now) and log.isEnabledFor(logging.INFO):
-            self._episodes.begin(key, rule, now, None, lambda: "what is more than the process can do")
+        if not self.episodes.count(key, now) and log.isEnabledFor(logging.INFO):
+            self.episodes.begin(key, rule, now, None, lambda: "what is more than the process can do")
 
     def _name(self, admission: Admission, rule: str | None, compiled_rules: Sequence[CompiledRule]) -> str:
         """Name of who is refused by a rule of a plan."""

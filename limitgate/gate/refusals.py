@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Context
+from logging import INFO
 from secrets import token_bytes
 from typing import Any
 
@@ -25,6 +26,7 @@ from limitgate.http.response import Refusal, quota_exceeded
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.limits.refusal_id import RefusalKey
+from limitgate.observing.episodes import log
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores import MemoryStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
@@ -60,8 +62,8 @@ class Refusals:
     The first process that refuses a request writes its own key there.
     """
 
-    def __init__(self, store: Any, key_prefix: str, secret: bytes = b"", log: RefusalLog | None = None) -> None:
-        self.log = log
+    def __init__(self, store: Any, key_prefix: str, secret: bytes = b"", refusal_log: RefusalLog | None = None) -> None:
+        self.log = refusal_log
         """Logs who is refused; None where that is not wanted."""
         is_shared = isinstance(store, SyncConfigStore | AsyncConfigStore) and not isinstance(store, MemoryStore)
         self.is_agreed = bool(secret) or not is_shared
@@ -91,8 +93,8 @@ class Refusals:
         refusal = quota_exceeded(rules, decision.retry_after, self._key.write(now, decision.rule, key))
         if time.monotonic() > self._next_look:
             self.agree_soon()
-        if self.log is not None:
-            self.log.note(admission, decision, key, now, refusal.id, compiled_rules)
+        if self.log is not None and not self.log.episodes.count(key, now) and log.isEnabledFor(INFO):
+            self.log.begin(admission, decision, key, now, refusal.id, compiled_rules)
         return refusal
 
     def agree_at_first(self) -> None:

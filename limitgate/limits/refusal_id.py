@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64, unhexlify
-from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -46,14 +45,16 @@ class RefusalKey:
     have nothing in common that their XOR would show, as those of a stream cipher would have.
     """
 
-    __slots__ = ("_rounds", "key")
+    __slots__ = ("_pairs", "key")
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self._rounds = tuple(
+        rounds = [
             blake2b(key=key, digest_size=size, person=b"refusal id %d" % number)
             for number, size in enumerate((_LEFT, _RIGHT, _LEFT, _RIGHT))
-        )
+        ]
+        self._pairs = (rounds[0], rounds[1]), (rounds[2], rounds[3])
+        """The round functions: of each pair the first changes the left half, and the second the right one."""
 
     @staticmethod
     def derived(secret: bytes) -> RefusalKey:
@@ -63,8 +64,16 @@ class RefusalKey:
     def write(self, now: int, rule: str | None, key: str) -> bytes:
         """The id of a refusal at ``now``, Unix µs, by a rule's bucket of this key, less its `Bucket.suffix`."""
         time = (now // _TICK).to_bytes(5, "big")
-        named = time + self._turned(time, tag_of(rule) + unhexlify(key[-_DIGITS:]), (0, 1, 2, 3))
-        return b2a_base64(named, newline=False).translate(_TO_URL)
+        block = tag_of(rule) + unhexlify(key[-_DIGITS:])
+        left, right = block[:_LEFT], block[_LEFT:]
+        for to_left, to_right in self._pairs:
+            digest = to_left.copy()
+            digest.update(time + right)
+            left = (int.from_bytes(left, "big") ^ int.from_bytes(digest.digest(), "big")).to_bytes(_LEFT, "big")
+            digest = to_right.copy()
+            digest.update(time + left)
+            right = (int.from_bytes(right, "big") ^ int.from_bytes(digest.digest(), "big")).to_bytes(_RIGHT, "big")
+        return b2a_base64(time + left + right, newline=False).translate(_TO_URL)
 
     def read(self, text: str) -> RefusalId:
         """Read an id, alone or with `URN` before it; of one by another key, only the time is right.
@@ -72,21 +81,15 @@ class RefusalKey:
         Raises `ValueError` for anything else.
         """
         named = _bytes_of(text)
-        told = self._turned(named[:5], named[5:], (3, 2, 1, 0))
-        return RefusalId(time_of(text), told[:3], told[3:].hex())
-
-    def _turned(self, time: bytes, block: bytes, order: Sequence[int]) -> bytes:
-        """Encrypt 19 bytes by the rounds in their order, or decrypt them by those in reverse."""
-        left, right = block[:_LEFT], block[_LEFT:]
-        for number in order:
-            digest = self._rounds[number].copy()
-            if number % 2:
-                digest.update(time + left)
-                right = (int.from_bytes(right, "big") ^ int.from_bytes(digest.digest(), "big")).to_bytes(_RIGHT, "big")
-            else:
-                digest.update(time + right)
-                left = (int.from_bytes(left, "big") ^ int.from_bytes(digest.digest(), "big")).to_bytes(_LEFT, "big")
-        return left + right
+        time, left, right = named[:5], named[5 : 5 + _LEFT], named[5 + _LEFT :]
+        for to_left, to_right in reversed(self._pairs):
+            digest = to_right.copy()
+            digest.update(time + left)
+            right = (int.from_bytes(right, "big") ^ int.from_bytes(digest.digest(), "big")).to_bytes(_RIGHT, "big")
+            digest = to_left.copy()
+            digest.update(time + right)
+            left = (int.from_bytes(left, "big") ^ int.from_bytes(digest.digest(), "big")).to_bytes(_LEFT, "big")
+        return RefusalId(time_of(text), left[:3], (left[3:] + right).hex())
 
 
 def time_of(text: str) -> float:

@@ -203,9 +203,7 @@ class PlanTemplate:
         if not isinstance(reading, PlainSpend):
             return None
         if not reading.admitted:
-            if self._windows is None:
-                return decide(reading.whole_plan, reading.whole, settlement)
-            return self._refused(self._windows, reading, settlement)
+            return self.refused(reading, settlement)
         if self.is_enforced:
             tightest = self.tightest(reading.states)
         elif self._windows is not None:
@@ -255,9 +253,14 @@ class PlanTemplate:
             full = [charge for debt, (_, room, *_, charge) in zip(states, self._windows) if debt > room]
         return not any(charge.enforced for charge in full), not full
 
-    @staticmethod
-    def _refused(windows: Sequence[_Window], reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
-        """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
+    def refused(self, reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
+        """`decide` by a reading that was not admitted.
+
+        Of the windows as they stand it names the tightest one, and the longest wait of those that refused.
+        """
+        windows = self._windows
+        if windows is None:
+            return decide(reading.whole_plan, reading.whole, settlement)
         least, latest, limit = -1, -1, 0
         longest, refusing = 0, None
         for debt, (_, room, ticks, count, increment, burst, charge) in zip(reading.states, windows):
@@ -276,15 +279,14 @@ class PlanTemplate:
         wait_s, reset = longest / SECOND, latest / SECOND
         return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, reading, False, settlement)
 
-    def refusing(self, refusal: Decision) -> tuple[str | None, ...]:
-        """The `Decision.refusing` of a refusal that was decided here; of a single rule it is known, and no object is made."""
-        return refusal.refusing if self._only_rule is None else self._only_rule
+    def refusing(self, refusal: Decision, reading: PlainSpend) -> tuple[tuple[str | None, ...], str]:
+        """The ``refusing`` and ``refusing_key`` of a refusal that was decided here by this reading.
 
-    def refusing_key(self, refusal: Decision, reading: AnyReading) -> str:
-        """The `Decision.refusing_key` of a refusal that was decided here by this reading."""
-        if self._only_rule is None or not isinstance(reading, PlainSpend):
-            return refusal.refusing_key
-        return reading.keys[0].removesuffix(self.buckets[0][0].suffix)
+        Of a single rule they are known, and no object is made.
+        """
+        if self._only_rule is None:
+            return refusal.refusing, refusal.refusing_key
+        return self._only_rule, reading.keys[0].removesuffix(self.buckets[0][0].suffix)
 
 
 Tightest = tuple[int, int, int, Charge]

@@ -102,7 +102,9 @@ class Engine:
             self.figures.count(_rules_of(charge for charge, _, _ in evidence if charge.rule not in shadows), 0)
             self.figures.count(tuple(name for name in shadows if name is not None), 1)
         else:
-            refusing = evidence.template.refusing(decision) if isinstance(evidence, PlainSpend) else decision.refusing
+            refusing = (
+                evidence.template.refusing(decision, evidence)[0] if isinstance(evidence, PlainSpend) else decision.refusing
+            )
             self.figures.count(tuple(name for name in refusing or (decision.rule,) if name is not None), 1)
         if self.arrivals is not None:
             self.arrivals.note(self._now, evidence)

@@ -107,7 +107,7 @@ def test_where_nobody_logs_them_nothing_is_remembered(door: type[Site], caplog: 
     caplog.set_level(logging.WARNING, episodes.log.name)
     with door(Rule("api", "1/minute"), store=MemoryStore(Clock())) as site:
         assert site.statuses(3) == [200, 429, 429]
-        assert not site.app.gate.refusals.log._episodes._open
+        assert not site.app.gate.refusals.log.episodes._open
         caplog.set_level(logging.INFO, episodes.log.name)
         assert site.statuses(2) == [429, 429]
     assert len(lines(caplog)) == 1
@@ -152,7 +152,7 @@ def test_refusals_that_redis_is_not_asked_about_are_counted(door: type[Site], ca
     try:
         with door(Rule("api", "1/day"), store=server.url, timeout=10) as site:
             assert site.statuses(6) == [200] + [429] * 5
-            (episode,) = site.app.gate.refusals.log._episodes._open.values()
+            (episode,) = site.app.gate.refusals.log.episodes._open.values()
             assert episode.count == 5
     finally:
         server.stop()
@@ -186,11 +186,11 @@ def test_django(way: Any, caplog: pytest.LogCaptureFixture) -> None:
 def test_ten_thousand_clients_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """An attack from everywhere costs a bounded number of lines and of objects."""
     with SITES[1](Rule("api", "1/minute"), store=MemoryStore(Clock()), refusal_logs=5) as site:
-        site.app.gate.refusals.log._episodes._clock = lambda: 0.0  # on a busy machine it takes more than a minute
+        site.app.gate.refusals.log.episodes._clock = lambda: 0.0  # on a busy machine it takes more than a minute
         for number in range(5_000):
             peer = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
             assert site.statuses(2, peer=peer) == [200, 429]
-        known = site.app.gate.refusals.log._episodes._open
+        known = site.app.gate.refusals.log.episodes._open
         assert len(known) == episodes.MOST
         assert sys.getsizeof(known) < 10**6
     assert len(lines(caplog)) == 5
