@@ -6,17 +6,18 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     keys.py          the parts of a key become the digest that names a bucket
     algorithms/      how requests are counted; one module each, its twin in lua/; pure
     limits/          limit, bucket, plan, decision, refund, priority, duration; pure
-    overload/        how many requests this process can work on at the moment, and who is let in; pure, but for places.py and
-                     heartbeat.py, which join threads and event loops to it
+    overload/        how many requests this process can work on at the moment, and who is let in; pure, but for
+                     concurrency_limiter.py and heartbeat.py, which join threads and event loops to it
     http/            request, client address, paths, response (header styles, 429, 503); pure
     rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators; review/: what is odd about rules
     observing/       what a service reports while it runs: metrics (counts, and their exporter), episodes of refusals, audit
     routes/          what is known of a framework's routes; overview and OpenAPI
     stores/          a plan becomes a reading, the only I/O; memory, and redis/: protocol/ (bytes), cluster/,
                      dial/ (from a URL to a connection), aio/ and threads/
-    gate/            a request becomes an answer: gate, admission, fallback, wait queues, slots, load, explanations;
+    gate/            a request becomes an answer: gate, admission; charging (plans of any kind), denied, late (further limits,
+                     messages, usage), outage (the store fails), turns, load (adaptive limits), refunds, slots, explanations;
                      planning/: which rules, whose bucket, what charge; lifecycle/: build, start, reload
-    exchange/        what passes between application and server: ASGI, WSGI; usage
+    exchange/        what passes between application and server: ASGI, WSGI, in_flight (under adaptive limits), denials; usage
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
     outbound/        polite clients; for httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin; prometheus.py, opentelemetry.py for metrics

@@ -15,7 +15,7 @@ from typing import Any
 
 from limitgate.gate.admission import Admission, PermitWait, Receipt, Turn
 from limitgate.gate.flow import arun
-from limitgate.gate.load import Load
+from limitgate.gate.load import Load, end_undecided
 from limitgate.gate.refunds import Refunds
 from limitgate.http.response import unavailable
 from limitgate.limits.decision import is_booked
@@ -163,6 +163,7 @@ class Turns:
             try:
                 permits.begin_again_here()
             except BaseException:
+                end_undecided(admission)
                 admission.refusal = unavailable()
                 self._refunds.settle(admission)
                 raise

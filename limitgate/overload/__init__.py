@@ -14,6 +14,6 @@ nothing of asyncio or HTTP.
     waiting_line.py     who waits for a place, in which order, and who has waited too long
     adaptive_throttle.py  `AdaptiveThrottle`: which requests a client keeps to itself, by how few the other side accepts
     shedding.py         counts of each priority; the share refused lately and the Retry-After that it gives
-    places.py           places in flight under an `AdaptiveLimit`, for threads and event loops: lock, clock and waiting
+    concurrency_limiter.py    places in flight under an `AdaptiveLimit`, for threads and event loops: lock, clock and waiting
     heartbeat.py        timers of event loops, and the queue of connections, that tell the `LagGuard` how late a loop is
 """
