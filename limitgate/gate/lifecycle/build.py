@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
 
-from limitgate.errors import ConfigError
-from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
-from limitgate.gate.lifecycle.reload import OptionsWatch, Reloader
+from limitgate.gate.lifecycle.compile import compiler
+from limitgate.gate.lifecycle.reload import poller_of
 from limitgate.gate.lifecycle.start import announce, ask_in_background, is_going_to_fork, require
-from limitgate.gate.planning.active_rules import ActiveRules
-from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
-from limitgate.gate.planning.cardinality import CardinalityGuard
-from limitgate.gate.planning.identity import Identities
-from limitgate.gate.planning.planner import Planner
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch
-from limitgate.process.poller import Pollable, Poller
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import OnError
@@ -35,14 +27,11 @@ from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import (
     GateSettings,
     Settings,
-    named_env_file,
     trusted_by_server,
     warn_about_environment,
     workers_of_server,
 )
-from limitgate.rules.watch import WatchedFiles, WatchedRules
 from limitgate.stores import MemoryStore, Opener, is_async_redis, is_redis, opened
-from limitgate.stores.memory import system_clock
 
 Store = TypeVar("Store")
 Identify = TypeVar("Identify")
@@ -120,7 +109,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     rules = rules_of(settings.rules)
     store = opened(settings.store, open_store, settings.key_prefix)
     _warn_about_workers(settings, rules, store)
-    ready = _compiler(settings, routes, proxies, counts, store)
+    ready = compiler(settings, routes, proxies, counts, store)
     log = RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None
     gate = Gate(
         ready(rules),
@@ -134,7 +123,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     if is_redis(store) or is_async_redis(store):
         gate.at_other_rules.append(store.give_back_leases)
     if settings.reload:
-        gate.poller = _poller(settings, gate, rules, ready, lambda: GateSettings(**options))
+        gate.poller = poller_of(settings, gate, rules, ready, lambda: GateSettings(**options))
         gate.poller.start(in_children=is_going_to_fork())
         gate.outages.at_first_answer.append(gate.poller.start)  # who is asked serves. uWSGI forks, or does not, unsaid
     if counts is not None:
@@ -152,69 +141,6 @@ def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
         return None if living is None else living.rules.rule_set
 
     return rules
-
-
-def _compiler(
-    settings: Settings,
-    routes: Routes,
-    proxies: TrustedProxies,
-    counts: Counts | None,
-    store: object,
-) -> Callable[[RuleSet], ActiveRules]:
-    """Make the function that makes a rule set ready for a gate with these settings."""
-    cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
-    no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
-
-    def compiled(rules: RuleSet) -> ActiveRules:
-        identities = Identities(
-            rules.callers,
-            proxies,
-            rules.tiers,
-            identifies=settings.identify is not None,
-            api_key_header=settings.api_key_header,
-            ipv6_prefix=settings.ipv6_prefix,
-            no_id=no_id,
-        )
-        planner = Planner(
-            rules,
-            routes,
-            identities,
-            key_prefix=settings.key_prefix,
-            secret=settings.secret_bytes,
-            shadow=settings.shadow,
-            strict=settings.strict,
-            cardinality=cardinality,
-            counts=counts,
-            adaptive_limits=adaptive_limits,
-        )
-        return ActiveRules(
-            planner,
-            settings.headers,
-            timeout=settings.timeout,
-            is_measured=measures_silence(store),
-            counts=counts,
-            clock=store.now if isinstance(store, MemoryStore) else system_clock,
-        )
-
-    return compiled
-
-
-def _poller(
-    settings: Settings,
-    gate: Gate,
-    rules: RuleSet,
-    ready: Callable[[RuleSet], ActiveRules],
-    read_settings: Callable[[], Settings],
-) -> Poller:
-    """Make what looks for changes of the rules' files, and of the file of variables. Raises `ConfigError` without files."""
-    if not rules.source:
-        raise ConfigError("reload: the rules are given in Python, expected the path of a file or folder, or no reload")
-    watched: list[Pollable] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]
-    variables = named_env_file()
-    if variables is not None:
-        file = Path(variables).absolute()
-        watched.append(OptionsWatch(settings, WatchedFiles(lambda: [file]), read_settings))
-    return Poller(settings.reload, watched)
 
 
 def _warn_about_workers(settings: Settings, rules: RuleSet, store: object) -> None:

@@ -9,6 +9,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from weakref import ref
 
 from limitgate.errors import ConfigError
@@ -17,11 +18,12 @@ from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.internal_errors import internal_error
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.observing.audit import rules_changed
+from limitgate.process.poller import Pollable, Poller
 from limitgate.rules.changes import changes
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import RuleSet
-from limitgate.rules.settings import Settings
-from limitgate.rules.watch import RuleSource, WatchedFiles
+from limitgate.rules.settings import Settings, named_env_file
+from limitgate.rules.watch import RuleSource, WatchedFiles, WatchedRules
 
 log = logging.getLogger("limitgate")
 
@@ -137,3 +139,21 @@ class OptionsWatch:
     def forget(self) -> None:
         """Compare whatever there is."""
         self._files.forget()
+
+
+def poller_of(
+    settings: Settings,
+    gate: Gate,
+    rules: RuleSet,
+    ready: Callable[[RuleSet], ActiveRules],
+    read_settings: Callable[[], Settings],
+) -> Poller:
+    """Make what looks for changes of the rules' files, and of the file of variables. Raises `ConfigError` without files."""
+    if not rules.source:
+        raise ConfigError("reload: the rules are given in Python, expected the path of a file or folder, or no reload")
+    watched: list[Pollable] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]
+    variables = named_env_file()
+    if variables is not None:
+        file = Path(variables).absolute()
+        watched.append(OptionsWatch(settings, WatchedFiles(lambda: [file]), read_settings))
+    return Poller(settings.reload, watched)

@@ -1,0 +1,66 @@
+"""Compiling: a rule set becomes all that a gate goes by while it is in force. At start, and at each reload."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from limitgate.gate.flow import measures_silence
+from limitgate.gate.planning.active_rules import ActiveRules
+from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
+from limitgate.gate.planning.cardinality import CardinalityGuard
+from limitgate.gate.planning.identity import Identities
+from limitgate.gate.planning.planner import Planner
+from limitgate.http.client_ip import TrustedProxies
+from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.observing.counts import Counts
+from limitgate.routes import Routes
+from limitgate.rules.rule import RuleSet
+from limitgate.rules.settings import Settings
+from limitgate.stores import MemoryStore
+from limitgate.stores.memory import system_clock
+
+
+def compiler(
+    settings: Settings,
+    routes: Routes,
+    proxies: TrustedProxies,
+    counts: Counts | None,
+    store: object,
+) -> Callable[[RuleSet], ActiveRules]:
+    """Make the function that makes a rule set ready for a gate with these settings."""
+    cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
+    no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
+
+    def compiled(rules: RuleSet) -> ActiveRules:
+        identities = Identities(
+            rules.callers,
+            proxies,
+            rules.tiers,
+            identifies=settings.identify is not None,
+            api_key_header=settings.api_key_header,
+            ipv6_prefix=settings.ipv6_prefix,
+            no_id=no_id,
+        )
+        planner = Planner(
+            rules,
+            routes,
+            identities,
+            key_prefix=settings.key_prefix,
+            secret=settings.secret_bytes,
+            shadow=settings.shadow,
+            strict=settings.strict,
+            cardinality=cardinality,
+            counts=counts,
+            adaptive_limits=adaptive_limits,
+        )
+        return ActiveRules(
+            planner,
+            settings.headers,
+            timeout=settings.timeout,
+            is_measured=measures_silence(store),
+            counts=counts,
+            clock=store.now if isinstance(store, MemoryStore) else system_clock,
+        )
+
+    return compiled
