@@ -18,10 +18,11 @@ with extra("flask", "flask", "werkzeug", "click"):
 from limitgate.errors import ConfigError, called_as
 from limitgate.exchange.around import OF_LIMITERS
 from limitgate.exchange.wsgi import StartResponse
-from limitgate.gate.planning.identity import Identify
+from limitgate.gate.lifecycle.build import WSGIOptions
+from limitgate.gate.planning.identity import AnyIdentify
 from limitgate.http.request import Request
 from limitgate.messages.suggestions import expected_of, lacking, not_of
-from limitgate.middleware import LimitGateWSGI, WSGIOptions
+from limitgate.middleware import LimitGateWSGI
 from limitgate.routes import NoRoutes
 from limitgate.routes.flask import pattern_of, wsgi_routes
 from limitgate.routes.overview import METHODS, Listed, overview
@@ -101,7 +102,7 @@ def _configured(app: Flask) -> dict[str, Any]:
     return configured
 
 
-def _in_context(app: Flask, identify: Identify) -> Identify:
+def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
     """``identify`` with Flask's own means: ``flask.request``, ``flask.session`` and whatever else lives in a request's context.
 
     The body is out of reach, as whoever reads it here would take it from the view. Where there can be no context, because

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from contextvars import Token
 from types import GeneratorType
@@ -15,35 +15,26 @@ from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.around import Around
 from limitgate.exchange.asgi import ASGIExchange, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
-from limitgate.exchange.denials import Message, RaisingApp, Receive, Send, denials
+from limitgate.exchange.denials import Denials, Message, RaisingApp, Receive, Send, denials, denials_by
 from limitgate.exchange.in_flight import MessagesInFlight, turn_shed_away, turn_shed_away_here, watch_upload
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.lifecycle.build import GateOptions, build_gate
+from limitgate.gate.lifecycle.build import ASGIApp, ASGIOptions, WSGIApp, WSGIOptions, build_gate
 from limitgate.gate.lifecycle.start import arequire, ashutdown, astartup
 from limitgate.gate.nesting import overall_decision, response_fields
-from limitgate.gate.planning.identity import Identify
-from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
-from limitgate.http.response import Refusal
-from limitgate.limits.decision import Decision, RateLimited
-from limitgate.limits.template import AnyReading
+from limitgate.http.request import ASGIRequest, Scope, WSGIRequest
+from limitgate.limits.decision import RateLimited
 from limitgate.routes.flask import wsgi_routes
-from limitgate.routes.handlers import STATUS
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules import decorators
-from limitgate.rules.callers import Caller
-from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.options import accepts, check_is_plain, check_refuses
-from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
+from limitgate.stores import open_store, open_sync_store
 
 log = logging.getLogger("limitgate")
 
-ASGIApp = Callable[[Any, Any, Any], Awaitable[Any]]
-"""Application that takes scope, receive and send; Quart, Litestar, Sanic and servers have types of their own for these."""
-WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
-ASGIOptions = GateOptions[AsyncStore, Identify, ASGIApp]
-WSGIOptions = GateOptions[SyncStore, Callable[[Request], Caller | None], WSGIApp]
+Marks = Container[decorators.Mark]
+MarksToken = Token[Marks | None]
 
 
 class LimitGate(Around):
@@ -99,7 +90,7 @@ class LimitGate(Around):
         if plan is not None:
             try:
                 if gate.answers_at_once:
-                    reading: AnyReading = gate.store.spend(plan, gate.timeout)
+                    reading: Any = gate.store.spend(plan, gate.timeout)
                 else:
                     reading = await gate.store.aspend(plan, gate.timeout)
             except BaseException as error:
@@ -119,7 +110,7 @@ class LimitGate(Around):
             await exchange.turn_away(admission.refusal)
             return
         marks, permits = admission.marks, admission.permits
-        token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if marks or decorators.notes_none else None
+        token: MarksToken | None = decorators.decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             if admission.is_plain or await exchange.await_turn():
                 if permits is None:
@@ -142,7 +133,7 @@ class LimitGate(Around):
                 exchange.open_admission().failed()
         finally:
             if token is not None:
-                decided_marks.reset(token)
+                decorators.decided_marks.reset(token)
             if exchange.end_now():
                 await gate.refunds.asettle(exchange.open_admission())
 
@@ -192,7 +183,7 @@ class LimitGate(Around):
             show_outside(inside, scope)
             await send(message)
 
-        token: Token[Container[Mark] | None] | None = decided_marks.set(EVERYTHING)
+        token: MarksToken | None = decorators.decided_marks.set(decorators.EVERYTHING)
         try:
             await self.app(inside, receive, showing)
         except GeneratorExit:  # the event loop is gone
@@ -202,14 +193,14 @@ class LimitGate(Around):
         finally:
             show_outside(inside, scope)
             if token is not None:
-                decided_marks.reset(token)
+                decorators.decided_marks.reset(token)
 
 
-def _forget(token: Token[Container[Mark] | None] | None) -> None:
+def _forget(token: MarksToken | None) -> None:
     """Reset the marks of a request that is thrown away. Its context may be gone, and the marks with it."""
     if token is not None:
         with suppress(ValueError):
-            decided_marks.reset(token)
+            decorators.decided_marks.reset(token)
 
 
 def _check_is_application(app: Any, put_around: str) -> None:
@@ -253,24 +244,16 @@ class LimitGateWSGI(Around):
             raise error
         built = build_gate(wsgi_routes(app), open_sync_store, **options)
         check_refuses(built.on_denied, "environ", "start_response")
-        self.gate, self._on_denied = built.gate, built.on_denied
+        self.gate = built.gate
+        self._denials = None if built.on_denied is None else denials_by(built.on_denied)
         if built.gate is not None:
             _check_awaits_nothing(built.gate)
-        self._raising: RaisingApp | None = None
         built.ask_store()
 
     def answer_by_handlers(self, app: Any) -> None:
         """Have the error handlers of a Flask application answer refusals, unless there is an ``on_denied``."""
-        if self.gate is not None and self._on_denied is None:
-            self._raising = RaisingApp(app, "wsgi_app")
-
-    def _answer(self, environ: dict[str, Any], refusal: Refusal, decision: Decision | None) -> WSGIApp | None:
-        """The application that answers in the place of a refusal, if there is one."""
-        if refusal.status != STATUS or decision is None:
-            return None
-        if self._on_denied is not None or self._raising is None:
-            return self._on_denied
-        return self._raising.denial(environ, refusal, decision)
+        if self._denials is None:
+            self._denials = Denials(RaisingApp(app, "wsgi_app").denial, are_handlers=True)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -293,9 +276,9 @@ class LimitGateWSGI(Around):
         exchange.show_outcome()
         refusal = admission.refusal
         if refusal is not None:
-            answer = self._answer(environ, refusal, environ["limitgate"])
+            answer = self._denials and self._denials.answer(environ, refusal, environ["limitgate"])
             if answer is not None:
-                denied = answer(environ, starting(admission, start_response, refusal.waiting))
+                denied: Iterable[bytes] = answer(environ, starting(admission, start_response, refusal.waiting))
                 admission.end()
                 return denied
             admission.end()
@@ -337,14 +320,14 @@ class LimitGateWSGI(Around):
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if admission_around(environ) is None:
             environ["limitgate"], environ[EXCHANGE] = None, None
-        return self._run(EVERYTHING, environ, start_response)
+        return self._run(decorators.EVERYTHING, environ, start_response)
 
-    def _run(self, marks: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        token = decided_marks.set(marks)
+    def _run(self, marks: Marks, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        token = decorators.decided_marks.set(marks)
         try:
             return self.app(environ, start_response)
         finally:
-            decided_marks.reset(token)
+            decorators.decided_marks.reset(token)
 
 
 def _check_awaits_nothing(gate: Gate) -> None:

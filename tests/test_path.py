@@ -136,7 +136,7 @@ BUDGETS = {
     "asgi admitted": Way(18, 11, 3),
     "wsgi admitted": Way(20, 12, 5),
     "asgi refused": Way(32, 17, 8),
-    "wsgi refused": Way(30, 16, 7),
+    "wsgi refused": Way(29, 16, 5),
     "asgi identify": Way(24, 14, 4),
     "wsgi identify": Way(26, 15, 6),
     "asgi header in the key": Way(35, 15, 5),

@@ -106,16 +106,25 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Denials(NamedTuple):
     """Who answers in the place of a gate that refuses."""
 
-    find: Callable[[Scope, Refusal, Decision], ASGIApp | None]
-    """Finds the ASGI application that answers a refusal; None if there is none."""
+    find: Callable[[Any, Refusal, Decision], Callable[..., Any] | None]
+    """Finds the application that answers a refusal, by its scope or environ; None if there is none."""
     are_handlers: bool
     """True if these are handlers of errors, so that what they have answered already is no other answer."""
+
+    def answer(self, place: Any, refusal: Refusal, decision: Decision | None) -> Callable[..., Any] | None:
+        """The application that answers in the place of a refusal, if it is one that limits have made, and if there is one."""
+        return None if refusal.status != STATUS or decision is None else self.find(place, refusal, decision)
+
+
+def denials_by(on_denied: Callable[..., Any]) -> Denials:
+    """Have the option ``on_denied`` answer refusals."""
+    return Denials(lambda _place, _refusal, _decision: on_denied, are_handlers=False)
 
 
 def denials(app: ASGIApp, on_denied: ASGIApp | None) -> Denials:
     """Who answers refusals: the option ``on_denied``, else the handlers of the application behind a gate."""
     if on_denied is not None:
-        return Denials(lambda _scope, _refusal, _decision: on_denied, are_handlers=False)
+        return denials_by(on_denied)
     behind = application_behind(app)
     if behind is not None and hasattr(behind, "error_handler_spec"):
         return Denials(RaisingApp(behind, "asgi_app").denial, are_handlers=True)

@@ -20,7 +20,7 @@ from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, limits_awa
 from limitgate.gate.load import Load, end_undecided, show
 from limitgate.gate.outage import Outages
 from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
-from limitgate.gate.planning.identity import Identify
+from limitgate.gate.planning.identity import AnyIdentify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals
@@ -52,7 +52,7 @@ class Gate:
         on_error: OnError,
         processes: int,
         refusals: Refusals,
-        identify: Identify | None = None,
+        identify: AnyIdentify | None = None,
     ) -> None:
         self.store = store
         self.rules = rules

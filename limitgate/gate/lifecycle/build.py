@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
@@ -11,6 +11,7 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.compile import compiler
 from limitgate.gate.lifecycle.reload import poller_of
 from limitgate.gate.lifecycle.start import announce, ask_in_background, is_going_to_fork, require
+from limitgate.gate.planning.identity import AnyIdentify, SyncIdentify
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
@@ -31,7 +32,7 @@ from limitgate.rules.settings import (
     warn_about_environment,
     workers_of_server,
 )
-from limitgate.stores import MemoryStore, Opener, is_async_redis, is_redis, opened
+from limitgate.stores import AsyncStore, MemoryStore, Opener, SyncStore, is_async_redis, is_redis, opened
 
 Store = TypeVar("Store")
 Identify = TypeVar("Identify")
@@ -67,6 +68,13 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     refusal_logs: int
     observers: Sequence[str | Observer]
     secret: str | None
+
+
+ASGIApp = Callable[[Any, Any, Any], Awaitable[Any]]
+"""Application that takes scope, receive and send; Quart, Litestar, Sanic and servers have types of their own for these."""
+WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
+ASGIOptions = GateOptions[AsyncStore, AnyIdentify, ASGIApp]
+WSGIOptions = GateOptions[SyncStore, SyncIdentify, WSGIApp]
 
 
 class Built(NamedTuple):

@@ -13,8 +13,10 @@ from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
 
-Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
+SyncIdentify = Callable[[Request], Caller | None]
 """Names the caller of a request; None if nobody is known."""
+AnyIdentify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
+"""The same, or to be awaited."""
 
 
 class Subject:
