@@ -179,8 +179,9 @@ class ASGIExchange(Exchange):
         else:
             if admission.permits is not None:
                 load.show(admission)
-            if admission.refusal is None:  # else `refuse` does so
-                self.show_outcome()
+            if admission.refusal is None:  # else `refuse` shows it
+                inside["limitgate"] = overall_decision(admission) if admission.is_nested else admission.decision
+                inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
 
     def show_outcome(self) -> None:
         """Write what has become of the request so far where it is shown outside, too, when the response begins."""

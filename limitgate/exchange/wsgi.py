@@ -125,7 +125,7 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
     """
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
-        fields = response_fields(admission) if admission.is_nested else admission.fields
+        fields = admission.fields if admission.is_plain or not admission.is_nested else response_fields(admission)
         if waiting is not None:
             present = {name.lower() for name, _ in headers}
             fields = [field for field in [*waiting, *fields] if field[0].lower() not in present]

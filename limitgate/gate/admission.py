@@ -119,7 +119,7 @@ class Admission:
     """The `Request`; None once it is over."""
     rules: ActiveRules
     """The rules that it began with, and ends with."""
-    marks: Container[Mark]
+    marks: Container[Mark] = ()
     """Decorators that the gate has decided about."""
     is_plain: bool
     """True while the request needs nothing but rate fields. Code that wants more sets it to False."""

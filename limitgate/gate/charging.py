@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from limitgate.errors import StoreError
@@ -28,19 +29,12 @@ class Charging:
         self._refunds = refunds
         self._refusals = refusals
 
-    def charge(self, admission: Admission, request_plan: RequestPlan) -> Flow[None]:
-        """Charge a request that comes."""
-        plan = request_plan.plan
-        if plan is not None:
-            verdict = yield from self.decide(request_plan, plan, admission.settlement)
-            admission.turn = self.apply(admission, request_plan, verdict)
-
     def charge_by_reading(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
-        """`charge` a request by a reading that the store has given already."""
+        """Charge a request that comes by a reading that the store has given already."""
         admission.turn = self.apply(admission, request_plan, self._verdict(request_plan, plan, reading, admission.settlement))
 
     def charge_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> Flow[None]:
-        """`charge` a request whose plan the store has failed to carry out."""
+        """Charge a request that comes, whose plan the store has failed to carry out."""
         verdict = yield from self._outages.decide(request_plan, error)
         admission.turn = self.apply(admission, request_plan, _counted(request_plan, verdict))
 
@@ -61,13 +55,10 @@ class Charging:
         A refusal stands: what is charged after it is refunded.
         """
         first, decision, charged, turn = admission.decision, verdict.decision, verdict.charged, None
-        for each in charged:
-            if each.request_plan.has_slots:
-                self._refunds.hold(admission, each.taken, is_local=each.is_local)
+        self._note(admission, charged)
         if decision.delay and verdict.now is not None and admission.refusal is None:
             charged, turn = book(charged, verdict.now, decision.delay)
-        admission.charged += charged
-        admission.is_by_outcome |= any(each.request_plan.is_by_outcome for each in verdict.charged)
+        admission.charged = charged if first is None else admission.charged + charged
         if admission.refusal is not None:  # by a limit that was asked at the same time
             return None
         admission.decide(verdict.outcome, verdict.source)
@@ -75,14 +66,23 @@ class Charging:
             admission.refusal = self.refuse(admission, decision, verdict.now, request_plan)
         elif first is not None:
             decision = joined(first, decision)
-        if decision.settlement is not admission.settlement:
-            decision = replace(decision, settlement=admission.settlement)
+        settlement = admission.opened_settlement or admission.settlement
+        if decision.settlement is not settlement:
+            decision = replace(decision, settlement=settlement)
         admission.decision = decision
         if verdict.now is not None:
             admission.now = verdict.now
         elif first is None or not decision.allowed:
             admission.fields = []
         return turn
+
+    def _note(self, admission: Admission, charged: Sequence[Receipt]) -> None:
+        """Note what has to be given back when the response begins or ends."""
+        for each in charged:
+            if each.request_plan.has_slots:
+                self._refunds.hold(admission, each.taken, is_local=each.is_local)
+            if each.request_plan.is_by_outcome:
+                admission.is_by_outcome = True
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
         """Make the answer to a refused request, and log which bucket has refused it.

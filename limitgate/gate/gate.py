@@ -179,7 +179,6 @@ class Gate:
             admission = Admission()
             admission.request = request
             admission.rules = self.rules
-            admission.marks = ()
             admission.prepared = admission.plan = admission.rest = admission.decision = admission.reading = None
             admission.permits = admission.sent_status = None
             admission.is_plain = admission.has_begun = admission.is_counted = False
@@ -306,7 +305,11 @@ class Gate:
 
     def _charge(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> Flow[None]:
         """Charge a request by a plan of any kind."""
-        yield from self.charging.charge(admission, prepared.bound(keys, admission.request.caller))
+        request_plan = prepared.bound(keys, admission.request.caller)
+        if request_plan.plan is not None:
+            settlement = admission.settlement
+            verdict = yield from self.charging.decide(request_plan, request_plan.plan, settlement)
+            admission.turn = self.charging.apply(admission, request_plan, verdict)
         if prepared.denying is not None:
             deny(admission, prepared.denying)
 
