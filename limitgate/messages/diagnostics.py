@@ -100,6 +100,10 @@ class Diagnosis(Enum):
         "rules count by user, but a %s has no id, so its requests count by address; expected %s",
     )
 
+    COMMANDS = "LG061", "%s lacks what LimitGate needs, and calls fail: %s", logging.ERROR
+    WRITES = "LG062", "%s takes no writes: %s", logging.ERROR
+    CREDENTIALS = "LG063", "there is no login for %s: %s", logging.ERROR
+
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
         self.level = level

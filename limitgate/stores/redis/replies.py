@@ -19,6 +19,7 @@ from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache, KnownBans
 from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.errors import OUT_OF_MEMORY
 from limitgate.stores.redis.leases import Leases
 from limitgate.stores.redis.protocol import plain, wire
 from limitgate.stores.redis.server_clock import ServerClock
@@ -141,6 +142,8 @@ class RedisStoreBase:
         if leap := clock.leap(readings[0].now, sent, heard):
             self._note_leap(clock, leap)
         lost = _lost(plans, readings) if unwritten else ()
+        if unwritten:
+            self.inspection.refused(clock.name, OUT_OF_MEMORY)
         outcomes: list[Outcome] = list(readings)
         bans = self._bans
         bans.drop_ended(heard)
@@ -177,6 +180,8 @@ class RedisStoreBase:
             if not (unwritten or has_bans or (cache is not None and cache.refusals)):
                 return plans  # type: ignore[no-any-return] # mostly there is nothing to note
             verdicts = [plain.ADMITTED] * len(plans)
+        if unwritten:
+            self.inspection.refused(clock.name, OUT_OF_MEMORY)
         self._bans.drop_ended(heard)
         outcomes: list[Outcome] = [*plans]
         for place, (plan, verdict) in enumerate(zip(plans, verdicts)):

@@ -28,10 +28,11 @@ from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
+from limitgate.stores.redis.aio.renewal import renew_in_time
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.calls import MAX_BATCH, Room
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT
-from limitgate.stores.redis.dial.redis_py import close
+from limitgate.stores.redis.dial.redis_py import close, renewable_login
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.protocol import wire
@@ -106,6 +107,8 @@ class Batcher:
         self._doubted: tuple[AsyncConnection, float] | None = None
         """The connection that was doubted last, and since when it had been silent."""
         self._doubts = Doubts()
+        self._renewed: AsyncConnection | None = None
+        """The connection that was to be replaced last, as its login expires."""
         self._silence = Silence(clock)
         self._probe_timer: asyncio.TimerHandle | None = None
 
@@ -432,19 +435,32 @@ class Batcher:
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
         silent = self._connection if self._is_connected else None
-        if silent is not None and (self._doubted != (silent, silent.silent_since) or silent.has_news()):  # it is not dropped
+        is_dropped = silent is not None and self._doubted == (silent, silent.silent_since) and not silent.has_news()
+        if silent is not None and silent is not self._renewed and not is_dropped:
             connection.give_up()
             return
         self._silence.break_()
         self._connection = connection
         self._connections.add(connection)
-        if silent is not None:
+        if silent is not None and is_dropped:
             self._doubts.confirmed()
             silent.replace()
+        elif silent is not None:
+            silent.retire()
+        if login := renewable_login(opened):
+            renew_in_time(self, connection, login)
         if self._probe_timer is not None:  # there is something new to look at
             self._probe_timer.cancel()
             self.send_probe()
         self._flush()
+
+    def renew(self, connection: AsyncConnection) -> bool:
+        """Begin to connect in the place of a connection. False if it is not in use any more."""
+        if connection is not self._connection or connection.is_closing():
+            return False
+        self._renewed = connection
+        self._begin_to_connect()
+        return True
 
     def _not_connected(self, error: Exception) -> None:
         if self._is_connected:  # it was only doubted

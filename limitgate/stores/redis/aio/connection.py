@@ -73,6 +73,12 @@ class AsyncConnection(asyncio.Protocol):
         self.session.give_up()
         self._abort()
 
+    def retire(self) -> None:
+        """Take no further calls, and close the connection with the last reply."""
+        self.session.retire()
+        if not self.session.flying:
+            self.give_up()
+
     def has_news(self) -> bool:
         """True if the event loop has yet to read what the kernel has: a server that was only slow has answered by then."""
         return has_data(self._transport.get_extra_info("socket"))

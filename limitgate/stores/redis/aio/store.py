@@ -21,6 +21,7 @@ from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.aio.loop_end import LoopEnd
+from limitgate.stores.redis.dial.credentials import AsyncGivesLogin, Credentials
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST, Leases
@@ -95,15 +96,20 @@ class AsyncRedisStore(RedisStoreBase):
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
     limitgate/stores/redis/dial/url.py. Connects on first use. Callers that are refused are answered without asking until the
     moment they were promised; ``local_refusals=False`` asks every time.
+
+    ``credentials`` is a callable that gives ``(user, password)``, or ``(user, password, seconds it is valid)``; the user may be
+    None. It may be async. It is asked for each new connection, and a connection is replaced before its login expires. The URL
+    has no user and password then; Sentinels have theirs in the URL.
     """
 
     measures_silence = takes_plain = True
     """Readings and errors say for how long Redis was silent while this process was there to listen."""
 
-    def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+    def __init__(self, url: str, *, local_refusals: bool = True, credentials: AsyncGivesLogin | None = None) -> None:
         super().__init__(local_refusals=local_refusals)
         self.scheme = scheme_of(url)
-        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None)
+        logins = None if credentials is None else Credentials(credentials, may_await=True)
+        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None, credentials=logins)
         self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
         self._opening = Lock()
 

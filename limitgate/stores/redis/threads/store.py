@@ -19,6 +19,7 @@ from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.calls import MAX_BATCH, calls_of
+from limitgate.stores.redis.dial.credentials import Credentials, GivesLogin
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST
@@ -71,6 +72,10 @@ class RedisStore(RedisStoreBase):
     limitgate/stores/redis/dial/url.py. Connects on first use. Callers that are refused are answered without asking until the
     moment they were promised; ``local_refusals=False`` asks every time.
 
+    ``credentials`` is a callable that gives ``(user, password)``, or ``(user, password, seconds it is valid)``; the user may be
+    None. It is asked for each new connection, and a connection is replaced before its login expires. The URL has no
+    user and password then; Sentinels have theirs in the URL.
+
     A signal handler, a finalizer or a log handler may call a store in the midst of another call of the same thread. That raises
     `StoreError`: to wait would be for ever. `close` closes it when the other call ends.
     """
@@ -78,11 +83,12 @@ class RedisStore(RedisStoreBase):
     measures_silence = takes_plain = True
     """Readings and errors say for how long Redis was silent while this process was there to listen."""
 
-    def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+    def __init__(self, url: str, *, local_refusals: bool = True, credentials: GivesLogin | None = None) -> None:
         check_patches()
         super().__init__(local_refusals=local_refusals)
         self.scheme = scheme_of(url)
-        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT)
+        logins = None if credentials is None else Credentials(credentials, may_await=False)
+        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT, credentials=logins)
         self._this_thread = _ThreadState()
         self._connects_in_children = False
         get_ready_for_forks(self)
