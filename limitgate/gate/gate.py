@@ -495,10 +495,13 @@ class Gate:
         return self.refunds.soon(self._decide_message(admission, messages), budget)
 
     async def astartup(self) -> None:
-        """Begin to serve on the running event loop: look for other rules, if that is wanted, and connect."""
+        """Begin to serve on the running event loop: connect, and look for other rules, if that is wanted.
+
+        Raises `ConfigError` for an event loop that the store cannot run on.
+        """
+        await self.aconnect()
         if self.poller is not None:
             self.poller.start()
-        await self.aconnect()
 
     def _note_first_answer(self) -> None:
         """Look for other rules: who is asked serves. uWSGI forks, or does not, unsaid."""

@@ -26,6 +26,7 @@ from limitgate.overload.heartbeat import Heartbeats
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.process import switch
+from limitgate.process.event_loop import asyncio_loop
 from limitgate.rules.rule import MAX_DELAY
 
 P = ParamSpec("P")
@@ -263,6 +264,7 @@ class AsyncAdaptiveWork(_Around):
         return AsyncAdaptiveWork(self._work, _checked(priority))
 
     async def __aenter__(self) -> Decision:
+        asyncio_loop("adaptive")
         return await self._work.aenter(self._priority)
 
     async def __aexit__(

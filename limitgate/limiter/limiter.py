@@ -35,8 +35,9 @@ from limitgate.messages.text import masked
 from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
 from limitgate.process import switch, waiting
+from limitgate.process.event_loop import asyncio_loop
 from limitgate.rules.rule import Rule
-from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
+from limitgate.stores import AsyncStore, SyncStore, is_async_redis, open_store, open_sync_store, opened
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -140,6 +141,7 @@ class AsyncLimiter(Operations):
 
     async def _await_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
         """Book a turn within so many seconds, and sleep until then."""
+        asyncio_loop("wait")
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
         try:
             operation, charged, turn = await asyncio.shield(task)
@@ -303,6 +305,8 @@ class AsyncLimiter(Operations):
             await self._store.aclose()
 
     async def __aenter__(self) -> Self:
+        if is_async_redis(self._store):
+            asyncio_loop("an AsyncLimiter on Redis")
         return self
 
     async def __aexit__(

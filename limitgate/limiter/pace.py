@@ -19,6 +19,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import check_cost
+from limitgate.process.event_loop import asyncio_loop
 
 T = TypeVar("T")
 
@@ -95,6 +96,7 @@ class AsyncPace(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
+        asyncio_loop("pace")
         item = await self._item()
         try:
             limits, cost = self._spacing.of(item)

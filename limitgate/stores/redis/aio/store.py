@@ -16,6 +16,7 @@ from redis.asyncio.connection import ConnectionPool
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.process.event_loop import asyncio_loop
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
@@ -26,6 +27,8 @@ from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST, Leases
 from limitgate.stores.redis.replies import RedisStoreBase
+
+_NAME = "a store on Redis for async code"
 
 
 class AsyncServers(Protocol):
@@ -145,7 +148,7 @@ class AsyncRedisStore(RedisStoreBase):
         """`aspend` a plan of any kind, or in an event loop that has no connections yet."""
         if not isinstance(plan, PlainSpend) and (reading := self.locally(plan)) is not None:
             return reading
-        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
         if isinstance(plan, PlainSpend):
             return await self.aspend(plan, timeout)
         self.listen_deadline = timeout
@@ -154,19 +157,23 @@ class AsyncRedisStore(RedisStoreBase):
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""
         self.listen_deadline = timeout
-        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
         return await state.servers.config(request, timeout)
 
     async def connect(self) -> None:
         """Begin to connect in the background."""
-        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
         state.servers.connect()
 
     async def aclose(self) -> None:
         """Give back what was taken in advance, and close this event loop's connections."""
         self.closings += 1
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # under trio, nothing was opened
+            return
         with self._opening:
-            state = self._loops.pop(asyncio.get_running_loop(), None)
+            state = self._loops.pop(loop, None)
         if state is not None:
             await state.end()
 
