@@ -31,8 +31,10 @@ from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch, waiting
+from limitgate.process.remaking import IN_MEMORY, Remade
 from limitgate.rules.options import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.memory import MemoryStore
 
 Limits = tuple[Limit | str | Configured, ...]
 
@@ -111,7 +113,7 @@ _LIMITED = (
         "unban": "limiter.pardon('user:42')",
     },
 )
-class Operations:
+class Operations(Remade):
     """Plans of a limiter's calls, and decisions from the store's readings."""
 
     def __init__(
@@ -135,6 +137,14 @@ class Operations:
         self._observers = observers_of(observers)
         self._figures = LimiterCounts() if self._observers else None
         """Figures for observers; None if there are none."""
+
+    _store: object
+    _owns_store: bool
+
+    @property
+    def state_here(self) -> str:
+        """The buckets of a store in memory that was opened here; one that was given goes by itself."""
+        return IN_MEMORY if self._owns_store and isinstance(self._store, MemoryStore) else ""
 
     def _observe(self, store: object, slot_keeper: SlotKeeper) -> None:
         """Have the observers told, from now on, what this limiter and its store count."""
@@ -183,7 +193,7 @@ class Operations:
         name = self._name(key)
         if template.is_of_debts:  # windows of GCRA share a bucket
             return template.asked((name, _ban_key(name)))
-        return template.asked((*[_bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
+        return template.asked((*[bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
 
     def _spending(self, plan: Plan) -> Flow[Reading]:
         """Charge a plan."""
@@ -367,7 +377,7 @@ class Operations:
         if verb == "spend":
             _check_are_no_slots(buckets)
         counted = name if process is None else self._name(f"{key}:{process}")
-        charges = [Charge(_bucket_key(counted, each), each, cost, enforced=True, rule=None) for each in buckets]
+        charges = [Charge(bucket_key(counted, each), each, cost, enforced=True, rule=None) for each in buckets]
         if verb != "reset":  # a ban is no limit that one could be asked to forget
             charges.append(_ban_of(name, cost))
         return Plan(tuple(charges), verb)
@@ -454,7 +464,7 @@ def _ban_of(name: str, cost: int) -> Charge:
     return Charge(_ban_key(name), _BANS, cost, enforced=True, rule=None)
 
 
-def _bucket_key(name: str, bucket: Bucket) -> str:
+def bucket_key(name: str, bucket: Bucket) -> str:
     """Key of a bucket. All that one call of a limiter charges are in one hash slot, so that they book turns together."""
     return f"{name}{bucket.suffix}:{{{name}}}" if bucket.suffix else name
 

@@ -21,7 +21,16 @@ from limitgate.limits.limit import Limit
 from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, ClientThrottle, arun, is_idempotent, run
+from limitgate.outbound.throttle import (
+    LONGEST_READ,
+    MOST_READ,
+    OF_BODIES,
+    ClientThrottle,
+    ThrottledClient,
+    arun,
+    is_idempotent,
+    run,
+)
 from limitgate.process import waiting
 
 _LIBRARIES = ("httpx", "httpx2")
@@ -68,7 +77,7 @@ def repeatable(request: AnyRequest) -> bool:
     return is_idempotent(request.method, request.headers)
 
 
-class _Transport(Generic[Request, Response, Inner]):
+class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
     """What both kinds of transports have in common."""
 
     _library: Any

@@ -29,6 +29,7 @@ from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.forking import reset_in_children
+from limitgate.process.remaking import IN_MEMORY, Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
@@ -62,7 +63,7 @@ _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
 layout if it is plain: of the asked windows, a number for each."""
 
 
-class MemoryStore:
+class MemoryStore(Remade):
     """Keeps at most ``max_buckets`` buckets in this process; each process limits by itself.
 
     Bans and configuration are never dropped, and kept even where there is no room: clients can make none of them.
@@ -103,6 +104,11 @@ class MemoryStore:
         self.clock_steps = 0
         self._furthest_step = 0
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
+
+    @property
+    def state_here(self) -> str:
+        """The buckets."""
+        return IN_MEMORY
 
     def forget(self) -> None:
         """Forget every bucket, bans included. What is configured under a name stays."""

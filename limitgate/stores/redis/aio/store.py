@@ -17,6 +17,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.remaking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
@@ -93,7 +94,7 @@ class _LoopState:
         await self.loop_end.closed()
 
 
-class AsyncRedisStore(RedisStoreBase):
+class AsyncRedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for asyncio: requests of the same turn of an event loop share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see

@@ -16,6 +16,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 from limitgate.process.forking import get_ready_for_forks
+from limitgate.process.remaking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.calls import MAX_BATCH, calls_of
@@ -65,7 +66,7 @@ class _ThreadState(threading.local):
         self.use = _Use()
 
 
-class RedisStore(RedisStoreBase):
+class RedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
