@@ -17,6 +17,7 @@ from limitgate import Limit, Rule
 from limitgate.limits.limit import ABBREVIATIONS, NAMES, SECONDS
 from limitgate.limits.priority import MOST, RESERVES
 from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, LONGEST_DELAY_S, Adaptive
+from limitgate.rules.ban import HIGHEST_GROWTH, LONGEST_S, MOST_REFUSALS, Ban
 from limitgate.rules.callers import KnownCaller
 from limitgate.rules.options import PARTS, ChargeIf
 from limitgate.rules.rule import MAX_DELAY
@@ -102,6 +103,15 @@ _BOUNDS = {
     "delay": _duration(exclusiveMinimum=0, maximum=LONGEST_DELAY_S),
 }
 
+_BAN_LASTS = _duration(exclusiveMinimum=0, maximum=LONGEST_S)
+_BAN = {
+    "after": {**_COUNT, "maximum": MOST_REFUSALS},
+    "within": _BAN_LASTS,
+    "duration": _BAN_LASTS,
+    "growing": {"type": "number", "minimum": 1, "maximum": HIGHEST_GROWTH},
+    "most": _or_null(_BAN_LASTS),
+}
+
 FORMS: dict[type, dict[str, Schema]] = {
     Rule: {
         "name": _name(),
@@ -119,6 +129,7 @@ FORMS: dict[type, dict[str, Schema]] = {
         "cost": _AMOUNT,
         "on_error": {"enum": ["open", "closed", "local", None]},
         "charge_if": _or_null({"anyOf": [_ref("charge_if")]}),
+        "ban": _or_null({"anyOf": [_ref("ban")]}),
         "per": {"enum": ["request", "message"]},
         **dict.fromkeys(["shadow", "exempt", "deny"], _FLAG),
         "lease": _AMOUNT,
@@ -188,6 +199,7 @@ def schema() -> Schema:
             "limit": {"anyOf": [_LIMIT_TEXT, _limit()]},
             "charge_if": {**_object(ChargeIf), "minProperties": 1},
             "adaptive": _adaptive(),
+            "ban": _ban(),
             "caller": caller,
             "test": test,
         },
@@ -222,6 +234,13 @@ def _adaptive() -> Schema:
     """The mapping of the bounds of an adaptive limit."""
     texts = docstrings(Adaptive, markdown=False)
     return _mapping({name: {**form, "description": texts[name]} for name, form in _BOUNDS.items()}, [])
+
+
+def _ban() -> Schema:
+    """The mapping of a ban, in which the duration is mostly called ``for``."""
+    texts = docstrings(Ban, markdown=False)
+    fields = {name: {**form, "description": texts[name]} for name, form in _BAN.items()}
+    return {**_mapping({**fields, "for": fields["duration"]}, ["after", "within"]), "minProperties": 3}
 
 
 def _mapping(properties: dict[str, Schema], required: list[str]) -> Schema:

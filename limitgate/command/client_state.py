@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import click
 
-from limitgate.command.journal import Journal
 from limitgate.command.output import say
 from limitgate.command.rule_sets import RULES, rules_named
 from limitgate.errors import ConfigError
+from limitgate.gate.journal import Journal
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
 from limitgate.limits.decision import Decision

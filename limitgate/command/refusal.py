@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import click
 
 from limitgate.command.decisions import decision_fields, print_decision, seconds
-from limitgate.command.journal import Ban, Journal
 from limitgate.command.output import say
 from limitgate.errors import ConfigError
+from limitgate.gate.journal import Ban, Journal
 from limitgate.gate.refusals import kept_keys, place_of_keys
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan

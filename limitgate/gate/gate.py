@@ -16,6 +16,7 @@ from typing import Any
 from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Receipt, Refund, Turn, Verdict, outcome_of
+from limitgate.gate.bans import Bans
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Awaited, Budget, Flow, answers_at_once, arun, run, takes_plain
 from limitgate.gate.load import Permits, ProxyGuard, end_undecided
@@ -33,7 +34,7 @@ from limitgate.gate.upload_in_flight import watched
 from limitgate.gate.wait_queue import book
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
-from limitgate.http.response import Refusal, forbidden, headers_too_large, unavailable
+from limitgate.http.response import Refusal, forbidden, headers_too_large, quota_exceeded, unavailable
 from limitgate.limits.decision import (
     Decision,
     Window,
@@ -66,7 +67,7 @@ class Gate:
 
     ``client_of`` finds a request's client behind proxies, ``on_error`` is for rules that have none of their own, and
     ``processes`` is how many serve together. ``refusals`` makes the answers to requests that buckets refuse, ``refusal_log`` is
-    told who is refused.
+    told who is refused, and ``bans`` what rules with a ``ban`` refuse.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Gate:
         on_error: OnError,
         processes: int,
         refusals: Refusals,
+        bans: Bans,
         identify: Identify | None = None,
         refusal_log: RefusalLog | None = None,
     ) -> None:
@@ -98,6 +100,7 @@ class Gate:
         """True if the store answers at once, so that an event loop may ask it without `await`."""
         self.identify = identify
         self._refusal_log = refusal_log
+        self.bans = bans
         self.refusals = refusals
         self._fallback = Fallback(store, on_error, processes)
         self.store_health = StoreHealth(store, self._note_first_answer, refusals.agree_soon)
@@ -328,7 +331,9 @@ class Gate:
                 self.refunds.release_later(plan)
                 raise
             else:
-                self._admit(admission, request_plan, plan, reading)
+                rest = self._admit(admission, request_plan, plan, reading)
+                if rest is not None:
+                    yield from rest
         if prepared.denying is not None:
             _deny(admission, prepared.denying)
 
@@ -426,15 +431,14 @@ class Gate:
             decision = template.decide(answer, admission.request.open_settlement())
         if decision is None or not isinstance(answer, PlainSpend):
             plan = asked.whole_plan
-            self._admit(admission, prepared.request_plan(plan), plan, whole_reading(answer))
-            return None
+            return self._admit(admission, prepared.request_plan(plan), plan, whole_reading(answer))
         if not self.store_health.is_known:
             self.store_health.answered()
         if not (is_admitted or decision.allowed):
             if prepared.counter is not None:
                 prepared.counter.refused(answer.states)
             self._refuse_prepared(admission, answer, decision)
-            return None
+            return self._count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None
         if prepared.counter is not None:
             prepared.counter.charged(answer.states)
         admission.admit(answer, decision)
@@ -475,7 +479,11 @@ class Gate:
             return None
         if request_plan.plan is None or admission.refusal is not None:
             return None
-        return self._apply(admission, request_plan, (yield from self._decide(request_plan, request_plan.plan)))
+        verdict = yield from self._decide(request_plan, request_plan.plan)
+        turn = self._apply(admission, request_plan, verdict)
+        if not verdict.decision.allowed and request_plan.bans:
+            yield from self._count_refusal(admission, verdict.decision, request_plan.compiled_rules)
+        return turn
 
     def usage(self, admission: Admission, names: Sequence[str], path: str | None) -> Flow[tuple[Window, ...]]:
         """Look at rules for the caller of an admission, see `limitgate.usage`. Charges nothing."""
@@ -524,8 +532,11 @@ class Gate:
         if self.rules.counts is not None:
             exporter.export()
 
-    def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
-        """Let the store's reading of a plan of any kind have its effect on a request that comes."""
+    def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> Flow[None] | None:
+        """Let the store's reading of a plan of any kind have its effect on a request that comes.
+
+        Returns what has to be run then.
+        """
         self.store_health.answered()
         admission.decision = decision = decide(plan, reading, admission.settlement)
         admission.decide(outcome_of(decision), reading.source)
@@ -542,6 +553,9 @@ class Gate:
         else:
             admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now)
             self._note_refusal(admission, decision, reading.now, admission.refusal, request_plan)
+            if request_plan.bans:
+                return self._count_refusal(admission, decision, request_plan.compiled_rules)
+        return None
 
     @staticmethod
     def _plan_usage(
@@ -565,6 +579,8 @@ class Gate:
             return None
         refusal = self._refusal(verdict.decision, verdict.now)
         self._note_refusal(admission, verdict.decision, verdict.now, refusal, messages)
+        if messages.bans:
+            yield from self.bans.counting(admission, verdict.decision, messages.compiled_rules)
         yield from self.refunds.apply([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
         return refusal
 
@@ -632,6 +648,18 @@ class Gate:
             return unavailable()
         key = decision.refusing_key
         return self.refusals.quota_exceeded(decision.refusing, decision.retry_after, now, decision.rule, key)
+
+    def _count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
+        """Count a refusal for its rules with a ``ban``. If it leads to a ban, its answer says how long that lasts."""
+        banned = yield from self.bans.counting(admission, decision, compiled_rules)
+        refusal = admission.refusal
+        if banned is None or refusal is None or banned.seconds <= decision.retry_after:
+            return
+        decision = replace(decision, rule=banned.rule, retry_after=banned.seconds, settlement=admission.settlement)
+        admission.decision = decision
+        if refusal.id is not None:
+            told = nesting.joined_with_outer(admission, decision)
+            admission.refusal = quota_exceeded(told.refusing, told.retry_after, refusal.id.encode())
 
     def _note_refusal(
         self, admission: Admission, decision: Decision, now: int | None, refusal: Refusal | None, request_plan: RequestPlan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from limitgate.gate.bans import Bans
 from limitgate.gate.gate import Gate
 from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.identity import Identities
@@ -32,7 +33,15 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
     )
     planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False, paths=_PATHS)
     in_force = ActiveRules(planner, (), timeout=1.0, is_measured=True)
-    return Gate(in_force, store, proxies.client, on_error="open", processes=1, refusals=_Unsent(store, "limitgate"))
+    return Gate(
+        in_force,
+        store,
+        proxies.client,
+        on_error="open",
+        processes=1,
+        refusals=_Unsent(store, "limitgate"),
+        bans=Bans(None, "limitgate", "off", 1.0, None),
+    )
 
 
 class _Unsent(Refusals):

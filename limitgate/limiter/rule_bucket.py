@@ -6,14 +6,17 @@ The keys are made as a gate makes them (`limitgate.gate.planning.compiled_rule`)
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, TypedDict
 
 from limitgate.algorithms import ban
 from limitgate.errors import ConfigError
-from limitgate.gate.flow import Flow
+from limitgate.gate.flow import ConfigFlow, Flow
+from limitgate.gate.journal import JournalFlows
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Identities, Subject
+from limitgate.gate.planning.refusal_count import forgetting
 from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.request import DescribedRequest
 from limitgate.keys import Value, part_of, text_of, value_of
@@ -64,10 +67,12 @@ class BucketParts(TypedDict, total=False):
 class RuleBucketOperations:
     """Operations on a bucket of a rule, as flows."""
 
-    def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float) -> None:
+    def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float, journal: JournalFlows | None = None) -> None:
         self._alike = alike
         """Charges of one request, by each key that the gate may count it under: it counts under one of them."""
         self._timeout = timeout
+        self._journal = journal
+        """The journal, in which bans by a rule with a ``ban`` stand; None for other rules."""
 
     @property
     def keys(self) -> list[str]:
@@ -90,9 +95,13 @@ class RuleBucketOperations:
         """Refuse all charges for at least so many seconds, for ever if None. Raises `ValueError` for what is no time."""
         return self._carried_out(Plan.ban(self._charges, ban.microseconds(seconds)))
 
-    def pardoning(self) -> Flow[Decision]:
-        """Lift the ban, if there is one."""
-        return self._carried_out(Plan.ban(self._charges, 0))
+    def pardoning(self) -> ConfigFlow[Decision]:
+        """Lift the ban, if there is one. If the rule bans clients, forget how often they were refused and banned."""
+        if self._journal is not None:
+            yield forgetting([charges[0] for charges in self._alike]), self._timeout
+            with suppress(ConfigError):  # the store keeps no journal
+                yield from self._journal.removing(self.keys)
+        return (yield from self._carried_out(Plan.ban(self._charges, 0)))
 
     @property
     def _charges(self) -> list[Charge]:
@@ -145,9 +154,9 @@ class AsyncRuleBucket:
         return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=seconds))
 
     async def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more.
+        """Lift the ban, if there is one, and forget the refusals that count for the ``ban`` of the rule, and earlier bans.
 
-        ``reason`` is for the audit log.
+        Processes that have just refused the client may do so for up to a second more. ``reason`` is for the audit log.
         """
         return await self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
@@ -181,9 +190,9 @@ class RuleBucket:
         return self._run(audited(flow, "ban", self._operations.name, reason, seconds=seconds))
 
     def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more.
+        """Lift the ban, if there is one, and forget the refusals that count for the ``ban`` of the rule, and earlier bans.
 
-        ``reason`` is for the audit log.
+        Processes that have just refused the client may do so for up to a second more. ``reason`` is for the audit log.
         """
         return self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
@@ -219,7 +228,8 @@ def rule_bucket(
     for subject in subjects:
         _check_parts(chosen, subject, values, parts)
     limited = _limited(compiled_rule, subjects[0], parts.get("limits"))
-    return RuleBucketOperations([limited.charges_of(subject, values) for subject in subjects], timeout)
+    journal = None if chosen.ban is None else JournalFlows(key_prefix, timeout)
+    return RuleBucketOperations([limited.charges_of(subject, values) for subject in subjects], timeout, journal)
 
 
 def _limited(compiled_rule: CompiledRule, subject: Subject, limits: Given) -> CompiledRule:

@@ -109,6 +109,14 @@ class Episodes:
             episode.is_told = True
         _log(lines)
 
+    def tell(self, text: str, values: tuple[object, ...], facts: dict[str, Any]) -> None:
+        """Log a line of another kind, if one more may be logged."""
+        with self._lock:
+            is_told = self._may_log(self._clock())
+            self._watch()
+        if is_told and log.isEnabledFor(logging.INFO):
+            _log([(text, values, facts)])
+
     def look(self) -> bool:
         """Log what has ended. False if there is nothing left that will."""
         lines: list[_Line] = []

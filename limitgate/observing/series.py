@@ -30,9 +30,9 @@ def series(rules: RuleSet) -> int:
 
 
 def _gauges(rule: Rule) -> int:
-    """The number of series of what is in flight and waits, and of an adaptive limit."""
+    """The number of series of what is in flight and waits, of bans, and of an adaptive limit."""
     adapts = rule.adaptive is not None
-    return (takes_slots(rule) or adapts) + bool(rule.max_delay) + (_ADAPTIVE if adapts else 0)
+    return (takes_slots(rule) or adapts) + bool(rule.max_delay) + bool(rule.ban) + (_ADAPTIVE if adapts else 0)
 
 
 def windows_of(limits: Iterable[Limit]) -> dict[str, int]:

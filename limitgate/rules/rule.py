@@ -37,6 +37,7 @@ from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.messages.suggestions import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
+from limitgate.rules.ban import Ban, as_ban
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.options import (
     ChargeIf,
@@ -67,7 +68,7 @@ METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 _METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 _EVERY_METHOD = ("ALL", "ANY")
-_NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "lease", "algorithm", "align")
+_NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
 """Options about what is counted in buckets, of which a rule that is only adaptive has none."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
@@ -189,6 +190,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """The answer to requests while the store fails; the option of this name if not given."""
     charge_if: ChargeIf | None = None
     """Which outcomes are charged: every request is while it is under way, and others get it back when they are over."""
+    ban: Annotated[Ban | None, PlainValidator(as_ban)] = None
+    """Bans clients that the rule refuses too often: ``{after: 20, within: 10m, for: 1h}``; in Python a ``Ban``."""
     per: Per = "request"
     """Unit of counting: requests, or each message that a client sends over a WebSocket."""
     shadow: StrictBool = False
@@ -568,7 +571,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.has_counts or self.adaptive is not None:
             field = "exempt" if self.exempt else "deny"
             raise ConfigError(f"rule {self.name!r} {what} and has limits, expected one or the other", (field,))
-        for field in ("charge_if", "max_delay", "reserve", "priority", "replaces"):
+        for field in ("charge_if", "ban", "max_delay", "reserve", "priority", "replaces"):
             if getattr(self, field):
                 raise ConfigError(f"rule {self.name!r} {what}, expected no {field}: it has no limits at all", (field,))
         if self.per == "message":

@@ -21,6 +21,7 @@ from itertools import repeat
 from threading import RLock
 from typing import Any, overload
 
+from limitgate.algorithms import ban, refusals
 from limitgate.algorithms.base import State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
@@ -351,18 +352,22 @@ class MemoryStore(Remade):
     def _ban(self, plan: Plan, now: int) -> None:
         """Ban the buckets of a plan, or lift their bans. Where there is no room they are kept all the same."""
         for charge in plan.charges:
-            key, bucket = charge.key, charge.bucket
-            if not plan.ban_us:
-                self._bans.pop(key, None)  # the value is as others when it is written again
-                continue
-            shard = self._shard(key)
-            if key not in shard:
-                self._reclaim(now)
-            value = shard.get(key)
-            home = shard, key, value, None if value is None else self._bucket(key, value), None
-            states = self._read(home, charge, now)
-            self._bans[key] = now, max(plan.ban_us, self._ban_left(key, now))
-            self._write(home, bucket, now, states)
+            if plan.ban_us:
+                self._ban_bucket(charge, plan.ban_us, now)
+            else:
+                self._bans.pop(charge.key, None)  # the value is as others when it is written again
+
+    def _ban_bucket(self, charge: Charge, us: int, now: int) -> None:
+        """Ban the bucket of a charge for at least so many microseconds."""
+        key = charge.key
+        shard = self._shard(key)
+        if key not in shard:
+            self._reclaim(now)
+        value = shard.get(key)
+        home = shard, key, value, None if value is None else self._bucket(key, value), None
+        states = self._read(home, charge, now)
+        self._bans[key] = now, max(us, self._ban_left(key, now))
+        self._write(home, charge.bucket, now, states)
 
     def _bans_of(self, charges: Sequence[Charge], now: int) -> dict[int, int]:
         """Microseconds for which buckets are still banned that something is charged to, by the places of the charges."""
@@ -449,11 +454,22 @@ class MemoryStore(Remade):
     def _adjust(self, home: _Home, charge: Charge, states: Sequence[State], now: int) -> Sequence[State]:
         """Make the adjustment of a charge to states, and put how they stand then."""
         bucket, adjustment = charge.bucket, charge.adjustment
+        if bucket.algorithm is refusals and not self._counts_refusals(home, charge, now):
+            return states
         if adjustment is not None:
             elapsed_us = max(0, now - adjustment.as_of)
             states = bucket.algorithm.apply_adjustment(states, adjustment.back, elapsed_us, adjustment.grace, bucket)
             self._write(home, bucket, now, states)
+            if bucket.algorithm is refusals and states[0].began_us:
+                self._ban_bucket(adjustment.back[0].refusing, states[0].began_us, now)
         return states
+
+    def _counts_refusals(self, home: _Home, charge: Charge, now: int) -> bool:
+        """True unless the bucket that refuses is banned, or there is no room for the count of its refusals."""
+        adjustment = charge.adjustment
+        if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now):
+            return False
+        return home[2] is not None or self._count < self._max_buckets
 
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
         """Put how the asked windows stand; windows of the bucket that were not asked stay as they are.
@@ -647,7 +663,7 @@ def _refuses_until(entry: Entry) -> int:
     """
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
-    is_kept = not bucket.algorithm.IS_LIMIT or (wait and bucket.has_slots)  # a hint is no promise
+    is_kept = bucket.algorithm is ban or (wait and bucket.has_slots)  # a hint is no promise
     return _full_at(entry) if is_kept else written + wait
 
 

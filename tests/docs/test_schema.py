@@ -110,6 +110,14 @@ def test_what_the_schema_refuses_is_a_mistake(tmp_path: Path, text: str, where: 
         {"name": "a", "adaptive": {"tolerance": 1}},
         {"name": "a", "adaptive": {"delay": 0}},
         {"name": "a", "adaptive": {"delay": 10.5}},
+        {"name": "a", "qps": 5, "ban": True},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": "10m"}},
+        {"name": "a", "qps": 5, "ban": {"after": 0, "within": "10m", "for": "1h"}},
+        {"name": "a", "qps": 5, "ban": {"after": 2.5, "within": "10m", "for": "1h"}},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": 0, "for": "1h"}},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": "10m", "for": "never"}},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": "10m", "for": "1h", "growing": 0.5}},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": "10m", "for": "1h", "longest": "1d"}},
     ],
 )
 def test_a_mistake_in_one_field_is_underlined(rule: dict[str, Any]) -> None:

@@ -315,7 +315,7 @@ def test_a_mistake_in_what_is_charged_says_where_it_is(charge_if: Any, message: 
 
 def test_a_mistake_beside_limits_is_told_with_the_fields_of_a_rule() -> None:
     """An unknown field of a rule is told with those of a rule, also where there is a ``charge_if``."""
-    with pytest.raises(ConfigError, match=r"expected one of name, limits, .*, charge_if, per"):
+    with pytest.raises(ConfigError, match=r"expected one of name, limits, .*, charge_if, ban, per"):
         Rule("r", "5/s", charge_if={"status": [401]}, statsu=[401])
 
 

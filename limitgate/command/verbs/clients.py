@@ -20,9 +20,9 @@ from limitgate.command.client_state import (
     store_options,
 )
 from limitgate.command.decisions import decision_fields, print_decision, seconds
-from limitgate.command.journal import Journal
 from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.errors import ConfigError
+from limitgate.gate.journal import Journal
 from limitgate.limits.duration import seconds_of
 
 _DAY = 86_400

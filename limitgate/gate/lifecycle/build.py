@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
 
 from limitgate.errors import ConfigError
+from limitgate.gate.bans import Bans
 from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.reload import OptionsWatch, Reloader
@@ -121,6 +122,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     store = opened(settings.store, open_store, settings.key_prefix)
     _warn_about_workers(settings, rules, store)
     ready = _compiler(settings, routes, proxies, counts, store)
+    refusal_log = RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None
     gate = Gate(
         ready(rules),
         store,
@@ -129,7 +131,8 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         processes=settings.processes,
         refusals=Refusals(store, settings.key_prefix, settings.secret_bytes),
         identify=settings.identify,
-        refusal_log=RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None,
+        refusal_log=refusal_log,
+        bans=Bans(store, settings.key_prefix, settings.names, settings.timeout, refusal_log),
     )
     if settings.reload:
         gate.poller = _poller(settings, gate, rules, ready, lambda: GateSettings(**options))

@@ -8,6 +8,7 @@ from typing import Literal
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.identity import Subject
+from limitgate.gate.planning.refusal_count import count_key
 from limitgate.keys import Key, PreparedKey, Value, given, overflow
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge
@@ -72,6 +73,8 @@ class CompiledRule:
         self.row = None if counts is None or rule.exempt else counts.rule(rule)
         """Its figures, None without observers."""
         self._prefix = f"{key_prefix}:{rule.name}:"
+        if rule.ban is not None:
+            count_key(self._prefix)  # raises for a prefix that counts cannot have
         self._max_wait_us = rule.max_wait_us
         self._cost = None if callable(rule.cost) else rule.cost
         self.is_graded = rule.reserve is not None

@@ -81,7 +81,7 @@ def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
 def _is_compared(rule: Rule) -> bool:
     if not (rule.has_limits and rule.every_limit) or rule.limits_by is not None:
         return False
-    return not (rule.replaces or rule.charge_if or rule.max_delay or callable(rule.cost))
+    return not (rule.replaces or rule.charge_if or rule.ban or rule.max_delay or callable(rule.cost))
 
 
 def _kind(rule: Rule) -> tuple[object, ...]:
