@@ -625,7 +625,7 @@ def test_a_mistake_in_a_file_is_told_with_its_place_and_cure(text: str, line: in
 
 
 VARIABLES = {
-    "LIMITGATE_TIMEOUT": ("100ms", "expected a number (in seconds), not '100ms' (by the variable LIMITGATE_TIMEOUT)"),
+    "LIMITGATE_TIMEOUT": ("soon", "'1h' or '1d', not 'soon' (by the variable LIMITGATE_TIMEOUT)"),
     "LIMITGATE_ENABLED": ("off?", "expected true or false"),
     "LIMITGATE_TRUSTED_PROXIES": ("[10.0.0.1]", 'as JSON ["10.0.0.1", "::1"], or without brackets'),
     "LIMITGATE_HEADERS": (
