@@ -346,7 +346,7 @@ class Operations:
         charges = []
         for charge in plan.charges:
             bucket = charge.bucket
-            if not bucket.algorithm.IS_LIMIT:
+            if not bucket.algorithm.IS_LIMIT or bucket.refuses_all:
                 charges.append(charge)
                 continue
             if not bucket.algorithm.CAN_WAIT:
