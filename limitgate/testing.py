@@ -20,6 +20,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from limitgate.errors import called_as
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
+from limitgate.limits.duration import as_seconds
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.messages.suggestions import lacking
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
@@ -102,11 +103,12 @@ class FrozenClock:
         """Unix time in seconds."""
         return self._now / _SECOND
 
-    def advance(self, seconds: float) -> None:
-        """Go on by some seconds, rounded up to a microsecond. Slots in flight are renewed on the way.
+    def advance(self, seconds: float | str) -> None:
+        """Go on by some seconds, or ``"2m"``, rounded up to a microsecond. Slots in flight are renewed on the way.
 
         Raises `ValueError` for less than 0, as time does not run backwards.
         """
+        seconds = as_seconds(seconds, "seconds")
         if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ValueError(f"seconds is {seconds!r:.40}, expected a number of at least 0")
         with self._lock:

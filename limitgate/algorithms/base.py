@@ -66,6 +66,8 @@ class LimitNumbers(Protocol):
     @property
     def period(self) -> int: ...  # noqa: D102
     @property
+    def months(self) -> int: ...  # noqa: D102
+    @property
     def period_us(self) -> int: ...  # noqa: D102
     @property
     def burst(self) -> int: ...  # noqa: D102

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
@@ -17,6 +17,7 @@ from limitgate.gate.journal import Journal
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
 from limitgate.limits.decision import Decision
+from limitgate.limits.duration import as_seconds
 from limitgate.messages.suggestions import expected_of
 from limitgate.messages.text import masked, shown
 from limitgate.rules.callers import DEFAULT_TIER, Caller
@@ -60,10 +61,20 @@ class StateOptions(StoreOptions):
     limits: tuple[str, ...]
 
 
+class Timeout(click.FloatRange):
+    """Seconds, or text such as ``500ms``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a timeout in seconds."""
+        with suppress(ConfigError):
+            value = as_seconds(value, self.name)
+        return super().convert(value, param, ctx)
+
+
 timeout_option = click.option(
     "--timeout",
     default=2.0,
-    type=click.FloatRange(0, 60, min_open=True),
+    type=Timeout(0, 60, min_open=True),
     metavar="SECONDS",
     help="To wait for the store.",
     show_default=True,

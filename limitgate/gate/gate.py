@@ -35,6 +35,7 @@ from limitgate.gate.wait_queue import book
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
 from limitgate.http.response import Refusal, forbidden, headers_too_large, quota_exceeded, unavailable
+from limitgate.internal_errors import place_of, raise_interruption
 from limitgate.limits.decision import (
     Decision,
     Window,
@@ -47,6 +48,7 @@ from limitgate.limits.decision import (
 )
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
+from limitgate.messages.diagnostics import Diagnosis, OncePerValue
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
 from limitgate.observing.exporter import exporter
 from limitgate.overload.adaptive_limit import Guard
@@ -60,6 +62,14 @@ from limitgate.rules.options import OnError
 from limitgate.stores import is_async_redis, is_redis
 
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
+
+
+class NotACallerError(TypeError):
+    """``identify`` gave something else than a `Caller` or None."""
+
+    def __init__(self, identified: object) -> None:
+        self.what = f"it gave a {type(identified).__name__}"
+        super().__init__(f"identify gave a {type(identified).__name__}, expected a Caller or None")
 
 
 class Gate:
@@ -99,6 +109,7 @@ class Gate:
         self.answers_at_once = answers_at_once(store)
         """True if the store answers at once, so that an event loop may ask it without `await`."""
         self.identify = identify
+        self._unidentified = OncePerValue(Diagnosis.IDENTIFY_FAILED)
         self._refusal_log = refusal_log
         self.bans = bans
         self.refusals = refusals
@@ -223,8 +234,12 @@ class Gate:
         try:
             if self.identify is not None and known is None:
                 request.check_lines()
-                identified = self.identify(request)
-                if identified is not None and isawaitable(identified):
+                try:
+                    identified = self.identify(request)
+                except Exception as error:
+                    self._note_unidentified(error)
+                    raise
+                if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_identified(admission, outer, identified)
                     return admission
             begin = partial(self._take_places, admission, outer) if planner.adapts else None
@@ -266,16 +281,29 @@ class Gate:
             admission.admit_in_flight(admitted_in_flight(in_force, admission.settlement), admission.rules.clock())
             admission.is_plain = True
 
-    def _begin_identified(
-        self, admission: Admission, outer: Admission | None, identified: Awaitable[Caller | None]
-    ) -> Flow[None]:
-        """`begin` with a request once its caller is found, and charge it."""
+    def _begin_identified(self, admission: Admission, outer: Admission | None, identified: object) -> Flow[None]:
+        """`begin` with a request once its caller is found, and charge it. Raises `TypeError` if ``identify`` gave none."""
         try:
-            caller = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
+            if isawaitable(identified):
+                identified = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
         except HeadersTooLargeError as error:
             _refuse_without_headers(admission, outer, error)
             return
-        yield from self._begin_again(admission, outer, caller)
+        except Exception as error:
+            self._note_unidentified(error)
+            raise
+        if identified is not None and not isinstance(identified, Caller):
+            wrong = NotACallerError(identified)
+            self._note_unidentified(wrong)
+            raise wrong
+        yield from self._begin_again(admission, outer, identified)
+
+    def _note_unidentified(self, error: Exception) -> None:
+        """Log that ``identify`` has failed, once for each place (LG071). The text of an error may contain data of a client."""
+        if not isinstance(error, HeadersTooLargeError):
+            raise_interruption(error)
+            what = error.what if isinstance(error, NotACallerError) else f"{type(error).__name__} at {place_of(error)}"
+            self._unidentified.log(what, what)
 
     def _begin_again(self, admission: Admission, outer: Admission | None, identified: Caller | None) -> Flow[None]:
         """`begin` with a request that has waited for something, and charge it."""

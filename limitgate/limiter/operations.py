@@ -21,6 +21,7 @@ from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rul
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of
 from limitgate.limits.decision import SECOND, Decision, decide
+from limitgate.limits.duration import as_seconds
 from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
@@ -118,12 +119,13 @@ class Operations(Remade):
 
     def __init__(
         self,
-        timeout: float,
+        timeout: float | str,
         key_prefix: str,
         secret: str | None = None,
         ipv6_prefix: int = 64,
         observers: Iterable[str | Observer] = (),
     ) -> None:
+        timeout = as_seconds(timeout, "timeout")
         if not isinstance(timeout, int | float) or not 0 < timeout <= 60:
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds above 0, at most 60")
         if not 32 <= ipv6_prefix <= 128:
@@ -259,8 +261,9 @@ class Operations(Remade):
         reading = yield from self._spending(plan)
         return ChargedOperation(decide(plan, reading), plan, reading, self._timeout)
 
-    def _banning(self, key: str, seconds: float | None, *, longer: bool = False) -> Flow[Decision]:
-        return (yield from self._banned(key, ban.microseconds(seconds), ban.MORE if longer else ban.AT_LEAST))
+    def _banning(self, key: str, seconds: float | str | None, *, longer: bool = False) -> Flow[Decision]:
+        us = ban.microseconds(as_seconds(seconds, "seconds"))
+        return (yield from self._banned(key, us, ban.MORE if longer else ban.AT_LEAST))
 
     def _pardoning(self, key: str) -> Flow[None]:
         yield Plan.reset([_ban_of(self._name(key), 1)]), self._timeout
@@ -337,11 +340,11 @@ class Operations(Remade):
                 return self._plan(verb, key, stored.limits, cost, self._known.process if stored.per_process else None)
         return self._plan(verb, key, limits, cost)
 
-    def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
+    def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = 0) -> None:
         """Raise the errors of `hit`, or of `wait` with a timeout other than 0, for invalid arguments; calls no store."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
-        self._ahead(self._plan("spend", key, limits, cost), timeout)
+        self._ahead(self._plan("spend", key, limits, cost), as_seconds(timeout, "timeout"))
 
     def _ahead(self, plan: Plan, timeout: float | None) -> Plan:
         """Return the plan with turns that may be booked so many seconds ahead."""
@@ -353,7 +356,7 @@ class Operations(Remade):
         charges = []
         for charge in plan.charges:
             bucket = charge.bucket
-            if not bucket.algorithm.IS_LIMIT:
+            if not bucket.algorithm.IS_LIMIT or bucket.refuses_all:
                 charges.append(charge)
                 continue
             if not bucket.algorithm.CAN_WAIT:

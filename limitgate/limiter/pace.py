@@ -55,6 +55,8 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
     if isinstance(limit, Configured):
         if even:
             raise ConfigError(f"{limit!r} may be any limits, which cannot be spaced evenly here, expected even=False")
+    elif not limit.count:
+        return  # it never passes anything, so there is nothing to wait for
     elif not ALGORITHMS[limit.algorithm].CAN_WAIT:
         raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra, sliding_log or warm_up")
     elif even and ALGORITHMS[limit.algorithm] is not gcra:

@@ -21,6 +21,7 @@ from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.request import DescribedRequest
 from limitgate.keys import Value, part_of, text_of, value_of
 from limitgate.limits.decision import Decision, decide
+from limitgate.limits.duration import as_seconds
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.observing.audit import audited
 from limitgate.rules.callers import DEFAULT_TIER, Caller
@@ -91,9 +92,9 @@ class RuleBucketOperations:
         """Forget all charges. A ban stays."""
         return self._carried_out(Plan.reset(self._charges))
 
-    def banning(self, seconds: float | None) -> Flow[Decision]:
+    def banning(self, seconds: float | str | None) -> Flow[Decision]:
         """Refuse all charges for at least so many seconds, for ever if None. Raises `ValueError` for what is no time."""
-        return self._carried_out(Plan.ban(self._charges, ban.microseconds(seconds)))
+        return self._carried_out(Plan.ban(self._charges, ban.microseconds(as_seconds(seconds, "seconds"))))
 
     def pardoning(self) -> ConfigFlow[Decision]:
         """Lift the ban, if there is one. If the rule bans clients, forget how often they were refused and banned."""
@@ -145,13 +146,13 @@ class AsyncRuleBucket:
         """Forget all charges; a ban stays. The decision shows the bucket after that. ``reason`` is for the audit log."""
         return await self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
-    async def ban(self, seconds: float | None = None, *, reason: str | None = None) -> Decision:
+    async def ban(self, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
         """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
 
         Requests leased before can still be used up, for up to a second. ``reason`` is for the audit log.
         """
         flow = self._operations.banning(seconds)
-        return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=seconds))
+        return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     async def pardon(self, *, reason: str | None = None) -> Decision:
         """Lift the ban, if there is one, and forget the refusals that count for the ``ban`` of the rule, and earlier bans.
@@ -181,13 +182,13 @@ class RuleBucket:
         """Forget all charges; a ban stays. The decision shows the bucket after that. ``reason`` is for the audit log."""
         return self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
-    def ban(self, seconds: float | None = None, *, reason: str | None = None) -> Decision:
+    def ban(self, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
         """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
 
         Requests leased before can still be used up, for up to a second. ``reason`` is for the audit log.
         """
         flow = self._operations.banning(seconds)
-        return self._run(audited(flow, "ban", self._operations.name, reason, seconds=seconds))
+        return self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     def pardon(self, *, reason: str | None = None) -> Decision:
         """Lift the ban, if there is one, and forget the refusals that count for the ``ban`` of the rule, and earlier bans.

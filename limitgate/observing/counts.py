@@ -271,7 +271,7 @@ def _used(bucket: BucketReading, *, is_charged: bool) -> float:
     limits = zip(charge.bucket.limits, states)
     if algorithm is gcra:
         return max([float(debt / limit.capacity) - TINY for limit, debt in limits])
-    return max([algorithm.used(state, limit) / limit.burst - TINY for limit, state in limits])
+    return max([algorithm.used(state, limit) / limit.burst - TINY if limit.burst else 1.0 for limit, state in limits])
 
 
 @contextmanager

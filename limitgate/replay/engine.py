@@ -121,7 +121,7 @@ def _without_places(rules: RuleSet) -> RuleSet:
 
 def _timed(rule: Rule) -> Rule | None:
     """A rule without limits on requests in flight; None if it has no others."""
-    limits = [limit for limit in rule.every_limit if limit.period]
+    limits = [limit for limit in rule.every_limit if limit.period or not limit.count]
     if len(limits) == len(rule.every_limit):
         return rule
     return rule.having_limits(limits) if limits else None

@@ -13,7 +13,7 @@ from pydantic import BaseModel, PlainValidator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
-from limitgate.limits.limit import Limit, as_limit
+from limitgate.limits.limit import Limit, limit_of_rule
 from limitgate.limits.priority import Priority
 from limitgate.messages.suggestions import expected_of
 from limitgate.overload.options import Adaptive
@@ -175,8 +175,8 @@ def check_is_plain(function: object, what: str) -> None:
 
 
 def read_limits(given: object) -> tuple[Limit, ...]:
-    """Limits of a limit or a list of them. Raises `ConfigError` for anything else."""
-    limits = tuple([as_limit(each) for each in (given if isinstance(given, list | tuple) else [given])])
+    """Limits for a rule of a limit or a list of them. Raises `ConfigError` for anything else."""
+    limits = tuple([limit_of_rule(each) for each in (given if isinstance(given, list | tuple) else [given])])
     if not limits:
         raise ConfigError("a list without limits, expected some, or None for no limit")
     return limits

@@ -34,8 +34,8 @@ DOCS = (ROOT / PAGE).read_text()
 ACL = re.search(r"^ACL SETUSER .*$", (ROOT / "docs/deployment.md").read_text(), re.MULTILINE)[0].split()
 CODES = {diagnosis.code for diagnosis in Diagnosis}
 RULE = Rule("api", "99/minute burst 1", path="/api/**")
-ERRORS = {"LG021", "LG022", "LG023", "LG024", "LG025", "LG034", "LG061", "LG062", "LG063"}
-"""What no waiting can cure, and rules that cannot be used."""
+ERRORS = {"LG021", "LG022", "LG023", "LG024", "LG025", "LG034", "LG061", "LG062", "LG063", "LG071"}
+"""What no waiting can cure, rules that cannot be used, and requests that fail."""
 DIGEST = f"sha256:{'0' * 64}"
 XFF = {"X-Forwarded-For": "203.0.113.77"}
 
@@ -97,6 +97,7 @@ CURES = {
     "LG061": ": %s",
     "LG062": ": %s",
     "LG063": ": %s",
+    "LG071": "expected a Caller or None from it",
 }
 """What each line says to do: who installs with pip has no folder of docs."""
 
@@ -197,6 +198,13 @@ Play = Callable[[Stage], object]
 def workers(stage: Stage, arguments: tuple[str, ...], store: Any = "memory://", **options: Any) -> None:
     stage.argv(*arguments)
     stage.asked(store=store, **options)
+
+
+def failing(stage: Stage, identify: Callable[[Any], Any]) -> None:
+    it = stage.site(RULE, identify=identify)
+    for _ in range(3):
+        with contextlib.suppress(ArithmeticError, TypeError):
+            it.ask("/api")
 
 
 def variable(stage: Stage, name: str, value: str) -> None:
@@ -444,6 +452,10 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: without_login(stage, lambda: ("user", "secret-203", 0)),
     ],
     "LG062": [lambda stage: told(stage, stage.redis(replicaof="127.0.0.1 1").url, code="LG062")],
+    "LG071": [
+        lambda stage: failing(stage, lambda _: 1 // 0),
+        lambda stage: failing(stage, lambda _: "ada"),
+    ],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -556,6 +568,10 @@ INNOCENT: dict[str, list[Play]] = {
     "LG049": [
         lambda stage: by_user(stage, 5, UUID(int=7), {"sub": "ada"}, ("acme", 5), "ada", SimpleNamespace(email="a@b.example")),
         lambda stage: by_user(stage, None, "", True, {}, SimpleNamespace(is_authenticated=False)),
+    ],
+    "LG071": [
+        lambda stage: stage.asked(RULE, identify=lambda _: None),
+        lambda stage: stage.asked(RULE, identify=lambda _: Caller("ada")),
     ],
 }
 

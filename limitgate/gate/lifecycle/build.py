@@ -186,6 +186,7 @@ def _compiler(
             cardinality=cardinality,
             counts=counts,
             adaptive_limits=adaptive_limits,
+            names=settings.names,
         )
         return ActiveRules(
             planner,
