@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -18,6 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError, NoPermissi
 
 from limitgate.internal_errors import logged_errors
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.redis_py import CLOSED_BY_SERVER
 from limitgate.stores.redis.dial.url import Address
@@ -173,7 +173,7 @@ class TLSCheck:
         host = getattr(connection, "host", None)
         if host is None or not self._may_be_for_tls(error):
             return
-        address, now = (host, connection.port), time.monotonic()
+        address, now = (host, connection.port), monotonic()
         if now - self._looked.get(server, -APART) >= APART:
             self._looked[server] = now
             with suppress(RuntimeError):  # no thread can be started now
