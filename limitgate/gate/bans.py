@@ -8,7 +8,6 @@ with all others. So a flood has one call for each bucket under way, and a client
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge, Reading
 from limitgate.messages.text import Names
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.ban import Ban as BanTerms
 from limitgate.stores.base import AsyncConfigStore, SyncConfigStore
@@ -164,7 +164,7 @@ class _JournalNotes:
         """In the child of a fork: the parent notes its own bans."""
         self._lock = threading.RLock()
         self.waiting: dict[str, Ban] = {}
-        self._allowed, self._allowed_at = _NOTES, time.monotonic()
+        self._allowed, self._allowed_at = _NOTES, monotonic()
 
     def add(self, *bans: Ban) -> None:
         """Add bans to those that wait; of more than the journal keeps the oldest are dropped."""
@@ -176,7 +176,7 @@ class _JournalNotes:
     def writing(self) -> Flow[None]:
         """Note the bans that wait, unless there were too many notes just now: then the next refusal tries again."""
         with self._lock:
-            now = time.monotonic()
+            now = monotonic()
             self._allowed, self._allowed_at = min(_NOTES, self._allowed + now - self._allowed_at), now
             if self._allowed < 1:
                 return

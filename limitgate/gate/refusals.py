@@ -10,7 +10,6 @@ import asyncio
 import math
 import re
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Context
@@ -21,6 +20,7 @@ from limitgate.gate.flow import ConfigFlow, arun, run
 from limitgate.http.response import Refusal, quota_exceeded
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.refusal_id import RefusalKey
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores import MemoryStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
@@ -72,7 +72,7 @@ class Refusals:
         """`limitgate.http.response.quota_exceeded`, by the key that is known."""
         self._has_written = True
         refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key))
-        if time.monotonic() > self._next_look:
+        if monotonic() > self._next_look:
             self.agree_soon()
         return refusal
 
@@ -83,7 +83,7 @@ class Refusals:
         """
         if self._store is None:
             return
-        self._next_look, closings = time.monotonic() + _AGAIN, self._closings
+        self._next_look, closings = monotonic() + _AGAIN, self._closings
         if isinstance(self._store, AsyncConfigStore):
             with suppress(RuntimeError):
                 loop = asyncio.get_running_loop()

@@ -155,6 +155,7 @@ class AsyncLimiter(Operations):
         if turn is not None:
             waiter = self._wait_queues.join(turn)
             try:
+                waiting.require_running_clock()
                 await waiter
             except GeneratorExit:  # its event loop has ended: no caller is left
                 self._wait_queues.leave(turn, waiter)

@@ -17,6 +17,7 @@ from contextvars import Context
 from typing import Any
 
 from limitgate.internal_errors import logged_errors
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
 log = logging.getLogger("limitgate.refusals")
@@ -58,7 +59,7 @@ class Episodes:
     Times of refusals are Unix µs by the store's clock, ``clock`` is a monotonic one in seconds.
     """
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_minute: int, clock: Callable[[], float] = monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
         reset_in_children(self)

@@ -32,6 +32,7 @@ from limitgate.outbound.throttle import (
     run,
 )
 from limitgate.process import waiting
+from limitgate.process.clock import monotonic
 
 _LIBRARIES = ("httpx", "httpx2")
 _PIECE = 64
@@ -377,19 +378,19 @@ class _SyncOutbound(_Outbound):
         return self._answered(request, self._transport.handle_request(request))
 
     def discard(self, response: Any) -> Any:
-        body, until = b"", time.monotonic() + LONGEST_READ
+        body, until = b"", monotonic() + LONGEST_READ
         try:
             with _reading_briefly(response.request), _deadline(response):
                 for chunk in response.stream:
                     body += chunk
-                    if len(body) > MOST_READ or time.monotonic() > until:
+                    if len(body) > MOST_READ or monotonic() > until:
                         return self._having_read(response, None)
         except self._library.TransportError:
             return self._having_read(response, None)
         finally:
             response.close()
         # The end of the body may be that of the deadline.
-        return self._having_read(response, body if time.monotonic() <= until else None)
+        return self._having_read(response, body if monotonic() <= until else None)
 
     def close(self, response: Any) -> None:
         response.close()

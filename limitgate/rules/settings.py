@@ -92,7 +92,8 @@ class Settings(BaseSettings):
     timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
     """Seconds, or text such as ``100ms``, that a request may wait for the store, all together."""
     trusted_proxies: Strings = ()
-    """Addresses and CIDRs of proxies whose forwarding header is believed; ``unix`` for a peer on a unix socket."""
+    """Addresses and CIDRs of proxies whose forwarding header is believed, named lists of them such as ``cloudflare``,
+    ``file:PATH`` for one of yours, and ``unix`` for a peer on a unix socket."""
     forwarded_header: Annotated[str, Field(min_length=1)] = "x-forwarded-for"
     """The one header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
     ipv6_prefix: Annotated[int, Field(ge=32, le=128)] = 64

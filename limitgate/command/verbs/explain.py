@@ -47,7 +47,7 @@ class Described(TypedDict):
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
 @click.option("--app", metavar="MODULE:APP", help="The application, for its routes and their decorators.")
 @click.option("--store", metavar="URL", help="The service's store, for the state of its buckets; without it, all are full.")
-@click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="That of the service: an address or CIDR.")
+@click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="That of the service: an address, CIDR or list.")
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
@@ -28,6 +27,7 @@ from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch
+from limitgate.process.clock import monotonic
 from limitgate.process.poller import Pollable, Poller
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of
@@ -162,7 +162,7 @@ def _compiler(
     store: object,
 ) -> Callable[[RuleSet], ActiveRules]:
     """Make the function that makes a rule set ready for a gate with these settings."""
-    cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
+    cardinality = CardinalityGuard(settings.new_buckets, monotonic) if settings.new_buckets else None
     no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
 
     def compiled(rules: RuleSet) -> ActiveRules:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -15,6 +14,7 @@ from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, ScriptVar
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallSeries, StoreCounts
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache, KnownBans
@@ -55,7 +55,7 @@ class RedisStoreBase:
     not_given_back = 0
     """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 
-    def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
         self.leases = Leases()
         self._bans = KnownBans()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 from typing import Any, Protocol
 from weakref import ref
 
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.redis_py import take_writer

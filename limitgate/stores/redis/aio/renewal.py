@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextvars import Context
 from typing import Protocol
 from weakref import ref
 
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis.aio.connection import AsyncConnection
 from limitgate.stores.redis.dial.credentials import Login
 
@@ -21,7 +21,7 @@ class Renewing(Protocol):
 
 def renew_in_time(owner: Renewing, connection: AsyncConnection, login: Login) -> None:
     """Have a connection replaced before its login expires, with further attempts until that comes about."""
-    due_in = max(login.renew_at - time.monotonic(), 0.0)
+    due_in = max(login.renew_at - monotonic(), 0.0)
     loop = asyncio.get_running_loop()
     loop.call_later(due_in, _renew, ref(owner), ref(connection), login.retry_every, context=Context())
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable
 from contextlib import suppress
-from contextvars import Context
 from functools import partial
 from threading import Lock
 from typing import Protocol, overload
@@ -16,6 +14,7 @@ from redis.asyncio.connection import ConnectionPool
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.process.clock import call_later, monotonic
 from limitgate.process.event_loop import asyncio_loop
 from limitgate.process.remaking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
@@ -58,13 +57,13 @@ class _LoopState:
         self.servers = servers
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
 
     def end_leases_in_time(self) -> None:
         """Give leases back when the oldest ends, and so on."""
-        pause = self._leases.pause(time.monotonic()) if self._timer is None else None
+        pause = self._leases.pause(monotonic()) if self._timer is None else None
         if pause is not None:
-            self._timer = asyncio.get_running_loop().call_later(pause, self._end_leases, context=Context())
+            self._timer = call_later(asyncio.get_running_loop(), pause, self._end_leases)
 
     def _end_leases(self) -> None:
         self._timer = None
@@ -74,7 +73,7 @@ class _LoopState:
     def give_back(self, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         sent = []
-        for plan in self._leases.ended(time.monotonic(), age):
+        for plan in self._leases.ended(monotonic(), age):
             with logged_errors():  # a `StoreError`, too: it drains
                 sent.append(self.servers.spend(plan, CONNECT_TIMEOUT))
         return sent

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from inspect import isawaitable
@@ -20,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import place_of
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.options import accepts, is_async
 from limitgate.stores.redis import background
@@ -136,12 +136,12 @@ class Credentials:
             given = _failed(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the callable's
             given = error if is_no_room(error) else _failed(error)
-        return _Answer(given, time.monotonic())
+        return _Answer(given, monotonic())
 
     def _call(self) -> Future[_Answer]:
         """Call in a thread of its own, unless a call is under way, or was answered too late for those who waited for it."""
         with self._lock:
-            now = time.monotonic()
+            now = monotonic()
             self._calls = [call for call in self._calls if not call[1].done() or now - call[1].result().at < LONGEST]
             if self._calls:
                 began, latest = self._calls[-1]
@@ -164,7 +164,7 @@ class Credentials:
             given = self._give()
         except BaseException as error:  # noqa: BLE001 - a thread that ended without an answer would be waited for
             given = _failed(error)
-        call.set_result(_Answer(given, time.monotonic()))
+        call.set_result(_Answer(given, monotonic()))
 
     def _use(self, call: Future[_Answer]) -> None:
         """The answer to a call serves no other connection."""
@@ -182,7 +182,7 @@ class Credentials:
             user, password, seconds = _parts(given)
         except CredentialsError as error:
             return error.with_traceback(None)  # variables in its frames hold the login
-        if at + seconds <= time.monotonic():
+        if at + seconds <= monotonic():
             return CredentialsError("credentials gave a login that has expired, expected seconds above 0")
         return Login(user, password, at + _RENEWED_AFTER * seconds, at + seconds)
 

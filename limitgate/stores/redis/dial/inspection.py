@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import socket
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -26,6 +25,7 @@ from redis.exceptions import (
 
 from limitgate.internal_errors import logged_errors
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.redis_py import CLOSED_BY_SERVER
 from limitgate.stores.redis.dial.url import Address
@@ -151,7 +151,7 @@ class Inspection:
         elif diagnosis is Diagnosis.RIGHTS:
             self._lacks.log(server, reason)
         else:
-            now, last = time.monotonic(), self._refused.get((server, diagnosis), -math.inf)
+            now, last = monotonic(), self._refused.get((server, diagnosis), -math.inf)
             self._refused[server, diagnosis] = now
             if now - last > FORGOTTEN:
                 diagnosis.log(server, reason)
@@ -220,7 +220,7 @@ class TLSCheck:
         host = getattr(connection, "host", None)
         if host is None or not self._may_be_for_tls(error):
             return
-        address, now = (host, connection.port), time.monotonic()
+        address, now = (host, connection.port), monotonic()
         if now - self._looked.get(server, -APART) >= APART:
             self._looked[server] = now
             with suppress(RuntimeError):  # no thread can be started now

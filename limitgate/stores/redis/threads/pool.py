@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from time import monotonic
 from typing import Any
 from weakref import WeakSet, ref
 
 from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, raise_interruption
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.credentials import Login
 from limitgate.stores.redis.dial.dialer import Dial

@@ -9,6 +9,7 @@ from weakref import ref
 
 from redis.exceptions import RedisError
 
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis.dial.credentials import Login
 
 LOOK_EVERY = 1.0
@@ -32,13 +33,13 @@ def keep_renewing(pool: ref[Renewing], login: Login | None, closings: int) -> No
     """Replace connections in time, for as long as they are used. The failure of an attempt was told."""
     retry_at = 0.0
     while login is not None:
-        left = max(login.renew_at, retry_at) - time.monotonic()
+        left = max(login.renew_at, retry_at) - monotonic()
         time.sleep(min(max(left, 0.0), LOOK_EVERY))
         renewing = pool()
         if renewing is None or renewing.closed_since(closings):
             return
         if left <= LOOK_EVERY:
-            retry_at = time.monotonic() + login.retry_every
+            retry_at = monotonic() + login.retry_every
             with suppress(OSError, RedisError):
                 login = renewing.renew(closings)
                 retry_at = 0.0

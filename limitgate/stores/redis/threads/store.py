@@ -15,6 +15,7 @@ from limitgate.errors import StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.process.remaking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
@@ -207,7 +208,7 @@ class RedisStore(RedisStoreBase, Remade):
 
     def _give_back(self, age: float = LONGEST) -> None:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
-        plans = self.leases.ended(time.monotonic(), age)
+        plans = self.leases.ended(monotonic(), age)
         with contextlib.suppress(StoreError):
             for together in calls_of(plans):
                 self._servers.exchange(together, ListenDeadline(CONNECT_TIMEOUT))
@@ -226,7 +227,7 @@ class RedisStore(RedisStoreBase, Remade):
         while True:
             with self._lease_lock:
                 self._gives_back = False  # first, so that a lease that comes now starts another thread
-                pause = self.leases.pause(time.monotonic())
+                pause = self.leases.pause(monotonic())
                 if pause is None:
                     return
                 self._gives_back = True
