@@ -303,8 +303,8 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
         parts["path"] = next(filter(None, templates), rule.paths[0])
         if options["path"] is not None and not asked.knows_routes:
             if_unused = (
-                f"nothing is used under {parts['path']}, nor under {rule.paths[0]}: if the route has parameters, expected its "
-                "template as --path, or --app MODULE:APP, which knows the routes"
+                f"this client has used nothing under {parts['path']} or {rule.paths[0]}; if the route has parameters, expected "
+                "its template as --path, or --app MODULE:APP, which knows the routes"
             )
     bucket = opened.bucket(rule, parts, templates)
     return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), [bucket], if_unused)

@@ -105,7 +105,7 @@ def _check_is_text(argument: str) -> None:
         if os.path.lexists(argument) or os.path.lexists(argument.partition("=")[2]):
             return
         shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
-        message = f"{shown!r:.80} is not UTF-8, expected text in UTF-8; in a path, such bytes as escapes like %E9"
+        message = f"'{shown:.80}' is not UTF-8, expected text in UTF-8; in a path, such bytes as escapes like %E9"
         raise click.UsageError(message) from None
 
 

@@ -176,7 +176,7 @@ def show(resolved: Resolved) -> None:
 
 def _show_traces(traces: Sequence[Trace] | None) -> None:
     if traces is None:
-        say("", "who it was: --log FILE finds the client in the log of the service, or in an access log")
+        say("", "to find the client: --log FILE with the service's log or an access log")
         return
     say("", "in the logs:" if traces else "no line of these logs is about this bucket")
     for each in traces:

@@ -118,11 +118,8 @@ def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 
 def _told(error: Exception) -> None:
-    say(
-        f"limitgate: identify raised {type(error).__name__}: {error}; so the caller is one that it does not name, unless the "
-        "service gives it what it misses here",
-        err=True,
-    )
+    told = f"{type(error).__name__}: {error} outside the service"
+    say(f"limitgate: identify raised {told}, so the request counts as one without a caller", err=True)
 
 
 def service(rules: str | None, app: str | None, **given: Any) -> Service:
@@ -146,7 +143,7 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
     else:
         in_force = gate.rules
     if found is not None and gate is None:
-        say(f"limitgate: no LimitGate around {name} is seen, so its options are taken to be those of LIMITGATE_*", err=True)
+        say(f"limitgate: no LimitGate around {name} is seen, so options come from LIMITGATE_*", err=True)
     settings = settings_of(gate, in_force, given)
     return Service(in_force, settings, found, name, _door_of(found) if gate is None else gate.door)
 

@@ -177,8 +177,8 @@ def why_unread(line: bytes) -> str | None:
         return None
     found = _PREFIXED.match(text)
     if found is None:
-        return "no time in brackets before the request, or no client"
-    return "no client that is told from hosts" if _client_in(found[1]) is None else "no time that can be read"
+        return "no time or no client before the request"
+    return "cannot tell the client from a host" if _client_in(found[1]) is None else "the time cannot be read"
 
 
 def parse_json(line: bytes) -> Entry | None:

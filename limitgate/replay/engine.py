@@ -8,7 +8,7 @@ from copy import copy
 
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
-from limitgate.http.client_ip import grouped
+from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import DescribedRequest, Request
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
@@ -53,7 +53,7 @@ class Engine:
         self._gate = offline_gate(_without_places(rules), store, settings, routes or NoRoutes())
         self._describe = describe
         self._ipv6_prefix = settings.ipv6_prefix
-        self._is_behind_proxies = bool(settings.trusted_proxies)
+        self._proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
         self._admitted: Counter[PlanTemplate] = Counter()
         for of_tier in rules.tiers.values():
             for rule in of_tier:
@@ -90,8 +90,10 @@ class Engine:
 
     def _counted_as(self, peer: bytes, request: Request) -> bytes:
         """The client by the name that the gate counts it under: one for all spellings and ports, and for an IPv6 network."""
-        if self._is_behind_proxies:
-            peer = (request.client or "").encode()
+        if self._proxies.trust_anybody:
+            client = request.client or ""
+            self.figures.of_proxies += self._proxies.trust(client)
+            peer = client.encode()
         elif peer.replace(b".", b"").isdigit():  # an IPv4 address is spelled in one way
             return peer
         text = peer.decode("latin-1")

@@ -72,6 +72,8 @@ class Figures:
         """By reason the number of lines with a request that is not read, and the first of them."""
         self.untimed = 0
         """Requests whose lines have no time."""
+        self.of_proxies = 0
+        """Requests whose lines name a trusted proxy in the place of the client."""
         self.refused_by: Counter[bytes] = Counter()
         """Refused requests by client."""
         self.requests_by: dict[bytes, int] = {}
@@ -127,6 +129,7 @@ class Figures:
         self.lines, self.skipped = self.lines + other.lines, self.skipped + other.skipped
         self.unread |= other.unread
         self.untimed += other.untimed
+        self.of_proxies += other.of_proxies
 
     def as_json(self, most: int) -> dict[str, Any]:
         """The figures as the command's ``--json`` has them."""

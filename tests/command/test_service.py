@@ -218,7 +218,7 @@ def test_a_bucket_that_nobody_has_used_is_said_to_be_one(shop: Shop, tmp_path: P
     """Where the routes are not known it may be the wrong one: words look like templates."""
     (tmp_path / "rules.yaml").write_text(RULES)
     words = ["--store", shop.url, "--key-prefix", shop.prefix, "--rules", "rules.yaml", "--rule", "api", *ANN]
-    said = "nothing is used under /api/users/ann, nor under /api/**: if the route has parameters"
+    said = "this client has used nothing under /api/users/ann or /api/**; if the route has parameters"
     for verb in ("peek", "reset", "ban"):
         result = shop.run(verb, *words, "--path", "/api/users/ann", *([] if verb == "peek" else ["-y"]))
         assert (result.exit_code, said in result.stdout) == (0, True)
@@ -279,9 +279,9 @@ def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:
     """All buckets are full then, whatever the service has."""
     (tmp_path / "rules.yaml").write_text(RULES)
     words = "explain", "GET", "/api/x", "--rules", "rules.yaml"
-    assert "no store is asked, so every bucket counts as full" in shop.run(*words).stderr
-    assert "no store is asked" not in shop.run(*words, "--store", "memory://").stderr
-    assert "no store is asked" not in shop.run(*words, "--store", shop.url).stderr
+    assert "no store is given, so every bucket counts as full" in shop.run(*words).stderr
+    assert "no store is given" not in shop.run(*words, "--store", "memory://").stderr
+    assert "no store is given" not in shop.run(*words, "--store", shop.url).stderr
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,14 @@ def test_what_stands_before_a_line_is_not_the_client(before: bytes, client: byte
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'<165>1 2015-05-17T10:05:03Z web1 nginx 12 - - host.example - - %b "GET / HTTP/1.1" 200 1' % TIME, "no client"),
-        (b'web1 nginx: host x y %b "GET / HTTP/1.1" 200 1' % TIME, "no client"),
-        (b'%b "GET / HTTP/1.1" 200 12' % TIME, "no client"),
-        (b'203.0.113.7 - - [yesterday] "GET / HTTP/1.1" 200 12', "no time"),
-        (b'203.0.113.7 - - [32/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 12', "no time"),
+        (
+            b'<165>1 2015-05-17T10:05:03Z web1 nginx 12 - - host.example - - %b "GET / HTTP/1.1" 200 1' % TIME,
+            "cannot tell the client",
+        ),
+        (b'web1 nginx: host x y %b "GET / HTTP/1.1" 200 1' % TIME, "cannot tell the client"),
+        (b'%b "GET / HTTP/1.1" 200 12' % TIME, "cannot tell the client"),
+        (b'203.0.113.7 - - [yesterday] "GET / HTTP/1.1" 200 12', "no time or no client"),
+        (b'203.0.113.7 - - [32/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 12', "the time cannot be read"),
         (b'host.example - "GET / HTTP/1.1" 200', "no time"),
         (b"nonsense", None),
         (b'h - - %b "-" 408 0' % TIME, None),

@@ -157,6 +157,9 @@ def test_settings_say_who_clients_are() -> None:
     behind = [{"x-forwarded-for": each} for each in ("2001:db8:0:1::1", "2001:db8:0:2::1", "203.0.113.7")]
     assert [engine.decide(entry(0, "10.0.0.1:80", headers=each)) for each in behind] == [True, False, True]
     assert {each.client for each in engine.finish().clients(9)} == {"2001:db8::/48", "203.0.113.7"}
+    assert engine.figures.of_proxies == 0
+    engine.decide(entry(0, "10.0.0.1:80"))
+    assert engine.figures.of_proxies == 1
 
 
 def test_a_wider_network_is_of_one_share() -> None:

@@ -93,7 +93,7 @@ def verb(  # noqa: PLR0917 - click gives them by name
         raise click.UsageError("--log is for --id, expected the id of a refusal with it")
     opened: SyncStore | None = store_of(asked.settings)
     if opened is None and store is None:
-        say("limitgate: no store is asked, so every bucket counts as full; --store URL asks that of the service", err=True)
+        say("limitgate: no store is given, so every bucket counts as full; --store URL reads the service's", err=True)
     try:
         found = _explained(asked, opened or MemoryStore(), described, timeout)
     finally:

@@ -135,7 +135,7 @@ _Suggestions = dict[str, dict[str, tuple[int, int]]]
 
 def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) -> dict[str, Any]:
     value = found.figures.as_json(clients)
-    value["untimed"] = found.figures.untimed
+    value["untimed"], value["of_proxies"] = found.figures.untimed, found.figures.of_proxies
     value["unread"] = [
         {"reason": reason, "lines": number, "first": name_of(line)} for reason, (number, line) in found.figures.unread.items()
     ]
@@ -191,11 +191,16 @@ def _summary(figures: Figures) -> tuple[str, str]:
 def _print_unread(figures: Figures) -> None:
     """What could not be read of the log, and what was taken for it."""
     for reason, (number, line) in figures.unread.items():
-        say(f"{number:,} lines with a request are not read: {reason}, such as {shortened(name_of(line), _SHOWN)!r}")
+        say(f"{number:,} lines with a request were not read: {reason}, for example {shortened(name_of(line), _SHOWN)!r}")
     if figures.untimed:
         say(
-            f"{figures.untimed:,} requests have no time, and count as coming at once with the line before: these are the most "
-            "refusals there may have been; expected times before the lines, as of docker logs -t or kubectl logs --timestamps"
+            f"{figures.untimed:,} requests have no time and count as simultaneous with the line before, so the refusals are an "
+            "upper bound; expected times before the lines, as of docker logs -t or kubectl logs --timestamps"
+        )
+    if figures.of_proxies:
+        say(
+            f"{figures.of_proxies:,} requests are logged under the address of a trusted proxy, so their clients count as one; "
+            "expected a log with the resolved address"
         )
 
 

@@ -116,7 +116,10 @@ def test_an_identify_that_misses_something_is_told() -> None:
     """It runs outside of the service, so the caller is one that it does not name."""
     result = run("GET", "/", "--app", f"{__name__}:RAISING", "--json")
     assert json.loads(result.stdout)["caller"] is None
-    assert "identify raised KeyError: 'session'; so the caller is one that it does not name" in result.stderr
+    assert (
+        "identify raised KeyError: 'session' outside the service, so the request counts as one without a caller"
+        in result.stderr
+    )
 
 
 def test_behind_a_proxy() -> None:
@@ -244,7 +247,7 @@ def test_an_id_leads_to_the_log_line_and_to_the_client(
     text = run(*words, *refused.store, "--log", str(log), "--log", str(access), status=1).stdout
     assert f"{log}:3: INFO {message}" in text
     assert f"client 203.0.113.7:5000, {access}:11: " in text
-    assert "--log FILE finds the client" in run(*words, *refused.store, status=1).stdout
+    assert "to find the client: --log FILE" in run(*words, *refused.store, status=1).stdout
     access.write_text("".join(others))
     assert "no line of these logs is about this bucket" in run(*words, *refused.store, "--log", str(access), status=1).stdout
     monkeypatch.setenv("LIMITGATE_SECRET", SECRET)  # the public has another key, or none

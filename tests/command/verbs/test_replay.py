@@ -107,7 +107,7 @@ def test_the_log_of_uvicorn(rules: str, tmp_path: Path) -> None:
     assert found["clients"] == [{"client": "203.0.113.7", "requests": 5, "refused": 3}]
     text = run(str(tmp_path / "bare"), "--rules", rules)
     assert "5 requests of 1 clients (1 of 6 lines" in text
-    assert "5 requests have no time, and count as coming at once" in text
+    assert "5 requests have no time and count as simultaneous with the line before" in text
     timed = [f"2026-11-28T16:0{minute}:00Z {line}" for minute, line in enumerate(lines)]
     (tmp_path / "timed").write_text("\n".join(timed))
     found = json.loads(run(str(tmp_path / "timed"), "--rules", rules, "--json"))
@@ -120,9 +120,9 @@ def test_what_is_not_read_is_said(rules: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(f"{LINE.format(client='203.0.113.7', second=1)}{unread}\n{unread}\nnonsense\n")
     found = json.loads(run(str(tmp_path / "log"), "--rules", rules, "--json"))
     assert (found["requests"], found["skipped"]) == (1, 3)
-    assert found["unread"] == [{"reason": "no client that is told from hosts", "lines": 2, "first": unread}]
+    assert found["unread"] == [{"reason": "cannot tell the client from a host", "lines": 2, "first": unread}]
     text = run(str(tmp_path / "log"), "--rules", rules)
-    assert "2 lines with a request are not read: no client that is told from hosts, such as 'nginx: host x - -" in text
+    assert "2 lines with a request were not read: cannot tell the client from a host, for example 'nginx: host x - -" in text
 
 
 @pytest.mark.parametrize("app", ["example_app.main:app", "example_app.wsgi:app", "example_app.main:create_app"])
