@@ -19,7 +19,7 @@ from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import path_reason
 from limitgate.gate.flow import Budget, ConfigFlow, measures_silence, run
-from limitgate.http.paths import interpretations
+from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
@@ -422,7 +422,7 @@ def _template_of(rule: Rule, path: str) -> str:
         return path
     target = target_of(path)[0].partition("?")[0]
     _check_is_for(rule, target)
-    sent = unquote(target)
+    sent = first_interpretation(unquote(target))
     template = _probable_template(rule, sent)
     if template != sent:
         raise click.UsageError(

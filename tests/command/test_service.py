@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 import uuid
@@ -197,6 +198,7 @@ RULES = (
     [
         ("api", "/api/orders/1", "/api/orders/{id}"),
         ("api", "https://shop.example/api/orders/1?x=y", "/api/orders/{id}"),
+        ("api", "/api//orders/1/", "/api/orders/{id}"),
         ("api", "/api/v2/users/00f3c9aa-0d1e/orders", "/api/v2/users/{id}/orders"),
         ("api", "/api/users/ann@example.com", "/api/users/{id}"),
         ("item", "/items/special", "/items/{id}"),
@@ -248,7 +250,7 @@ def test_options_of_the_command_line_are_stronger(shop: Shop) -> None:
     assert shop.json(*words, status=1)["remaining"] == 0
     for option in (["--key-prefix", "other"], ["--secret", "another secret of tests"], ["--ipv6-prefix", "64"]):
         assert shop.json(*words, *option)["remaining"] == 2
-    explain = "explain", "GET", "/api/users/y", "--app", "SHOP:app", *ANN
+    explain = "explain", "GET", "https://shop.example/api/users/y", "--app", "SHOP:app", *ANN
     assert shop.json(*explain, status=1)["status"] == 429
     assert shop.json(*explain, "--store", "memory://")["status"] == 200
 
@@ -273,6 +275,80 @@ def application_rules() -> RuleSet:
     from limitgate import load_rules
 
     return load_rules("rules.yaml")
+
+
+DJANGO = {
+    "settings": """\
+from limitgate import Caller
+SECRET_KEY = "x"
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "shop.urls"
+MIDDLEWARE = ["limitgate.django.LimitGateMiddleware"]
+
+def identify(request):
+    return Caller("ann") if request.headers.get("x-api-key") == "anns" else None
+
+async def aidentify(request):
+    return identify(request)
+
+LIMITGATE = dict(rules="rules.yaml", store="AT", key_prefix="PREFIX", secret="sixteen letters.", identify=HOW)
+""",
+    "urls": """\
+from django.http import HttpResponse
+from django.urls import path
+
+def yes(request, **found):
+    return HttpResponse("yes")
+
+urlpatterns = [path("orders/<int:id>/", yes), path("me/", yes)]
+""",
+    "wsgi": """\
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+from django.core.wsgi import get_wsgi_application
+application = get_wsgi_application()
+""",
+    "asgi": """\
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+from django.core.asgi import get_asgi_application
+application = get_asgi_application()
+""",
+    "visit": """\
+from django.test import Client
+import shop.wsgi
+headers = {"REMOTE_ADDR": "203.0.113.7", "HTTP_X_API_KEY": "anns"}
+print(*[Client().get(path, **headers).status_code for path in ["/orders/1/"] * 3 + ["/me/"] * 3])
+""",
+}
+
+
+@pytest.mark.parametrize(("door", "identify"), [("wsgi", "identify"), ("asgi", "identify"), ("asgi", "aidentify")])
+def test_a_project_of_django(shop: Shop, tmp_path: Path, door: str, identify: str) -> None:
+    """Options in its settings, its templates and its identify, in a process of its own: Django has one project in each."""
+    (tmp_path / "rules.yaml").write_text(
+        "rules: [{name: api, path: /orders/**, key: [path, ip], qpd: 2}, {name: me, path: /me, key: [caller], qpd: 2}]"
+    )
+    (tmp_path / "shop").mkdir()
+    for name, text in DJANGO.items():
+        code = text.replace('"AT"', repr(shop.url)).replace('"PREFIX"', repr(shop.prefix)).replace("HOW", identify)
+        (tmp_path / "shop" / f"{name}.py").write_text(code)
+    visited = subprocess.run([sys.executable, "-m", "shop.visit"], capture_output=True, text=True, timeout=60, check=False)
+    if identify == "identify":
+        assert visited.stdout == "200 200 429 200 200 429\n", visited.stderr
+
+    def run(*words: str) -> tuple[int, Any]:
+        command = [sys.executable, "-m", "limitgate", *words, "--app", f"shop.{door}:application", "--json", "--timeout", "10"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return ran.returncode, json.loads(ran.stdout or "null") or ran.stderr
+
+    known = "--ip", "203.0.113.7", "-H", "X-API-Key: anns"
+    status, found = run("explain", "GET", "/me/", *known)
+    assert (found["caller"], found["tier"], status) == ("ann", "default", int(identify == "identify"))
+    status, found = run("peek", "--rule", "api", "--ip", "203.0.113.7", "--path", "/orders/77/")
+    assert (found["remaining"], status) == ((0, 1) if identify == "identify" else (2, 0))
+    status, found = run("peek", "--rule", "me", *known, "--path", "/me/")
+    assert (found["remaining"], status) == ((0, 1) if identify == "identify" else (2, 0))
 
 
 def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import click
 
 from limitgate.command import refusal
-from limitgate.command.client_state import app_option, header_of, tell_of_routes, timeout_option
+from limitgate.command.client_state import app_option, header_of, target_of, tell_of_routes, timeout_option
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.command.rule_sets import RULES
@@ -157,14 +157,16 @@ def _request(described: Described, asked: Service) -> Any:
     headers = [header_of(text) for text in described["header"]]
     if described["method"] is None or described["path"] is None:
         raise click.UsageError("expected METHOD and PATH of a request, or --id with the id of a refusal")
-    method, path = described["method"].upper(), unquote(described["path"])
+    target, host = target_of(described["path"])
+    headers += [("Host", host)] if host else []
+    method, path = described["method"].upper(), unquote(target)
     if not _METHOD.fullmatch(method):
         raise click.UsageError(f"{method!r:.80} is no method, expected one such as GET")
     if canonical(described["ip"]) is None:
         raise click.UsageError(f"{described['ip']!r:.80} is no address, expected one such as 203.0.113.7")
     if not path.startswith("/"):
         raise click.UsageError(f"{path!r:.80} is no path, expected one such as /api/hello")
-    return asked.request(method, described["path"], described["ip"], headers, described["user"])
+    return asked.request(method, target, described["ip"], headers, described["user"])
 
 
 def _as_json(found: Explanation) -> dict[str, Any]:
