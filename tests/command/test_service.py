@@ -16,7 +16,7 @@ import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
 
-from limitgate import Limiter, RuleSet
+from limitgate import Limiter, load_rules
 from limitgate.command.applications import application
 from limitgate.command.group import limitgate
 from tests.support.command_line import CliRunner
@@ -137,7 +137,8 @@ def test_everything_is_taken_from_the_gate(shop: Shop, name: str) -> None:
 
 def test_a_flask_application_by_its_factory(shop: Shop) -> None:
     """Its identify runs in a request context, and its templates are Werkzeug's."""
-    flask = application(f"{shop.module}:create_flask_app").test_client()
+    made = application(f"{shop.module}:create_flask_app")
+    flask = made.test_client()
     given = {"REMOTE_ADDR": "10.0.0.1", "HTTP_X_FORWARDED_FOR": IP, "HTTP_X_API_KEY": "anns"}
     assert [flask.get("/api/orders/1", environ_base=given).status_code for _ in range(3)] == [200, 200, 429]
     assert [flask.get("/keyed", environ_base=given).status_code for _ in range(3)] == [200, 200, 429]
@@ -148,6 +149,7 @@ def test_a_flask_application_by_its_factory(shop: Shop) -> None:
         assert shop.json("peek", *app, "--rule", "api", *ANN, "--path", path, status=1)["remaining"] == 0
     assert shop.json("peek", *app, "--rule", "api", *ANN, "--path", "/api/users/ann")["remaining"] == 2
     assert shop.json("peek", *app, "--rule", "plan", *ANN, "--api-key", "anns", status=1)["remaining"] == 0
+    made.extensions["limitgate"].gate.store.close()
 
 
 PATHS = ["/api/orders/1", "/api/orders/77?page=2", "https://shop.example/api/orders/x%2Dy#top", "/api/orders/{id}"]
@@ -261,20 +263,13 @@ def test_an_api_key_of_more_than_ascii(shop: Shop, tmp_path: Path) -> None:
         "rules: [{name: keyed, key: [api_key], qpd: 3}, {name: headed, key: ['header:X-Id'], qpd: 3}]"
     )
     words = ["--store", shop.url, "--key-prefix", shop.prefix, "--rules", "rules.yaml"]
-    limiter = Limiter(shop.url, key_prefix=shop.prefix, timeout=5)
-    rules: RuleSet = application_rules()
-    keyed, headed = rules.tiers["default"]
+    keyed, headed = load_rules("rules.yaml").tiers["default"]
     sent = "schlüssel".encode().decode("latin-1")
-    limiter.bucket(keyed, api_key=sent).ban(60)
-    limiter.bucket(headed, headers={"X-Id": sent}).ban(60)
+    with Limiter(shop.url, key_prefix=shop.prefix, timeout=5) as limiter:
+        limiter.bucket(keyed, api_key=sent).ban(60)
+        limiter.bucket(headed, headers={"X-Id": sent}).ban(60)
     assert not shop.json("peek", *words, "--rule", "keyed", "--api-key", "schlüssel", status=1)["allowed"]
     assert not shop.json("peek", *words, "--rule", "headed", "-H", "X-Id: schlüssel", status=1)["allowed"]
-
-
-def application_rules() -> RuleSet:
-    from limitgate import load_rules
-
-    return load_rules("rules.yaml")
 
 
 DJANGO = {
