@@ -159,7 +159,7 @@ class ClientState:
         self._if_unused = if_unused
 
     def hint(self) -> str | None:
-        """What to look at if nobody has used these buckets, as there may be others; None for what is surely meant."""
+        """What to check if these buckets are unused, as others may be meant; None if these are certain."""
         if self._if_unused is None:
             return None
         decision = self.peek()
@@ -325,7 +325,7 @@ def _request(asked: Service, options: StateOptions) -> Request:
         headers.append((name, f"Bearer {key}" if name.lower() == "authorization" else key))
     if options["host"] is not None:
         headers.append(("Host", options["host"]))
-    path = options["path"] or "/"
+    path = target_of(options["path"] or "/")[0]
     return asked.request((options["method"] or "GET").upper(), path, options["ip"], headers, options["user"])
 
 
@@ -376,13 +376,13 @@ def _templates(asked: Service, rule: Rule, options: StateOptions) -> list[str | 
         if path is None:
             tell_of_routes(rule, "--path with the route, such as /api/hello or /items/{id}")
         return [*dict.fromkeys([pattern if path is None else _template_of(rule, path), pattern, None])]
-    if path is None:
-        templates = [each for each in asked.templates if path_reason(rule, [each]) is None]
-        if len(templates) == 1:
-            return [*templates]
+    templates = asked.templates_for(rule)
+    if path is None and len(templates) == 1:
+        return [*templates]
+    if path is None or (path in asked.templates and path not in templates):
         expected = f"--path as one of {listed(templates)}" if templates else "a rule that is for one of them"
-        raise click.UsageError(f"rule {rule.name} has a bucket for each route, expected {expected}")
-    if path in asked.templates and _PLACEHOLDERS & set(path):
+        raise click.UsageError(f"rule {rule.name} has a bucket for each route that it is for, expected {expected}")
+    if path in templates and _PLACEHOLDERS & set(path):
         return [path]
     target = target_of(path)[0]
     _check_is_for(rule, target)
@@ -406,7 +406,7 @@ def target_of(text: str) -> tuple[str, str | None]:
 
 
 def _check_is_for(rule: Rule, target: str) -> None:
-    """Raise `click.UsageError` for a path that a rule is not for: nobody counts in that bucket."""
+    """Raise `click.UsageError` for a path that a rule is not for, whose bucket is never used."""
     path = unquote(target.partition("?")[0])
     why = path_reason(rule, interpretations(path))
     if why is not None:

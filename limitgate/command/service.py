@@ -21,8 +21,9 @@ from limitgate.command.gates import Door, GateAround, gates
 from limitgate.command.output import say
 from limitgate.command.rule_sets import is_in_python, is_rules, limits_in_code, no_gate, rules_named
 from limitgate.errors import ConfigError
+from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
-from limitgate.routes import NoRoutes, Routes
+from limitgate.routes import NoRoutes, Pattern, Routes
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
@@ -68,9 +69,14 @@ class Service:
         return not isinstance(self.routes, NoRoutes)
 
     @cached_property
-    def templates(self) -> list[str]:
-        """Templates of all its routes, each once."""
-        return list(dict.fromkeys(route.template for route in routes_of(self._app)))
+    def templates(self) -> dict[str, Pattern]:
+        """The templates of all its routes, with what they match."""
+        return {route.template: route.pattern for route in routes_of(self._app)}
+
+    def templates_for(self, rule: Rule) -> list[str]:
+        """The templates of routes with requests that a rule is for."""
+        patterns = [*map(segments, rule.paths)]
+        return [text for text, route in self.templates.items() if any(meet(each, route) is not None for each in patterns)]
 
     @cached_property
     def in_code(self) -> list[Rule]:

@@ -33,6 +33,7 @@ from starlette.routing import Route
 
 RULES = [
     Rule("api", "2/day", path="/api/**", key=["path", "ip"]),
+    Rule("users", "9/day", path="/api/users/**", key=["path", "ip"]),
     Rule("keyed", "2/day", path="/keyed", key=["api_key"]),
     Rule("plan", "2/day", path="/keyed", key=["caller"], tier="paid"),
 ]
@@ -185,8 +186,14 @@ def test_a_path_that_names_no_bucket_is_refused(shop: Shop) -> None:
         2,
         True,
     )
-    other = shop.run(*words, "--path", "/search")
-    assert (other.exit_code, "rule api is not for this path: path /search does not match /api/**" in other.stderr) == (2, True)
+    for path in ("/search", "/search/"):
+        other = shop.run(*words, "--path", path)
+        assert (other.exit_code, "rule api " in other.stderr) == (2, True)
+    users = ["peek", "--app", "SHOP:app", "--rule", "users", *ANN]
+    of_another = shop.run(*users, "--path", "/api/orders/{id}")
+    assert (of_another.exit_code, "expected --path as one of /api/users/{name}" in of_another.stderr) == (2, True)
+    shop.get("/api/users/ann")
+    assert shop.json(*users)["remaining"] == 8  # the only route that it is for
 
 
 RULES = (
