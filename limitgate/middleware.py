@@ -60,6 +60,7 @@ class LimitGate(Around):
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
+        self.options = options
         _check_is_application(app, self.PUT_AROUND)
         if hasattr(getattr(app, "__self__", app), "wsgi_app"):
             raise ConfigError(
@@ -257,6 +258,7 @@ class LimitGateWSGI(Around):
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
+        self.options = options
         _check_is_application(app, self.PUT_AROUND)
         if accepts(app, 3) and not accepts(app, 2):
             error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")

@@ -465,7 +465,7 @@ class Gate:
         if not (is_admitted or decision.allowed):
             if prepared.counter is not None:
                 prepared.counter.refused(answer.states)
-            self._refuse_prepared(admission, answer, decision)
+            self._refuse_prepared(admission, prepared, answer, decision)
             return self._count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None
         if prepared.counter is not None:
             prepared.counter.charged(answer.states)
@@ -478,15 +478,15 @@ class Gate:
             admission.show_in_flight()
         return None
 
-    def _refuse_prepared(self, admission: Admission, reading: PlainSpend, decision: Decision) -> None:
+    def _refuse_prepared(self, admission: Admission, prepared: PreparedPlan, reading: PlainSpend, decision: Decision) -> None:
         """Refuse a request by its prepared plan."""
-        template, prepared = reading.template, admission.prepared
+        template = reading.template
         key = template.refusing_key(decision, reading)
         refusal = self.refusals.quota_exceeded(
-            template.refusing(decision), decision.retry_after, reading.now, decision.rule, key
+            template.refusing(decision), decision.retry_after, reading.now, decision.rule, key, prepared.compiled_rules
         )
         admission.refuse(reading, decision, refusal)
-        if self._refusal_log is not None and prepared is not None:
+        if self._refusal_log is not None:
             self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)
 
     def further(self, admission: Admission, extra_rules: Sequence[LateLimit]) -> Flow[Turn | None]:
@@ -579,7 +579,7 @@ class Gate:
             if decision.delay:
                 admission.charged, admission.turn = book(admission.charged, reading.now, decision.delay)
         else:
-            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now)
+            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now, request_plan)
             self._note_refusal(admission, decision, reading.now, admission.refusal, request_plan)
             if request_plan.bans:
                 return self._count_refusal(admission, decision, request_plan.compiled_rules)
@@ -605,7 +605,7 @@ class Gate:
         verdict = yield from self._decide(messages, messages.plan)
         if verdict.decision.allowed:
             return None
-        refusal = self._refusal(verdict.decision, verdict.now)
+        refusal = self._refusal(verdict.decision, verdict.now, messages)
         self._note_refusal(admission, verdict.decision, verdict.now, refusal, messages)
         if messages.bans:
             yield from self.bans.counting(admission, verdict.decision, messages.compiled_rules)
@@ -659,7 +659,7 @@ class Gate:
             return None
         admission.decide(verdict.outcome, verdict.source)
         if not decision.allowed:
-            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), verdict.now)
+            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), verdict.now, request_plan)
             self._note_refusal(admission, decision, verdict.now, admission.refusal, request_plan)
         elif first is not None:
             decision = joined(first, decision)
@@ -670,12 +670,14 @@ class Gate:
             admission.fields = []
         return turn
 
-    def _refusal(self, decision: Decision, now: int | None) -> Refusal:
+    def _refusal(self, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
         """The answer to a refused request; ``now`` is the store's clock in Unix µs, None if no bucket was looked at."""
         if now is None:
             return unavailable()
         key = decision.refusing_key
-        return self.refusals.quota_exceeded(decision.refusing, decision.retry_after, now, decision.rule, key)
+        return self.refusals.quota_exceeded(
+            decision.refusing, decision.retry_after, now, decision.rule, key, request_plan.compiled_rules
+        )
 
     def _count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
         """Count a refusal for its rules with a ``ban``. If it leads to a ban, its answer says how long that lasts."""

@@ -10,7 +10,7 @@ from limitgate.gate.planning.planner import Planner
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import Refusal, forbidden
-from limitgate.routes import NoRoutes
+from limitgate.routes import NoRoutes, Routes
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
@@ -19,8 +19,8 @@ _PATHS = 16_384
 """Paths whose rules are remembered: a log may be of many, and nobody else needs the memory."""
 
 
-def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None) -> Gate:
-    """Make a gate of a rule set that knows no routes. ``settings`` say who clients and callers are, the defaults if None."""
+def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None, routes: Routes | None = None) -> Gate:
+    """Make a gate of a rule set. ``settings`` say who clients and callers are, and how keys begin; None for the defaults."""
     settings = settings or Settings.model_construct()
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     identities = Identities(
@@ -31,7 +31,15 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
         api_key_header=settings.api_key_header,
         ipv6_prefix=settings.ipv6_prefix,
     )
-    planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False, paths=_PATHS)
+    planner = Planner(
+        rules,
+        routes or NoRoutes(),
+        identities,
+        key_prefix=settings.key_prefix,
+        secret=settings.secret_bytes,
+        shadow=False,
+        paths=_PATHS,
+    )
     in_force = ActiveRules(planner, (), timeout=1.0, is_measured=True)
     return Gate(
         in_force,
@@ -39,8 +47,8 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
         proxies.client,
         on_error="open",
         processes=1,
-        refusals=_Unsent(store, "limitgate"),
-        bans=Bans(None, "limitgate", "off", 1.0, None),
+        refusals=_Unsent(store, settings.key_prefix),
+        bans=Bans(None, settings.key_prefix, "off", 1.0, None),
     )
 
 

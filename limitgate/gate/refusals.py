@@ -17,6 +17,7 @@ from secrets import token_bytes
 from typing import Any
 
 from limitgate.gate.flow import ConfigFlow, arun, run
+from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.http.response import Refusal, quota_exceeded
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.refusal_id import RefusalKey
@@ -68,9 +69,21 @@ class Refusals:
         self._under_way: threading.Thread | asyncio.Future[None] | None = None
         get_ready_for_forks(self)
 
-    def quota_exceeded(self, rules: tuple[str | None, ...], wait: float, now: int, rule: str | None, key: str) -> Refusal:
-        """`limitgate.http.response.quota_exceeded`, by the key that is known."""
+    def quota_exceeded(  # noqa: PLR0917 - keywords would take longer
+        self,
+        rules: tuple[str | None, ...],
+        wait: float,
+        now: int,
+        rule: str | None,
+        key: str,
+        compiled_rules: Sequence[CompiledRule] = (),
+    ) -> Refusal:
+        """`limitgate.http.response.quota_exceeded`, by the key that is known; ``compiled_rules`` are those of the plan."""
         self._has_written = True
+        for each in compiled_rules:
+            if each.name == rule:
+                rule = each.id_name
+                break
         refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key))
         if monotonic() > self._next_look:
             self.agree_soon()

@@ -27,7 +27,7 @@ from limitgate.observing.audit import audited
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import limits_on
 from limitgate.rules.options import Given, check_names, check_part, read_limits
-from limitgate.rules.rule import Rule
+from limitgate.rules.rule import Rule, RuleSet
 
 _PLACEHOLDERS = frozenset("{<*^")
 """Characters in templates of routes: of Starlette, of Flask, of rules, and of Django's regular expressions."""
@@ -207,8 +207,13 @@ def rule_bucket(
     key_prefix: str,
     secret: bytes,
     ipv6_prefix: int,
+    templates: Sequence[str | None] | None = None,
+    rules: RuleSet | None = None,
 ) -> RuleBucketOperations:
     """The bucket of a rule that these parts name; ``name`` chooses a limit of an endpoint that has several.
+
+    ``templates`` are what stands for the path if the routes are known, None for the rule's pattern. ``rules`` are those of the
+    gate, which know callers and tiers; None for those that the rule is in.
 
     Raises `ConfigError` for a part that is missing or makes no sense, `TypeError` for one that is unknown.
     """
@@ -225,7 +230,8 @@ def rule_bucket(
         chosen, chosen.kind, key_prefix=key_prefix, secret=secret, shadow=False, cardinality=None, inventable=lambda _: False
     )
     values = _values(chosen, parts)
-    subjects = [_subject(chosen, parts, ipv6_prefix, path) for path in _paths(chosen, parts.get("path"))]
+    paths = _paths(chosen, parts.get("path")) if templates is None else templates
+    subjects = [_subject(chosen, rules or chosen.rule_set, parts, ipv6_prefix, path) for path in paths]
     for subject in subjects:
         _check_parts(chosen, subject, values, parts)
     limited = _limited(compiled_rule, subjects[0], parts.get("limits"))
@@ -287,9 +293,9 @@ class _DescribedSubject(Subject):
         return address
 
 
-def _subject(rule: Rule, parts: BucketParts, ipv6_prefix: int, path: str | None) -> _DescribedSubject:
+def _subject(rule: Rule, rules: RuleSet, parts: BucketParts, ipv6_prefix: int, path: str | None) -> _DescribedSubject:
     named = parts.get("caller")
-    callers, tiers = rule.rule_set.callers, rule.rule_set.tiers
+    callers, tiers = rules.callers, rules.tiers
     identities = Identities(
         callers,
         TrustedProxies((), "x-forwarded-for"),

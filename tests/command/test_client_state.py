@@ -154,7 +154,8 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     for peeked in (world.json("peek", *whom, status=1), world.json("peek", *whom, "--path", "/api/hello", status=1)):
         assert peeked["retry_after"] is None
         assert [window["retry_after"] for window in peeked["windows"]] == [None]
-    assert "would be refused, for ever" in world.run("peek", *whom).stdout
+    assert "would be refused, as it is banned permanently" in world.run("peek", *whom).stdout
+    assert "banned permanently" in world.run("ban", *whom, "-y").stdout
 
 
 def test_a_listed_caller_has_the_rule_of_its_tier(redis_server: RedisServer, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from limitgate.limits.priority import NORMAL, Priority
 from limitgate.limits.written_out import compiled
 from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import Counts
+from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule
 
 
@@ -31,6 +32,7 @@ class CompiledRule:
         "_prefix",
         "enforced",
         "has_slots",
+        "id_name",
         "is_by_outcome",
         "is_decorator",
         "is_graded",
@@ -59,6 +61,8 @@ class CompiledRule:
     ) -> None:
         self.rule = rule
         self.name = rule.name
+        self.id_name = id_name(rule)
+        """The name by which ids of refusals know it."""
         self.written = rule
         """The rule as it was written, where ``rule`` has other limits."""
         self.is_decorator = kind != "rule"
@@ -147,6 +151,11 @@ class CompiledRule:
             return key
         source = subject.address()
         return key if cardinality.open(key, source, self.rule.name) else self._prefix + self._key.digest(overflow(source))
+
+
+def id_name(rule: Rule) -> str:
+    """The name by which ids of refusals know a rule: with its tier, unless that is the default, as tiers share names."""
+    return rule.name if rule.tier in (None, DEFAULT_TIER) else f"{rule.name} {rule.tier}"
 
 
 _copy_slots = compiled(
