@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from limitgate.middleware import LimitGate, LimitGateWSGI
     from limitgate.observing.observer import Observer
     from limitgate.overload.options import Adaptive
+    from limitgate.rules.ban import Ban
     from limitgate.rules.callers import Caller
     from limitgate.rules.decorators import exempt, limit
     from limitgate.rules.files import load_rules
@@ -57,6 +58,7 @@ __all__ = [
     "Adaptive",
     "AsyncLimiter",
     "AsyncRedisStore",
+    "Ban",
     "Caller",
     "ConfigError",
     "Configured",
@@ -89,6 +91,7 @@ _HOMES = {
     "Adaptive": "overload.options",
     "AsyncLimiter": "limiter.limiter",
     "AsyncRedisStore": "stores",
+    "Ban": "rules.ban",
     "Caller": "rules.callers",
     "ConfigError": "errors",
     "Configured": "limiter.stored_limits",

@@ -147,7 +147,12 @@ class LimitGate(Around):
             await self._pass_request(scope, receive, send)
             return
         if scope["type"] == "lifespan" and self.gate:
-            await astartup(self.gate)
+            try:
+                await astartup(self.gate)
+            except ConfigError as error:
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
         try:
             await self.app(scope, receive, send)
         finally:
@@ -159,12 +164,13 @@ class LimitGate(Around):
     async def _require_store(self, gate: Gate, key_prefix: str, scope: Scope, receive: Receive, send: Send) -> Receive:
         """Ask the store before anything else; where no lifespan events come, at the first request. Gives what to receive from.
 
-        Raises `StoreError` if it does not answer. A server that has sent lifespan events ends then.
+        Raises `StoreError` if it does not answer, `ConfigError` if it cannot run on this event loop. A server that has sent
+        lifespan events ends then.
         """
         received = [await receive()] if scope["type"] == "lifespan" else []
         try:
             await arequire(gate.store, key_prefix)
-        except StoreError as error:
+        except (ConfigError, StoreError) as error:
             if received:
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from limitgate.gate.gate import Gate
 from limitgate.messages.diagnostics import Diagnosis
@@ -30,6 +31,8 @@ class Around:
     """Base of middleware that is made of an application and kept in its place."""
 
     gate: Gate | None = None
+    options: Mapping[str, Any]
+    """The options that it was given in code, by which the command finds the same keys and clients."""
     PUT_AROUND: ClassVar[str]
     """Code that puts it around an application."""
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Receipt, Turn, Verdict
+from limitgate.gate.bans import Bans
 from limitgate.gate.flow import Flow
 from limitgate.gate.outage import Outages
+from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals
 from limitgate.gate.turns import book
-from limitgate.http.response import Refusal, unavailable
+from limitgate.http.response import Refusal, quota_exceeded, unavailable
 from limitgate.limits.decision import Decision, FinalCosts, decide, joined
 from limitgate.limits.plan import Plan, Reading
 from limitgate.observing.counts import count_decision
@@ -23,15 +25,22 @@ from limitgate.observing.counts import count_decision
 class Charging:
     """Charges the requests of one gate, whose store has ``timeout`` seconds to answer."""
 
-    def __init__(self, timeout: float, outages: Outages, refunds: Refunds, refusals: Refusals) -> None:
+    def __init__(self, timeout: float, outages: Outages, refunds: Refunds, refusals: Refusals, bans: Bans) -> None:
         self._timeout = timeout
         self._outages = outages
         self._refunds = refunds
         self._refusals = refusals
+        self.bans = bans
 
-    def charge_by_reading(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
-        """Charge a request that comes by a reading that the store has given already."""
-        admission.turn = self.apply(admission, request_plan, self._verdict(request_plan, plan, reading, admission.settlement))
+    def charge_by_reading(
+        self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading
+    ) -> Flow[None] | None:
+        """Charge a request that comes by a reading that the store has given already. Returns what has to be run then."""
+        verdict = self._verdict(request_plan, plan, reading, admission.settlement)
+        admission.turn = self.apply(admission, request_plan, verdict)
+        if verdict.decision.allowed or not request_plan.bans:
+            return None
+        return self.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
 
     def charge_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> Flow[None]:
         """Charge a request that comes, whose plan the store has failed to carry out."""
@@ -83,6 +92,18 @@ class Charging:
                 self._refunds.hold(admission, each.taken, is_local=each.is_local)
             if each.request_plan.is_by_outcome:
                 admission.is_by_outcome = True
+
+    def count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
+        """Count a refusal for its rules with a ``ban``. If it leads to a ban, its answer says how long that lasts."""
+        banned = yield from self.bans.counting(admission, decision, compiled_rules)
+        refusal = admission.refusal
+        if banned is None or refusal is None or banned.seconds <= decision.retry_after:
+            return
+        decision = replace(decision, rule=banned.rule, retry_after=banned.seconds, settlement=admission.settlement)
+        admission.decision = decision
+        if refusal.id is not None:
+            told = nesting.joined_with_outer(admission, decision)
+            admission.refusal = quota_exceeded(told.refusing, told.retry_after, refusal.id.encode())
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
         """Make the answer to a refused request, and log which bucket has refused it.

@@ -14,13 +14,14 @@ from typing import Any
 from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Turn
+from limitgate.gate.bans import Bans
 from limitgate.gate.charging import Charging
 from limitgate.gate.denied import deny, refuse_without_headers
 from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, limits_awaited, run, takes_plain
 from limitgate.gate.load import Load, end_undecided, show
 from limitgate.gate.outage import Outages
 from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
-from limitgate.gate.planning.identity import AnyIdentify
+from limitgate.gate.planning.identity import AnyIdentify, IdentifyFailures, NotACallerError
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals
@@ -30,6 +31,7 @@ from limitgate.limits.decision import Decision, deferred, deferred_under_places
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
 from limitgate.process.poller import Poller
+from limitgate.rules.callers import Caller
 from limitgate.rules.options import OnError
 
 _UNASKED = object()
@@ -52,6 +54,7 @@ class Gate:
         on_error: OnError,
         processes: int,
         refusals: Refusals,
+        bans: Bans,
         identify: AnyIdentify | None = None,
     ) -> None:
         self.store = store
@@ -70,13 +73,14 @@ class Gate:
         self.answers_at_once = answers_at_once(store)
         """True if the store answers at once, so that an event loop may ask it without `await`."""
         self.identify = identify
+        self._failures_of_identify = IdentifyFailures()
         self.refusals = refusals
         self.outages = Outages(store, on_error, processes, timeout=self.timeout, at_recovery=refusals.agree_soon)
         self.outages.at_first_answer.append(refusals.agree_at_first)
         self.refunds = Refunds(store, self.outages, self.timeout)
         self.load = Load(refusals.log)
         self.turns = Turns(store, self.refunds, self.load)
-        self.charging = Charging(self.timeout, self.outages, self.refunds, refusals)
+        self.charging = Charging(self.timeout, self.outages, self.refunds, refusals, bans)
         if rules.counts is not None:
             rules.counts.look_at(self.outages.store_slots, self.outages.local_slots)
 
@@ -192,8 +196,12 @@ class Gate:
             if self.identify is not None and known is None:
                 request.check_lines()
                 identified = _UNASKED  # until it has answered: it may want the user, and is called again then
-                identified = self.identify(request)
-                if identified is not None and isawaitable(identified):
+                try:
+                    identified = self.identify(request)
+                except Exception as error:
+                    self._failures_of_identify.note(error)
+                    raise
+                if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_again(admission, outer, identified)
                     return admission
             enter = partial(self.load.enter, admission, outer) if planner.adapts else None
@@ -269,11 +277,9 @@ class Gate:
             try:
                 if wants_user:
                     yield Awaited(request.find_user(), "the user has to be awaited, expected one that is known")
-                if identified is _UNASKED and self.identify is not None:
-                    identified = self.identify(request)
-                if isawaitable(identified):
+                if not (identified is None or isinstance(identified, Caller)):
                     awaited, identified = identified, _UNASKED
-                    identified = yield Awaited(awaited, "identify is async, expected a plain function under WSGI")
+                    identified = yield from self._identified(request, awaited)
                 if pending := PendingLimits(request):  # else it met the first decorator with an adaptive limit
                     yield limits_awaited(pending)
                 admission.rest = None
@@ -287,6 +293,20 @@ class Gate:
                     raise
                 wants_user = True
         yield from self._ask(admission)
+
+    def _identified(self, request: Request, identified: object) -> Flow[Caller | None]:
+        """The caller that ``identify`` has found, or finds now. Raises `TypeError` if it gave none."""
+        try:
+            if identified is _UNASKED and self.identify is not None:
+                identified = self.identify(request)
+            if isawaitable(identified):
+                identified = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
+            if not (identified is None or isinstance(identified, Caller)):
+                raise NotACallerError(identified)  # noqa: TRY301 - it is logged as any other failure
+        except Exception as error:
+            self._failures_of_identify.note(error)
+            raise
+        return identified
 
     def _ask(self, admission: Admission) -> Flow[None]:
         """Ask the store about a request that has begun again, as `check` and `acheck` do, and decide."""
@@ -310,6 +330,8 @@ class Gate:
             settlement = admission.settlement
             verdict = yield from self.charging.decide(request_plan, request_plan.plan, settlement)
             admission.turn = self.charging.apply(admission, request_plan, verdict)
+            if request_plan.bans and not verdict.decision.allowed and verdict.now is not None:
+                yield from self.charging.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
         if prepared.denying is not None:
             deny(admission, prepared.denying)
 
@@ -368,8 +390,7 @@ class Gate:
             decision = template.refused(answer, settlement) if is_refused else template.decide(answer, settlement)
         if decision is None or not isinstance(answer, PlainSpend):
             plan = asked.whole_plan
-            self.charging.charge_by_reading(admission, prepared.request_plan(plan), plan, whole_reading(answer))
-            return None
+            return self.charging.charge_by_reading(admission, prepared.request_plan(plan), plan, whole_reading(answer))
         if not self.outages.is_known:
             self.outages.answered()
         if not (is_admitted or decision.allowed):
@@ -378,7 +399,7 @@ class Gate:
             rules, key = template.refusing(decision, answer)
             refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, prepared.compiled_rules)
             admission.refuse(answer, decision, refusal)
-            return None
+            return self.charging.count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None
         if prepared.counter is not None:
             prepared.counter.charged(answer.states)
         admission.reading = answer

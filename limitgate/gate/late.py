@@ -37,7 +37,11 @@ def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) 
         return None
     if request_plan.plan is None or admission.refusal is not None:
         return None
-    return gate.charging.apply(admission, request_plan, (yield from gate.charging.decide(request_plan, request_plan.plan)))
+    verdict = yield from gate.charging.decide(request_plan, request_plan.plan)
+    turn = gate.charging.apply(admission, request_plan, verdict)
+    if not verdict.decision.allowed and request_plan.bans:
+        yield from gate.charging.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
+    return turn
 
 
 def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | None) -> Flow[tuple[Window, ...]]:
@@ -65,6 +69,8 @@ def _decide_message(gate: Gate, admission: Admission, messages: RequestPlan) -> 
     if verdict.decision.allowed:
         return None
     refusal = gate.charging.refuse(admission, verdict.decision, verdict.now, messages)
+    if messages.bans:
+        yield from gate.charging.bans.counting(admission, verdict.decision, messages.compiled_rules)
     yield from gate.refunds.apply([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
     return refusal
 

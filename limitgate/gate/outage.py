@@ -7,7 +7,6 @@ only, as a cluster does without one of its nodes, that is about the rules of the
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from limitgate.limits.decision import decide, undecided
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import AnyPlan
 from limitgate.messages.diagnostics import Diagnosis
+from limitgate.process.clock import monotonic
 from limitgate.rules.options import OnError
 from limitgate.stores.memory import MemoryStore
 
@@ -89,7 +89,7 @@ class Outages:
             return
         self.is_known = True  # first, as another thread may note a failure meanwhile
         if self._is_failing:
-            if getattr(self._store, "healthy", True) and time.monotonic() - self._failed_at > CALM:
+            if getattr(self._store, "healthy", True) and monotonic() - self._failed_at > CALM:
                 self._is_failing = False
                 log.warning("the store answers again")
                 self._at_recovery()
@@ -106,15 +106,15 @@ class Outages:
             self._note_overload(error)
             return
         self.failures += 1
-        self._failed_at = time.monotonic()
+        self._failed_at = monotonic()
         if not self._is_failing:
             self._is_failing, self.is_known = True, False
             log.warning("the store failed, on_error decides until it answers again: %s", error)
 
     def _note_overload(self, error: StoreError) -> None:
         self.overloaded += 1
-        if time.monotonic() - self._said_overloaded > AGAIN:
-            self._said_overloaded = time.monotonic()
+        if monotonic() - self._said_overloaded > AGAIN:
+            self._said_overloaded = monotonic()
             Diagnosis.OVERLOADED.log(error)
 
     def decide(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
@@ -173,10 +173,12 @@ class Outages:
         """This process' share of the charges that are not in ``rest``; None where a rule wants the request refused."""
         local: list[Charge] = []
         for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
-            policy = self._policy(compiled_rule, error) if charge not in rest and compiled_rule.enforced else "open"
+            if charge in rest or not compiled_rule.enforced:
+                continue
+            policy = self._policy(compiled_rule, error)
             if policy == "closed":
                 return None
-            if policy == "local":
+            if policy == "local" or charge.bucket.refuses_all:
                 local.append(charge.share(self._processes))
         return local
 

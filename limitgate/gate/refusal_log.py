@@ -39,6 +39,12 @@ class RefusalLog:
         name = partial(self._name, admission, decision.rule, compiled_rules)
         self.episodes.begin(key, decision.rule, now, refusal_id, name)
 
+    def note_ban(self, rule: str, who: str, seconds: float, after: int, within: float) -> None:
+        """Note that a rule bans a client for so many seconds, as it was refused ``after`` times ``within`` some."""
+        facts = {"rule": rule, "who": who, "seconds": seconds, "after": after, "within": within}
+        shown = rule, f" {who}" if who else "", seconds, after, within
+        self.episodes.tell("rule %s bans%s for %g s: refused %d times within %g s", shown, facts)
+
     def note_shed(self, permits: Permits) -> None:
         """Note a refusal by the adaptive limit of a rule, under which a request has found no place."""
         rule = permits.in_force[-1][0]

@@ -10,7 +10,6 @@ import asyncio
 import math
 import re
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Context
@@ -27,6 +26,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.limits.refusal_id import RefusalKey
 from limitgate.observing.episodes import log
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores import MemoryStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
@@ -91,7 +91,7 @@ class Refusals:
         """
         self._has_written = True
         refusal = quota_exceeded(rules, decision.retry_after, self._key.write(now, decision.rule, key))
-        if time.monotonic() > self._next_look:
+        if monotonic() > self._next_look:
             self.agree_soon()
         if self.log is not None and not self.log.episodes.count(key, now) and log.isEnabledFor(INFO):
             self.log.begin(admission, decision, key, now, refusal.id, compiled_rules)
@@ -109,7 +109,7 @@ class Refusals:
         """
         if self._store is None:
             return
-        self._next_look, closings = time.monotonic() + _AGAIN, self._closings
+        self._next_look, closings = monotonic() + _AGAIN, self._closings
         if isinstance(self._store, AsyncConfigStore):
             with suppress(RuntimeError):
                 loop = asyncio.get_running_loop()

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing
-from limitgate.limits.limit import unit_of
 
 Fields = list[tuple[str, str]]
 RawFields = list[tuple[bytes, bytes]]
@@ -48,7 +47,7 @@ def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: froz
     buckets = tuple([(rule, tuple([each.charge.bucket for each in group])) for (rule, _), group in groups.items()])
     windows: list[tuple[int, int | None]] = []
     for window in [window for group in groups.values() for standing in group for window in standing.windows()]:
-        wait = window.retry_after or (window.reset_after if window.period else inf)
+        wait = window.retry_after or (window.reset_after if window.period and window.limit else inf)
         windows.append((window.remaining, None if isinf(wait) else ceil(wait)))
     return prepared_fields(styles, buckets, rules)(Numbers(limit, remaining, full_at_us, windows))
 
@@ -83,8 +82,12 @@ _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESE
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """The commonest convention: the tightest window, and as Unix time when it is full again, here in Unix µs."""
-    return [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
+    """The commonest convention: the tightest window, and as Unix time when it is full again, here in Unix µs.
+
+    A limit of 0 refuses every request, so it has no reset.
+    """
+    fields = [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
+    return fields if limit else fields[:2]
 
 
 def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
@@ -94,6 +97,8 @@ def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
         return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
     except KeyError:
         fields = raw(x_ratelimit(limit, remaining, full_at_us))
+        if not limit:
+            return fields
         for known, number, field in zip((_RAW_LIMIT, _RAW_REMAINING, _RAW_RESET), (limit, remaining, reset), fields):
             if len(known) >= _NUMBERS:
                 known.clear()
@@ -124,7 +129,7 @@ _UNITS = ("second", "minute", "hour", "day")
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
     """Two fields for each unit of time; of several windows of a unit the one with the least remaining."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
-    units = [(unit_of(limit.period), limit.burst) for limit in limits]
+    units = [(limit.unit, limit.burst) for limit in limits]
 
     def write(numbers: Numbers) -> Fields:
         tightest: dict[str, tuple[int, int]] = {}
@@ -173,7 +178,7 @@ def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) 
     found: dict[str, str] = {}
     limits = [limit for windows in buckets for limit in windows.limits]
     for limit in limits:
-        kind = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "concurrent"
+        kind = (limit.unit or f"{limit.period}s") if limit.period else "concurrent"
         name = rule if len(limits) == 1 else f"{rule}-{kind}"
         if len(limits) > 1 and (name in reserved or name in found):
             name = _numbered(name, reserved | found.keys())

@@ -72,7 +72,7 @@ def _refusal(rules: tuple[str | None, ...], wait: int | None) -> tuple[Refusal, 
     """
     detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
-        detail, fields = "This request costs more than its limit ever allows at once. Waiting does not help.", []
+        detail, fields = "This request is more than its limit ever allows. Waiting does not help.", []
     problem = _problem(429, "Quota Exceeded", detail, fields, instance=URN + _NO_ID, **{"violated-policies": rules})
     before, _, after = problem.body.partition(_NO_ID.encode())
     return problem, before, after

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
 
+from limitgate.gate.bans import Bans
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.compile import compiler
 from limitgate.gate.lifecycle.reload import poller_of
@@ -127,6 +128,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         processes=settings.processes,
         refusals=Refusals(store, settings.key_prefix, settings.secret_bytes, log),
         identify=settings.identify,
+        bans=Bans(store, settings.key_prefix, settings.names, settings.timeout, log),
     )
     if is_redis(store) or is_async_redis(store):
         gate.at_other_rules.append(store.give_back_leases)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from limitgate.gate.flow import measures_silence
@@ -14,6 +13,7 @@ from limitgate.gate.planning.planner import Planner
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.counts import Counts
+from limitgate.process.clock import monotonic
 from limitgate.routes import Routes
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
@@ -29,7 +29,7 @@ def compiler(
     store: object,
 ) -> Callable[[RuleSet], ActiveRules]:
     """Make the function that makes a rule set ready for a gate with these settings."""
-    cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
+    cardinality = CardinalityGuard(settings.new_buckets, monotonic) if settings.new_buckets else None
     no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
 
     def compiled(rules: RuleSet) -> ActiveRules:
@@ -53,6 +53,7 @@ def compiler(
             cardinality=cardinality,
             counts=counts,
             adaptive_limits=adaptive_limits,
+            names=settings.names,
         )
         return ActiveRules(
             planner,

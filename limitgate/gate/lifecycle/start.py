@@ -62,12 +62,15 @@ def _counted(rules: RuleSet) -> str:
 
 
 async def astartup(gate: Gate) -> None:
-    """Begin to serve on the running event loop: look for other rules, if that is wanted, and connect."""
-    if gate.poller is not None:
-        gate.poller.start()
+    """Begin to serve on the running event loop: connect, and look for other rules, if that is wanted.
+
+    Raises `ConfigError` for an event loop that the store cannot run on.
+    """
     if is_async_redis(gate.store) and switch.null_store is None:
         await gate.store.connect()
         gate.refusals.agree_soon()
+    if gate.poller is not None:
+        gate.poller.start()
 
 
 async def ashutdown(gate: Gate) -> None:

@@ -6,6 +6,7 @@ by conditions (`ConditionalPlans`) and by limits that a callable or a caller giv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -26,7 +27,8 @@ from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.priority import NORMAL
 from limitgate.limits.remembered import Remembered
 from limitgate.limits.template import PlanTemplate
-from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.diagnostics import Diagnosis, OncePerValue
+from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import RuleSeries
 from limitgate.observing.plain_counter import PlainCounter
 from limitgate.rules.callers import Caller
@@ -121,6 +123,11 @@ class RequestPlan(NamedTuple):
     has_slots: bool = False
     """True if it takes slots for requests in flight, which have to be given back."""
 
+    @property
+    def bans(self) -> bool:
+        """True if a rule bans clients that it refuses too often."""
+        return any(each.rule.ban is not None for each in self.compiled_rules)
+
     def row(self, charge: Charge) -> RuleSeries | None:
         """The figures of the rule behind a charge; None without observers."""
         charges = self.plan.charges if self.plan else ()
@@ -179,6 +186,7 @@ class PreparedPlan:
         "_by_costs",
         "_field_writer",
         "adaptive",
+        "bans",
         "charged_rules",
         "compiled_rules",
         "costs",
@@ -242,6 +250,8 @@ class PreparedPlan:
         self.has_slots = any(each.has_slots for each in compiled_rules)
         """True if it takes slots for requests in flight, which have to be given back."""
         is_settled = not (self.is_by_outcome or self.has_slots)
+        self.bans = any(each.rule.ban is not None for each in compiled_rules)
+        """True if a rule bans clients that it refuses too often."""
         self.is_simple = self.template is not None and self.template.is_enforced and is_settled
         """True if rate fields are all that is due where the template is carried out."""
         self.given: GivenPlans | None = None
@@ -354,6 +364,8 @@ _AS_WRITTEN = object()
 """Stands for the limits of a rule to which none are given."""
 _TOLD = 200
 """Characters of a mistake that are logged."""
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Part of the text of an object that is another one for each object."""
 
 
 class PendingLimits:
@@ -393,11 +405,15 @@ class PendingLimits:
 
 
 class GivenLimits:
-    """Puts limits that are given at run time in the place of those that are written."""
+    """Puts limits that are given at run time in the place of those that are written.
 
-    def __init__(self) -> None:
+    ``names`` says how much of a caller's name is logged.
+    """
+
+    def __init__(self, names: Names = "masked") -> None:
         self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
-        self._told: set[str] = set()
+        self._names: Names = names
+        self._unreadable = OncePerValue(Diagnosis.UNREADABLE_LIMITS)
 
     def applied(
         self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
@@ -412,7 +428,7 @@ class GivenLimits:
         for compiled_rule in compiled_rules:
             limited: CompiledRule | None = compiled_rule
             if own and compiled_rule.rule.name in own:
-                limited = self._limited(compiled_rule, own[compiled_rule.rule.name], remembers=remembers)
+                limited = self._limited(compiled_rule, own[compiled_rule.rule.name], request, remembers=remembers)
             elif compiled_rule.limits_by is not None:
                 key = id(compiled_rule.written)
                 if given is None:
@@ -421,15 +437,15 @@ class GivenLimits:
                     given[key] = compiled_rule.limits_by(request)
                 limits = given[key]
                 if isinstance(limits, _AT_HAND) or not isawaitable(limits):
-                    limited = self._limited(compiled_rule, limits, remembers=remembers)
+                    limited = self._limited(compiled_rule, limits, request, remembers=remembers)
                 else:
                     pending.append(key)
             if limited is not None:
                 found.append(limited)
         return tuple(found), pending
 
-    def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
-        """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""
+    def _limited(self, compiled_rule: CompiledRule, limits: Any, request: Request, *, remembers: bool) -> CompiledRule | None:
+        """A rule with these limits, None if they are; as it was written if they cannot be read."""
         if limits is None:
             return None
         try:
@@ -443,10 +459,14 @@ class GivenLimits:
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
             if not compiled_rule.rule.every_limit:
                 raise ConfigError(f"rule {name!r}: the limits given at run time cannot be read: {reason}") from error
-            if name not in self._told:
-                self._told.add(name)
-                Diagnosis.UNREADABLE_LIMITS.log(name, reason[:_TOLD])
+            self._report(name, reason[:_TOLD], request)
             return compiled_rule
+
+    def _report(self, rule: str, reason: str, request: Request) -> None:
+        """Log limits that cannot be read once for a rule and a mistake, which repeats them (LG026)."""
+        name = shown("caller", request.caller.id, self._names) if request.caller is not None else ""
+        said = f"{reason} (caller {name})" if name else reason
+        self._unreadable.log((rule, _ADDRESS.sub("", reason)), rule, said)
 
     def _read(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule:
         """A rule with limits that are not known yet. Raises `ConfigError` if they cannot be read."""
