@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import isawaitable
 from typing import Any
 
 from limitgate.errors import HeadersTooLargeError, StoreError
@@ -18,10 +17,11 @@ from limitgate.gate.bans import Bans
 from limitgate.gate.charging import Charging
 from limitgate.gate.denied import deny, refuse_without_headers
 from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, limits_awaited, run, takes_plain
+from limitgate.gate.identify import UNASKED, Identify
 from limitgate.gate.load import Load, end_undecided, show
 from limitgate.gate.outage import Outages
 from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
-from limitgate.gate.planning.identity import AnyIdentify, IdentifyFailures, NotACallerError
+from limitgate.gate.planning.identity import AnyIdentify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals
@@ -33,9 +33,6 @@ from limitgate.process import switch
 from limitgate.process.poller import Poller
 from limitgate.rules.callers import Caller
 from limitgate.rules.options import OnError
-
-_UNASKED = object()
-"""Stands for the caller that ``identify`` has yet to find."""
 
 
 class Gate:
@@ -73,7 +70,7 @@ class Gate:
         self.answers_at_once = answers_at_once(store)
         """True if the store answers at once, so that an event loop may ask it without `await`."""
         self.identify = identify
-        self._failures_of_identify = IdentifyFailures()
+        self._identify = None if identify is None else Identify(identify)
         self.refusals = refusals
         self.outages = Outages(store, on_error, processes, timeout=self.timeout, at_recovery=refusals.agree_soon)
         self.outages.at_first_answer.append(refusals.agree_at_first)
@@ -195,12 +192,8 @@ class Gate:
         try:
             if self.identify is not None and known is None:
                 request.check_lines()
-                identified = _UNASKED  # until it has answered: it may want the user, and is called again then
-                try:
-                    identified = self.identify(request)
-                except Exception as error:
-                    self._failures_of_identify.note(error)
-                    raise
+                identified = UNASKED  # until it has answered: it may want the user, and is called again then
+                identified = self.identify(request)
                 if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_again(admission, outer, identified)
                     return admission
@@ -230,6 +223,8 @@ class Gate:
         self, admission: Admission, outer: Admission | None, identified: Any, error: BaseException, *, is_again: bool
     ) -> bool:
         """Decide about a request whose beginning has failed, or have it wait for its user. False to raise the error."""
+        if identified is UNASKED and self._identify is not None and isinstance(error, Exception):
+            self._identify.note(error)
         if isinstance(error, HeadersTooLargeError):
             refuse_without_headers(admission, outer, error)
         elif not isinstance(error, UserWanted):
@@ -277,9 +272,9 @@ class Gate:
             try:
                 if wants_user:
                     yield Awaited(request.find_user(), "the user has to be awaited, expected one that is known")
-                if not (identified is None or isinstance(identified, Caller)):
-                    awaited, identified = identified, _UNASKED
-                    identified = yield from self._identified(request, awaited)
+                if self._identify is not None and not (identified is None or isinstance(identified, Caller)):
+                    given, identified = identified, UNASKED
+                    identified = yield from self._identify.finding(request, given)
                 if pending := PendingLimits(request):  # else it met the first decorator with an adaptive limit
                     yield limits_awaited(pending)
                 admission.rest = None
@@ -293,20 +288,6 @@ class Gate:
                     raise
                 wants_user = True
         yield from self._ask(admission)
-
-    def _identified(self, request: Request, identified: object) -> Flow[Caller | None]:
-        """The caller that ``identify`` has found, or finds now. Raises `TypeError` if it gave none."""
-        try:
-            if identified is _UNASKED and self.identify is not None:
-                identified = self.identify(request)
-            if isawaitable(identified):
-                identified = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
-            if not (identified is None or isinstance(identified, Caller)):
-                raise NotACallerError(identified)  # noqa: TRY301 - it is logged as any other failure
-        except Exception as error:
-            self._failures_of_identify.note(error)
-            raise
-        return identified
 
     def _ask(self, admission: Admission) -> Flow[None]:
         """Ask the store about a request that has begun again, as `check` and `acheck` do, and decide."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from limitgate.errors import HeadersTooLargeError
 from limitgate.gate.planning.user_ids import EXPECTED
 from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import HeaderNames, Request
-from limitgate.internal_errors import place_of, raise_interruption
 from limitgate.limits.priority import NORMAL, Priority
-from limitgate.messages.diagnostics import Diagnosis, Once, OncePerValue
+from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
 
@@ -19,28 +17,6 @@ SyncIdentify = Callable[[Request], Caller | None]
 """Names the caller of a request; None if nobody is known."""
 AnyIdentify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 """The same, or to be awaited."""
-
-
-class NotACallerError(TypeError):
-    """``identify`` gave something else than a `Caller` or None."""
-
-    def __init__(self, identified: object) -> None:
-        self.what = f"it gave a {type(identified).__name__}"
-        super().__init__(f"identify gave a {type(identified).__name__}, expected a Caller or None")
-
-
-class IdentifyFailures:
-    """Logs failures of ``identify``, once for each place (LG071). The text of an error may contain data of a client."""
-
-    def __init__(self) -> None:
-        self._logged = OncePerValue(Diagnosis.IDENTIFY_FAILED)
-
-    def note(self, error: Exception) -> None:
-        """Log that ``identify`` has failed by an error, unless that is about headers."""
-        if not isinstance(error, HeadersTooLargeError):
-            raise_interruption(error)
-            what = error.what if isinstance(error, NotACallerError) else f"{type(error).__name__} at {place_of(error)}"
-            self._logged.log(what, what)
 
 
 class Subject:
