@@ -29,6 +29,19 @@ class Load(NamedTuple):
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
 
 
+class StraightRefund(NamedTuple):
+    """The whole of a charge that is given back, in pieces as of `Straight`.
+
+    They know the state that it has found, behind ``was_`` in front of the names, and the microseconds ``since`` then. The Lua
+    twin has the same behind ``--PLAIN``, see limitgate/lua/refund.lua.
+    """
+
+    grace: str
+    """The grace, see `limitgate.limits.plan.Adjustment`."""
+    refunded: str
+    """Lines that give the charge back, in a state to which time was let go by; they know the ``grace{n}``."""
+
+
 class Straight(NamedTuple):
     """A charge that fits now or does not, in pieces of Python that are written out for each window; ``{n}`` is its number.
 
@@ -50,6 +63,8 @@ class Straight(NamedTuple):
     """Condition under which the charge fits."""
     charged: str
     """The integers after the charge, as ``kept``."""
+    refund: StraightRefund | None
+    """The same of giving the charge back; None where stores ask `Algorithm.apply_adjustment`."""
     asked: Callable[[LimitNumbers, int, int], bytes]
     """Packs what the Lua twin is asked of a window, given its number and the cost."""
     reported: str

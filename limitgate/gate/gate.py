@@ -472,7 +472,7 @@ class Gate:
         admission.admit(answer, decision)
         admission.is_by_outcome = prepared.is_by_outcome
         if prepared.has_slots:
-            self.refunds.hold(admission, answer.charges)
+            self.refunds.hold(admission, answer)
         elif not prepared.is_by_outcome and (admission.in_flight is None or not admission.in_flight.is_to_be_told):
             admission.is_plain = True
             admission.show_in_flight()

@@ -16,10 +16,10 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
-from limitgate.algorithms.base import Algorithm, LeftAfter, State, Straight
+from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Straight
 from limitgate.limits.decision import SECOND, Decision, FinalCosts, decide, decision_of
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
+from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
 from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
@@ -46,12 +46,14 @@ def is_plain(charge: Charge) -> bool:
 class ScriptVariant:
     """What a script depends on that carries out plain plans, by which they may share a call. Each is one object."""
 
-    __slots__ = ("buckets", "may_wait")
+    __slots__ = ("buckets", "gives_back", "may_wait")
 
-    def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool) -> None:
+    def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool, gives_back: bool) -> None:
         self.buckets = buckets
         self.may_wait = may_wait
         """True if a plan is declined that does not fit now, as the request may wait."""
+        self.gives_back = gives_back
+        """True if there may be refunds among the plans, which must not be sent twice."""
 
 
 class BucketShape(NamedTuple):
@@ -65,11 +67,11 @@ class BucketShape(NamedTuple):
 
 
 @cache
-def _shape(*buckets: BucketShape, may_wait: bool) -> ScriptVariant:
-    return ScriptVariant(buckets, may_wait=may_wait)
+def _shape(*buckets: BucketShape, may_wait: bool = False, gives_back: bool = False) -> ScriptVariant:
+    return ScriptVariant(buckets, may_wait=may_wait, gives_back=gives_back)
 
 
-OF_ANY = ScriptVariant((), may_wait=True)
+OF_ANY = ScriptVariant((), may_wait=True, gives_back=True)
 """Shape of the plans that the script for plans of any kind carries out: those with an algorithm that is not `Straight`."""
 
 
@@ -430,10 +432,12 @@ class PlainSpend(_Buckets):
     @property
     def slot(self) -> int:
         """Name of the slots that it takes, made once; 0 for none."""
+        if not self.template.has_slots:
+            return 0
         try:
             return self._slot
         except AttributeError:
-            self._slot = new_slot() if self.template.has_slots else 0
+            self._slot = new_slot()
             return self._slot
 
     @property
@@ -483,44 +487,146 @@ class PlainSpend(_Buckets):
             self._made = read(self.whole_plan.charges, 0, states).buckets
             return self._made
 
-    def carried_out(self, reading: Reading) -> None:
-        """Take over a reading of the whole plan, of which no bucket is banned, and that has booked no turn."""
-        self.now, self.admitted, self._made = reading.now, reading.admitted, reading.buckets
-        self.states = [state for bucket in reading.buckets for state in bucket.before]
-
     __hash__ = None  # type: ignore[assignment]
 
 
 Sequence.register(PlainSpend)
 
 
+class RefundTemplate:
+    """The charges of a template that are given back in whole because of what they cost in the end, less their keys."""
+
+    __slots__ = ("charges", "costs", "counts", "facts", "is_of_all", "load", "parts", "shape", "states")
+
+    def __init__(self, template: PlanTemplate, costs: Sequence[int]) -> None:
+        self.costs = costs
+        """Cost of each charge of the template: its own, or nothing if it is given back."""
+        self.charges: list[int] = []
+        """The places of the charges that are given back."""
+        self.states: list[int] = []
+        """The places of their states."""
+        parts, place = [], 0
+        for number, (cost, charge, (*_, rows)) in enumerate(zip(costs, template.charges, template.buckets)):
+            windows = len(charge.bucket.limits)
+            if cost != charge.cost:
+                parts.append((charge, slice(len(self.states), len(self.states) + windows), rows))
+                self.charges.append(number)
+                self.states += range(place, place + windows)
+            place += windows
+        self.parts = tuple(parts)
+        """Per charge that is given back the charge, the places of its states among theirs, and its rows."""
+        self.is_of_all = len(parts) == len(template.charges)
+        """True if all charges are given back."""
+        buckets = [charge.bucket for charge, *_ in parts]
+        self.counts = tuple([count for bucket in buckets for count in bucket.counts])
+        """Per window the count of its limit."""
+        self.load = sum([bucket.load.opening + bucket.load.charge + bucket.load.correction for bucket in buckets])
+        """Microseconds that it takes of Redis at most, by the script for all plans."""
+        self.facts = sum([bucket.facts for bucket in buckets])
+        """Numbers that the script for all plans reports."""
+        self.shape = OF_ANY
+        straight = [bucket.algorithm.STRAIGHT for bucket in buckets]
+        if all(each is not None and each.refund is not None for each in straight):
+            self.shape = _shape(*[_bucket_shape(charge._replace(enforced=False)) for charge, *_ in parts], gives_back=True)
+
+    def of(self, spent: PlainSpend) -> PlainRefund:
+        """The refund of a plan that was carried out."""
+        refund = PlainRefund()
+        refund.template = self
+        refund.spent = spent
+        refund.waited = 0.0
+        refund.keys, refund.states = spent.keys, spent.states
+        if not self.is_of_all:
+            refund.keys = [refund.keys[place] for place in self.charges]
+            refund.states = [refund.states[place] for place in self.states]
+        return refund
+
+
+class PlainRefund:
+    """Plan that gives back charges of a `PlainSpend`, and once it is carried out its reading: a time, and nothing else."""
+
+    __slots__ = ("_plan", "keys", "now", "spent", "states", "template", "waited")
+    verb: Verb = "adjust"
+    ban_us = 0
+    gives_back = has_adjustments = admitted = True
+    source: Source = "store"
+    buckets = ()
+    template: RefundTemplate
+    spent: PlainSpend
+    keys: Sequence[str]
+    """Key of each charge that is given back."""
+    states: Sequence[State]
+    """State of each of their windows before they were made."""
+    now: int
+    waited: float
+    _plan: Plan
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """The charges of nothing that make the adjustments."""
+        return self.whole_plan.charges
+
+    @property
+    def whole_plan(self) -> Plan:
+        """The plan with an object for each charge, made once."""
+        try:
+            return self._plan
+        except AttributeError:
+            each = zip(self.keys, self.template.parts, self.amounts())
+            self._plan = Plan.adjust(
+                [
+                    Charge(key, charge.bucket, 0, False, charge.rule, Adjustment(0, self.spent.now, *amounts))
+                    for key, (charge, *_), amounts in each
+                ]
+            )
+            return self._plan
+
+    def amounts(self) -> list[tuple[Sequence[Amount], Sequence[int]]]:
+        """Per charge what is given back, and its grace, as an `Adjustment` has it."""
+        states, slot = self.states, self.spent.slot
+        return [
+            charge.bucket.algorithm.refund_amount(states[places], charge.bucket, charge.cost, 0, slot)
+            for charge, places, _ in self.template.parts
+        ]
+
+    @property
+    def whole(self) -> Reading:
+        """The reading as one of any kind of plan, which says nothing of the buckets."""
+        return Reading(self.now, (), self.admitted, self.waited, self.source)
+
+    def having_waited(self, waited: float) -> PlainRefund:
+        """The same after so many seconds of silence."""
+        self.waited = waited
+        return self
+
+
 AnyReading = Reading | PlainSpend
+AnyPlan = Plan | PlainSpend | PlainRefund
+AnyAnswer = AnyReading | PlainRefund
+"""What a store returns: a `PlainRefund` where it was asked for one."""
 
 
-def whole_reading(reading: AnyReading) -> Reading:
+def whole_reading(reading: AnyAnswer) -> Reading:
     """A reading as one of any kind of plan."""
-    return reading.whole if isinstance(reading, PlainSpend) else reading
-
-
-AnyPlan = Plan | PlainSpend
+    return reading if isinstance(reading, Reading) else reading.whole
 
 
 def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
     """The shape of plans that are plain and all of one, None if they are not. There is at least one."""
     first = plans[0]
-    if not isinstance(first, PlainSpend):
+    if isinstance(first, Plan):
         return None
     common = first.template.shape
     if len(plans) > 1:
         for plan in plans:
-            if not isinstance(plan, PlainSpend) or plan.template.shape is not common:
+            if isinstance(plan, Plan) or plan.template.shape is not common:
                 return None
     return common
 
 
 def whole(plan: AnyPlan) -> Plan:
     """A plan with an object for each charge."""
-    return plan.whole_plan if isinstance(plan, PlainSpend) else plan
+    return plan if isinstance(plan, Plan) else plan.whole_plan
 
 
 def _bucket_shape(charge: Charge) -> BucketShape:

@@ -16,7 +16,7 @@ from limitgate.http.request import Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.priority import NORMAL
-from limitgate.limits.template import PlanTemplate
+from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, RefundTemplate
 from limitgate.observing.counts import RuleSeries
 from limitgate.observing.plain_counter import PlainCounter
 from limitgate.rules.callers import Caller
@@ -106,6 +106,7 @@ class PreparedPlan:
     __slots__ = (
         "_by_costs",
         "_field_writer",
+        "_refunds",
         "adaptive",
         "bans",
         "charged_rules",
@@ -178,6 +179,8 @@ class PreparedPlan:
         self.given: PlansByLimits | None = None
         """Finds the plans of callers with limits of their own; None where nothing of these is limited."""
         self._field_writer: Writer | None = None
+        self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
+        """Refunds by the status of the response, and by whether all of it is sent."""
         self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
         """Plans by what the rules charge; None for costs that were met once."""
 
@@ -226,6 +229,17 @@ class PreparedPlan:
             self._field_writer = prepared_fields(styles, buckets, rules)
         return self._field_writer
 
+    def refund(self, spent: PlainSpend, status: int | None, *, is_sent: bool) -> PlainRefund:
+        """The refund of a plan of the template, by the status of the response. It may be one of no charge."""
+        if self._refunds is None:
+            self._refunds = {}
+        found = self._refunds.get((status, is_sent))
+        if found is None:
+            charges = spent.template.charges
+            found = RefundTemplate(spent.template, costs_by(charges, self.charged_rules, status, is_sent=is_sent))
+            keep(self._refunds, (status, is_sent), found, most=_MOST_REFUNDS)
+        return found.of(spent)
+
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
         return RequestPlan(plan, self.charged_rules, self.is_by_outcome, has_slots=self.has_slots)
@@ -266,6 +280,8 @@ _NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
 """That of all plans that never ask, so that none of them has one for itself."""
 _MOST_COSTS = 256
 """Costs of a plan that are remembered."""
+_MOST_REFUNDS = 64
+"""Statuses of responses whose refunds are remembered."""
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:

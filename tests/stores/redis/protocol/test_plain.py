@@ -19,7 +19,7 @@ from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreErro
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading, wait_us
-from limitgate.limits.template import PlainSpend, PlanTemplate, whole_reading
+from limitgate.limits.template import MAX_WINDOWS, PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, whole_reading
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
 from limitgate.stores.redis.breaker import FAILURES
@@ -71,6 +71,17 @@ class Twins:
         verdicts = plain.answers(self.template.shape, self.readings, reply)[2]
         return [plain.ADMITTED] * len(plans) if verdicts is None else verdicts
 
+    def refund(self, refunds: Sequence[PlainRefund]) -> Sequence[int]:
+        """Carry out refunds of one shape, and return the verdicts."""
+        shape = refunds[0].template.shape
+        on_set = f"server.call('SET', key .. '{TTL_SUFFIX}', ttl)"
+        sha = self.client.script_load(CLOCK.replace("ON_SET", on_set) + plain.script_of(shape).text)
+        reader = Reader(notEnoughData=None, replyError=ValueError)
+        reader.feed(plain.packed_refunds(("EVALSHA", sha), shape, refunds))
+        reply = self.client.execute_command(*reader.gets(), self.clock())
+        verdicts = plain.answers(shape, refunds, reply)[2]
+        return [plain.ADMITTED] * len(refunds) if verdicts is None else verdicts
+
     def kept(self, keys: Sequence[str]) -> list[tuple[Any, Any]]:
         return [(self.client.get(key), self.client.get(key + TTL_SUFFIX)) for key in keys]
 
@@ -120,6 +131,72 @@ def test_the_script_for_all_plans_carries_out_plain_ones(client: redis.Redis, ch
         assert [client.get(key) for key in keys[0]] == [client.get(key) for key in keys[1]]
 
 
+def owing(value: bytes | None) -> list[bytes]:
+    """The windows of a bucket that owe something: the script for all plans writes no others."""
+    windows = [] if value is None else [value[at : at + 25] for at in range(8, len(value), 25)]
+    return [window for window in windows if any(window[12:])]
+
+
+REFUNDS = st.tuples(st.integers(0, 2), st.sampled_from(STEPS), st.integers(0, 7))
+
+
+@given(plain_charges(("gcra",)), st.lists(REFUNDS, min_size=1, max_size=20))
+def test_both_scripts_give_back_the_same(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
+    """Property: what buckets owe once something is given back, and how long they stay, is the same by either script."""
+    twins = Twins(client, charges)
+    name, under_way = fresh()[0], list[tuple[PlainRefund, PlainRefund]]()
+    for visitor, step, given_back in visits:
+        twins.clock.advance(us=step)
+        keys = [[f"{name}:{kind}:{visitor}:{number}" for number in range(len(charges))] for kind in "gp"]
+        expected = twins.general.spend(twins.template.plan(keys[0]), 1.0)
+        if twins.plain([keys[1]]) == [plain.NOT_CARRIED_OUT]:
+            twins.general.spend(twins.template.plan(keys[1]), 1.0)
+        for general, straight in under_way:
+            twins.general.spend(general.whole_plan, 1.0)
+            if twins.refund([straight]) == [plain.NOT_CARRIED_OUT]:
+                twins.general.spend(straight.whole_plan, 1.0)
+        under_way = []
+        (found,) = twins.readings
+        back = [given_back >> number & 1 and charge is not BAN for number, charge in enumerate(charges)]
+        if any(back) and all(bucket.after is not None for bucket in expected.buckets):
+            refund = RefundTemplate(twins.template, [0 if is_back else each.cost for is_back, each in zip(back, charges)])
+            states = [state for _, before, _ in expected.buckets[: len(twins.template.buckets)] for state in before]
+            spent = [twins.template.reading(each, expected.now, states, True) for each in keys]
+            under_way = [(refund.of(spent[0]), refund.of(spent[1]))]
+        for general_key, plain_key in zip(*keys):
+            kept, found = twins.kept([general_key, plain_key])
+            assert owing(kept[0]) == owing(found[0])
+            assert kept[1] == found[1] or not owing(kept[0])
+
+
+def test_refunds_of_several_rules_share_a_call(client: redis.Redis) -> None:
+    """Each gives back what it was charged, in whatever order they come; nothing is left of a bucket that owes nothing then."""
+    twins = Twins(client, [Charge("", bucket_of("9/day"), 1, enforced=True, rule=None)])
+    others = [template("9/day", cost=2), template("5/day", cost=5)]
+    keys = fresh(3)
+    templates = [twins.template, *others, others[0]]
+    assert twins.plain([[keys[0]], [keys[1]], [keys[2]], [keys[1]]], *templates) == [1, 1, 1, 1]
+    refunds = [RefundTemplate(of, [0]).of(each) for of, each in zip(templates, twins.readings)]
+    assert len({refund.template.shape for refund in refunds}) == 1
+    assert twins.refund(refunds[:3]) == [1, 1, 1]
+    assert client.exists(*keys) == 1
+    assert twins.refund(refunds[3:]) == [1]
+    assert client.exists(*keys) == 0
+
+
+def test_a_refund_of_twelve_windows(client: redis.Redis) -> None:
+    """Lua has room for as many as a plain plan may have, in one bucket or in one each."""
+    limits = [f"{9 + n} per {n} hours" for n in range(1, MAX_WINDOWS + 1)]
+    for charges in (
+        [Charge("", bucket_of(*limits), 1, enforced=True, rule=None)],
+        [Charge("", bucket_of(limit), 1, enforced=True, rule=None) for limit in limits],
+    ):
+        twins, keys = Twins(client, charges), fresh(len(charges))
+        assert twins.plain([keys]) == [plain.ADMITTED]
+        assert twins.refund([RefundTemplate(twins.template, [0] * len(charges)).of(twins.readings[0])]) == [plain.ADMITTED]
+        assert client.exists(*keys) == 0
+
+
 def test_a_key_that_comes_twice_in_a_call_is_charged_twice(client: redis.Redis) -> None:
     """Plans of a call are carried out one after the other."""
     twins = Twins(client, [Charge("", bucket_of("3/day"), 1, enforced=True, rule=None)])
@@ -158,6 +235,19 @@ ODD = {
     "a rest above the count": packed(README, 0, (1, 5), (0, 0), (0, 0)),
     "a debt beyond all": packed(README, 0, (2**52 + 1, 0), (0, 0), (0, 0)),
 }
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_an_odd_bucket_is_given_back_to_by_the_other_script(client: redis.Redis, value: bytes) -> None:
+    """As below, for a refund."""
+    twins = Twins(client, [Charge("", README, 1, enforced=True, rule=None)] * 2)
+    first, odd, other, another = fresh(4)
+    assert twins.plain([[first, odd], [other, another]]) == [plain.ADMITTED, plain.ADMITTED]
+    client.set(odd, value)
+    kept = client.get(first)
+    verdicts = twins.refund([RefundTemplate(twins.template, [0, 0]).of(each) for each in twins.readings])
+    assert verdicts == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert client.mget(first, odd, other, another) == [kept, value, None, None]
 
 
 @pytest.mark.parametrize("value", ODD.values(), ids=ODD)
