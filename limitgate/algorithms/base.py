@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 State = Any
@@ -71,6 +72,10 @@ class Straight(NamedTuple):
     """Names of the integers that it reports, as ``kept``."""
     reported_state: str
     """The state, of these and of the limit's ``count{n}``."""
+    known: Sequence[tuple[str, Any]] = ()
+    """Names that ``reported_state`` knows besides, and what they are."""
+    most: float = inf
+    """The highest count of a limit that the Lua twin has."""
 
 
 class LimitNumbers(Protocol):

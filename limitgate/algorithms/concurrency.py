@@ -15,13 +15,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, never
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, StraightRefund, never
 
 REPLY_FIELDS = 4
 CAN_WAIT = False
 MAX_TURNS = 0
 refusal_is_stable = never
-STRAIGHT: Straight | None = None
 IS_LIMIT = True
 RESCALES = False
 
@@ -31,6 +30,8 @@ HINT_US = 1_000_000
 """Microseconds after which whoever was refused may as well try again."""
 MAX_SLOTS = 10_000
 """Places that a limit may have: Redis reads them all, 14 bytes each, when one is taken, and writes them when it goes back."""
+LONG = 2048
+"""Bytes of the slots of a bucket from which on the script appends to it; each place has 14."""
 LOAD = Load(3, 5, 1)
 """Measured: 26 µs to take one of 100 places, among 32 buckets in a call."""
 LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
@@ -114,6 +115,29 @@ def _place_of(name: int, packed: bytes) -> int:
     while place > 0 and place % _size:
         place = packed.find(wanted, place + 1)
     return place
+
+
+def reported(taken: int, left: int) -> State:
+    """The state of which so many places are taken, by others, and for how long the last one lasts."""
+    state: State = _new(State, (0, taken, _pack(_OTHERS, taken, left) if taken else b""))
+    return state
+
+
+STRAIGHT: Straight | None = Straight(
+    kept="slots{n},",
+    state="slots{n},",
+    row="",
+    row_of=lambda limit, cost: (),  # noqa: ARG005 - the memory store has lines of its own
+    advance="",
+    fits="",
+    charged="",
+    refund=StraightRefund(grace="plan.spent.slot", refunded=""),
+    asked=lambda limit, window, cost: struct.pack("<3d", *encode_charge(limit, window, cost, 0, 0)),
+    reported="taken{n}, left{n}, _, _,",
+    reported_state="reported(taken{n}, left{n}),",
+    known=(("reported", reported),),
+    most=LONG // 14 - 1,
+)
 
 
 def check(limit: LimitNumbers) -> str | None:
@@ -248,11 +272,9 @@ def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int
     return back, name
 
 
-def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
+def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - see above
     """The states that the script has reported: places taken, for how long, and, if the asked slot is there, its own."""
-    states = []
-    for at in range(0, REPLY_FIELDS * len(bucket.ids), REPLY_FIELDS):
-        taken, left, name, own = facts[at : at + REPLY_FIELDS]
-        packed = _pack(_OTHERS, taken - own, left) if taken > own else b""
-        states.append(State(0, taken, packed + _pack(name, own, left) if own else packed))
-    return states
+    taken, left, name, own = facts
+    packed = _pack(_OTHERS, taken - own, left) if taken > own else b""
+    state: State = _new(State, (0, taken, packed + _pack(name, own, left) if own else packed))
+    return [state]

@@ -147,7 +147,7 @@ class PlanTemplate:
         """The windows, where any is of another algorithm."""
         self.shape = OF_ANY
         """Same object for all templates whose plans may share a call."""
-        if None not in straight:
+        if None not in straight and (not self.has_slots or all(map(_is_straight, counted))):
             self.shape = _shape(*map(_bucket_shape, charges), may_wait=self.may_wait)
         if self.is_of_debts:
             least_burst = min([limit.burst for charge in counted for limit in charge.bucket.limits])
@@ -525,8 +525,7 @@ class RefundTemplate:
         self.facts = sum([bucket.facts for bucket in buckets])
         """Numbers that the script for all plans reports."""
         self.shape = OF_ANY
-        straight = [bucket.algorithm.STRAIGHT for bucket in buckets]
-        if all(each is not None and each.refund is not None for each in straight):
+        if parts and all(_is_straight(charge) and straight_of(charge.bucket.algorithm).refund for charge, *_ in parts):
             self.shape = _shape(*[_bucket_shape(charge._replace(enforced=False)) for charge, *_ in parts], gives_back=True)
 
     def of(self, spent: PlainSpend) -> PlainRefund:
@@ -627,6 +626,12 @@ def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
 def whole(plan: AnyPlan) -> Plan:
     """A plan with an object for each charge."""
     return plan if isinstance(plan, Plan) else plan.whole_plan
+
+
+def _is_straight(charge: Charge) -> bool:
+    """True if a script is written out for the charge."""
+    straight = charge.bucket.algorithm.STRAIGHT
+    return straight is not None and max([limit.burst for limit in charge.bucket.limits]) <= straight.most
 
 
 def _bucket_shape(charge: Charge) -> BucketShape:

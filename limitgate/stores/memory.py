@@ -283,8 +283,7 @@ class MemoryStore(Remade):
             value = shard.get(key)
             if value is None or layout is None:
                 return False
-            refund = layout.refund  # as the clock
-            refunded = refund(value, now, layout.number, states[places], as_of, rows, charge.cost, slot)
+            refunded = layout.refund(value, now, states[places], as_of, rows, charge.cost, slot)
             if refunded is None:
                 return False
             writes.append((shard, key, refunded))

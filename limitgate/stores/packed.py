@@ -52,6 +52,7 @@ class Layout:
 
     __slots__ = (
         "_nothing",
+        "_straight_refund",
         "advance",
         "bucket",
         "charge",
@@ -64,7 +65,6 @@ class Layout:
         "number",
         "pack",
         "plain_size",
-        "refund",
         "size",
         "unpack",
         "uses",
@@ -93,18 +93,16 @@ class Layout:
         """`size` where states are plain numbers, else that of no value."""
         self.drains = bucket.algorithm is gcra
         """True for debts that drain by `Bucket.counts`."""
-        straight = bucket.algorithm.STRAIGHT
-        self.refund: Callable[..., bytes | None] = self._refund
-        """Refund of the whole charge of a plain plan, see `straight_refund`."""
+        straight = None if self.is_slots else bucket.algorithm.STRAIGHT
+        self._straight_refund: Callable[..., bytes | None] | None = None
+        """What gives back the charge of a plain plan, once it is needed; None if the algorithm has no lines for that."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
             self.charge = straight_charge(straight, form.format, len(initial))
             """Charge of a plain plan, which asks for no other buckets."""
-            if straight.refund is not None:
-                self.refund = straight_refund(straight, straight.refund, form.format, len(initial))
         elif self.is_log:
             self.charge = partial(_charge_log, bucket)
         elif self.is_slots:
-            self.charge, self.refund = partial(_charge_slots, bucket), _give_slot_back
+            self.charge = partial(_charge_slots, bucket)
         self.advance = bucket.algorithm.advance
 
     def opened(self, now: int, cost: int) -> bytes:
@@ -142,12 +140,20 @@ class Layout:
         numbers = self.unpack(value)[3:]
         return written, cost, self.bucket, [numbers] if self.is_row else numbers
 
-    def _refund(  # noqa: PLR0917 - as `straight_refund`
-        self, value: bytes, now: int, number: int, was: Sequence[State], as_of: int, _: Sequence[Row], cost: int, slot: int
+    def refund(  # noqa: PLR0917 - keywords would take longer
+        self, value: bytes, now: int, was: Sequence[State], as_of: int, rows: Sequence[Row], cost: int, slot: int
     ) -> bytes | None:
-        """`refund` by the functions of any algorithm."""
-        kept_number, written, kept_cost = HEAD.unpack_from(value)
-        if kept_number != number or now < written or is_head(value):
+        """Value after the whole charge of a plain plan is given back, which has found these states at a time in Unix µs.
+
+        None if the value is one of another layout, or of the future.
+        """
+        if self.is_slots:
+            return _give_slot_back(value, now, self.number, slot)
+        straight = self._straight_refund or self._straight()
+        if straight is not None:
+            return straight(value, now, self.number, was, as_of, rows)
+        number, written, kept_cost = HEAD.unpack_from(value)
+        if number != self.number or now < written or is_head(value):
             return None
         bucket = self.bucket
         algorithm = bucket.algorithm
@@ -156,6 +162,13 @@ class Layout:
         states = algorithm.apply_adjustment(states, back, max(0, now - as_of), grace, bucket)
         refunded = self.packed(now, kept_cost, states)
         return None if is_head(refunded) else refunded
+
+    def _straight(self) -> Callable[..., bytes | None] | None:
+        straight = self.bucket.algorithm.STRAIGHT
+        if straight is not None and straight.refund is not None and len(self.bucket.ids) <= MAX_WINDOWS:
+            form, *_ = _form(len(self._nothing))
+            self._straight_refund = straight_refund(straight, straight.refund, form.format, len(self.bucket.ids))
+        return self._straight_refund
 
 
 class Layouts:
@@ -246,17 +259,8 @@ def _charge_slots(  # noqa: PLR0917 - as `straight_charge`
     return (before,), _SLOTS.pack(number, now, cost, at, taken) + packed
 
 
-def _give_slot_back(  # noqa: PLR0917 - as `straight_refund`
-    value: bytes,
-    now: int,
-    number: int,
-    was: Sequence[State],  # noqa: ARG001 - a slot goes back whatever was taken before it
-    as_of: int,  # noqa: ARG001
-    rows: Sequence[Row],  # noqa: ARG001
-    cost: int,  # noqa: ARG001
-    slot: int,
-) -> bytes | None:
-    """The refund of a plain bucket of slots, as `straight_refund` has it."""
+def _give_slot_back(value: bytes, now: int, number: int, slot: int) -> bytes | None:
+    """`Layout.refund` of a bucket of slots."""
     try:
         kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
     except struct.error:

@@ -58,7 +58,7 @@ def straight_charge(straight: Straight, form: str, windows: int) -> StraightChar
 
 
 _REFUND = """
-def refund(value, now, number, was, as_of, rows, cost, slot):
+def refund(value, now, number, was, as_of, rows):
     try:
         kept_number, written, kept_cost, {kept} = unpack(value)
     except error:

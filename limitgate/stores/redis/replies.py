@@ -146,18 +146,22 @@ class RedisStoreBase:
         if unwritten:
             self.inspection.refused(clock.name, OUT_OF_MEMORY)
         outcomes: list[Outcome] = list(readings)
-        bans = self._bans
+        bans, cache = self._bans, self.deny_cache
         bans.drop_ended(heard)
+        is_news = bool(lost or cache or self.leases.pending or bans.ends)
+        given_back: list[str] = []
         for place, (plan, reading) in enumerate(zip(plans, readings)):
-            if reading.admitted and plan.verb == "spend" and not (lost or self.deny_cache or self.leases.pending or bans.ends):
+            if not is_news and reading.admitted and plan.verb == "spend":
                 continue  # mostly there is nothing to note
             if place in lost:
                 self.leases.forget(plan)
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
             elif not isinstance(reading, PlainRefund):
                 outcomes[place] = self._learned(plan, reading, sent, heard)
-            elif self.deny_cache is not None:
-                self.deny_cache.forget(reading.keys, reading.now, sent, heard)
+            else:
+                given_back += reading.keys
+        if given_back and cache is not None:
+            cache.forget(given_back, readings[0].now, sent, heard)
         if self.leases:
             self.end_leases_in_time()
         return outcomes
@@ -184,17 +188,15 @@ class RedisStoreBase:
         sent, heard, cache, has_bans = call.sent, our_clock(), self.deny_cache, self._bans.ends
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
-        if shape.gives_back:
-            return self._understood_refunds(plans, now, verdicts, sent, heard, unwritten=unwritten)
-        if verdicts is None:
-            if not (unwritten or has_bans or (cache is not None and cache.refusals)):
-                return plans  # type: ignore[no-any-return] # mostly there is nothing to note
-            verdicts = [plain.ADMITTED] * len(plans)
         if unwritten:
             self.inspection.refused(clock.name, OUT_OF_MEMORY)
+        if shape.gives_back:
+            return self._understood_refunds(plans, now, verdicts, sent, heard, unwritten=unwritten)
+        if verdicts is None and not (unwritten or has_bans or (cache is not None and cache.refusals)):
+            return plans  # type: ignore[no-any-return] # mostly there is nothing to note
         self._bans.drop_ended(heard)
         outcomes: list[Outcome] = [*plans]
-        for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
+        for place, (plan, verdict) in enumerate(zip(plans, verdicts or repeat(plain.ADMITTED))):
             if has_bans and verdict != plain.NOT_CARRIED_OUT:
                 self._bans.forget(plan.keys, now)
             if verdict == plain.NOT_CARRIED_OUT:

@@ -104,17 +104,21 @@ def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
             keys += plan.keys
             if plan.template is not first:
                 is_mixed = True
-    elif len(keys) == 1:
+    elif len(keys) == 1 and not first.has_slots:
         key = keys[0].encode()
         before, after = _around_key(words, len(key), first)
         return before + key + after
+    slots = b""
+    if first.has_slots:
+        slots = _bulk(struct.pack(f"<{len(plans)}d", *[plan.slot for plan in plans]))
     if not is_mixed:
         before, after = _around_keys(words, len(keys), first)
-        return before + _packed_keys(keys) + after
+        return before + _packed_keys(keys) + after + slots
     templates = [plan.template for plan in plans]
     numbers = {template: number for number, template in enumerate(dict.fromkeys(templates), 1)}
     which = struct.pack(f"<{len(templates)}H", *[numbers[template] for template in templates])
-    return _head(words, len(keys), len(numbers)) + _packed_keys(keys) + _bulk(which) + b"".join(map(_asked, numbers))
+    head = _head(words, len(keys), len(numbers) + first.has_slots)
+    return head + _packed_keys(keys) + _bulk(which) + b"".join(map(_asked, numbers)) + slots
 
 
 def _bulk(text: bytes) -> bytes:
@@ -133,7 +137,7 @@ def _head(words: tuple[str, str], keys: int, templates: int) -> bytes:
 @lru_cache(maxsize=1024)
 def _around_keys(words: tuple[str, str], keys: int, template: PlanTemplate) -> tuple[bytes, bytes]:
     """Pack what stands before and behind the keys of a command for plans of one template."""
-    return _head(words, keys, 1), _EMPTY + _asked(template)
+    return _head(words, keys, 1 + template.has_slots), _EMPTY + _asked(template)
 
 
 @lru_cache(maxsize=1024)
@@ -246,7 +250,8 @@ def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
         states=f"({' '.join([each.reported_state.replace('{n}', str(n)) for n, each in enumerate(windows)])})",
     )
     numbers = sum([bucket.algorithm.REPLY_FIELDS * bucket.windows for bucket in shape.buckets if bucket.windows])
-    return struct.Struct(f"<{1 + numbers}q"), compiled(source, "note")
+    known = dict([name for each in windows for name in each.known])
+    return struct.Struct(f"<{1 + numbers}q"), compiled(source, "note", **known)
 
 
 def _note_refunds(plans: Sequence[PlainRefund], each: Iterator[Sequence[int]], now: int) -> bool:
@@ -261,7 +266,7 @@ def _script(shape: ScriptVariant) -> str:
     first, reported = 1, 2
     buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):
-        names = {"$b": place, "$windows": windows, "$refuses": str(enforced).lower()}
+        names = {"$b": place, "$buckets": len(shape.buckets), "$windows": windows, "$refuses": str(enforced).lower()}
         fields = algorithm.REPLY_FIELDS
         places = [{"$w": first + n, "$r": reported + fields * n} for n in range(windows)]
         buckets["--bucket" if windows else "--ban"].append(_Repetition(names, places, _PIECES[algorithm]))

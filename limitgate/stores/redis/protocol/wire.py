@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -41,6 +41,14 @@ NO_PLAN: Final = Plan.peek(())
 _ASKING: Final = pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
 _MORE = struct.Struct("<dddd")
+
+
+@cache
+def _doubles(size: int) -> Callable[..., bytes]:
+    """The function that packs so many numbers."""
+    return struct.Struct(f"<{size}d").pack
+
+
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
 
@@ -95,7 +103,7 @@ class Call:
     @property
     def gives_back(self) -> bool:
         """True if a part of it must not be sent once more on another connection, see `repeated`."""
-        return (self.shape is None or self.shape.gives_back) and any(plan.has_adjustments for plan in self.requested)
+        return any(plan.has_adjustments for plan in self.requested)
 
     def follow(self, other: Call) -> None:
         """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
@@ -315,4 +323,4 @@ def _packed_more(  # noqa: PLR0917 - keywords would take longer
     numbers: list[float] = [most, as_of, slot, max_wait_us]
     for limit, back_of_window, grace_of_window in zip(bucket.limits, back, grace, strict=True):
         numbers += bucket.algorithm.encode_adjustment(limit, back_of_window, grace_of_window)
-    return struct.pack(f"<{len(numbers)}d", *numbers)
+    return _doubles(len(numbers))(*numbers)
