@@ -367,16 +367,21 @@ def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
     """
     place = min(range(len(windows)), key=lambda each: windows[each][5])  # the window of the least burst
     slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
-    return FunctionType(*_straight(len(windows), place), (*slacks, *windows[place][1:], windows))
+    alike = [each for each, window in enumerate(windows) if each != place and window[1:6] == windows[place][1:6]]
+    return FunctionType(*_straight(len(windows), place, *alike), (*slacks, *windows[place][1:], windows))
 
 
 @cache
-def _straight(windows: int, place: int) -> tuple[CodeType, dict[str, Any], str]:
-    """Code, globals and name of `PlanTemplate.tightest` where that window of so many has the least burst."""
+def _straight(windows: int, place: int, *alike: int) -> tuple[CodeType, dict[str, Any], str]:
+    """Code, globals and name of `PlanTemplate.tightest` where that window of so many has the least burst.
+
+    Others that are ``alike``, of the same limit at the same cost, may owe as much as that one.
+    """
     each = partial(each_window, windows)
-    source = _STRAIGHT.format(
-        slacks=each("slack{n},"), debts=each("debt{n},"), within=each("debt{n} <= slack{n}", " and "), place=place
-    )
+    within = each("debt{n} <= slack{n}", " and ")
+    for other in alike:
+        within = within.replace(f"debt{other} <= slack{other}", f"debt{other} <= debt{place}")
+    source = _STRAIGHT.format(slacks=each("slack{n},"), debts=each("debt{n},"), within=within, place=place)
     function = compiled(source, "tightest", of_any=_tightest_of_admitted)
     return function.__code__, function.__globals__, "tightest"
 

@@ -240,12 +240,12 @@ class MemoryStore(Remade):
 
     def _charge_plain(self, plan: PlainSpend, now: int) -> bool:
         """Charge the buckets of a plain plan, of which any may be new; False as `_carry_out_plain`."""
-        shards, mask, known = self._shards, self._mask, self._layouts.known
+        shards, mask, known, template = self._shards, self._mask, self._layouts.known, plan.template
         states: list[State] = []
         writes = []
         is_admitted = True
-        slot = plan.slot if plan.template.has_slots else 0
-        for key, (bucket, cost, enforced, rows) in zip(plan.keys, plan.template.buckets):
+        slot = plan.slot if template.has_slots else 0
+        for key, (bucket, cost, enforced, rows) in zip(plan.keys, template.buckets):
             shard, layout = shards[hash(key) & mask], known.get(bucket)
             value = before = shard.get(key)
             if value is None and self._count < self._max_buckets:
@@ -254,14 +254,15 @@ class MemoryStore(Remade):
                 before = layout.opened(now, cost)
             if before is None or layout is None:
                 return False
-            charged = layout.charge(before, now, layout.number, cost, rows, slot)
+            charge = layout.charge  # as the clock
+            charged = charge(before, now, layout.number, cost, rows, slot)
             if charged is None:
                 return False
             of_bucket, after = charged
             states += of_bucket
             if after is not None:
                 writes.append((shard, key, value, layout, after))
-            elif plan.template.may_wait:
+            elif template.may_wait:
                 return False
             elif enforced:
                 is_admitted = False

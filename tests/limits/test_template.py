@@ -39,7 +39,7 @@ STRAIGHT = ("gcra", "gcra", "fixed_window", "sliding_window")
 def plain_charges(draw: st.DrawFn, algorithms: Sequence[str] = (*STRAIGHT, "sliding_log", "concurrency")) -> list[Charge]:
     """Charges of one to three rules, each with its windows, a cost that fits into an empty bucket, and maybe a shadow.
 
-    Maybe requests may wait where their limit lets them, and a ban is looked for besides.
+    Maybe another rule is like the first, requests may wait where their limit lets them, and a ban is looked for besides.
     """
     charges = []
     for number in range(draw(st.integers(1, 3))):
@@ -51,6 +51,8 @@ def plain_charges(draw: st.DrawFn, algorithms: Sequence[str] = (*STRAIGHT, "slid
         bucket = Bucket(limits)
         wait = draw(st.sampled_from([0, 0, 0, 10**6, bucket.longest_wait_us])) if bucket.algorithm.CAN_WAIT else 0
         charges.append(Charge("", bucket, cost, draw(st.booleans()), f"rule {number}", None, wait))
+    if draw(st.booleans()):
+        charges.append(charges[0]._replace(rule="its twin"))
     return [*charges, BAN] if draw(st.booleans()) else charges
 
 
