@@ -627,8 +627,9 @@ class Gate:
         """The answer to a refused request; ``now`` is the store's clock in Unix µs, None if no bucket was looked at."""
         if now is None:
             return unavailable()
-        key = decision.refusing_key
-        return self.refusals.quota_exceeded(decision.refusing, decision.retry_after, now, decision.rule, key)
+        rules, wait, key = decision.refusing, decision.retry_after, decision.refusing_key
+        is_permanent_ban = decision.is_permanent_ban
+        return self.refusals.quota_exceeded(rules, wait, now, decision.rule, key, is_permanent_ban=is_permanent_ban)
 
     def _note_refusal(
         self, admission: Admission, decision: Decision, now: int | None, refusal: Refusal | None, request_plan: RequestPlan

@@ -68,10 +68,19 @@ class Refusals:
         self._under_way: threading.Thread | asyncio.Future[None] | None = None
         get_ready_for_forks(self)
 
-    def quota_exceeded(self, rules: tuple[str | None, ...], wait: float, now: int, rule: str | None, key: str) -> Refusal:
+    def quota_exceeded(
+        self,
+        rules: tuple[str | None, ...],
+        wait: float,
+        now: int,
+        rule: str | None,
+        key: str,
+        *,
+        is_permanent_ban: bool = False,
+    ) -> Refusal:
         """`limitgate.http.response.quota_exceeded`, by the key that is known."""
         self._has_written = True
-        refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key))
+        refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key), is_permanent_ban=is_permanent_ban)
         if time.monotonic() > self._next_look:
             self.agree_soon()
         return refusal

@@ -147,6 +147,19 @@ class Decision:
         return True
 
     @property
+    def retry_after_header(self) -> int | None:
+        """Value for ``Retry-After``: whole seconds, rounded up, at least 1; None if it passes, or if waiting cannot help."""
+        return None if self.allowed or math.isinf(self.retry_after) else max(1, math.ceil(self.retry_after))
+
+    @property
+    def is_permanent_ban(self) -> bool:
+        """True if it refuses by a ban without an end."""
+        return math.isinf(self.retry_after) and any(
+            after is None and not charge.bucket.algorithm.IS_LIMIT and math.isinf(_wait(charge, states))
+            for charge, states, after in self.evidence
+        )
+
+    @property
     def standings(self) -> list[Standing]:
         """Every bucket of the plan, worked out on demand: most answers need only the tightest window."""
         return [Standing(charge, states, after is not None) for charge, states, after in _after_charges(self)]
@@ -194,8 +207,12 @@ class Decision:
         settlement.note(rule, check_cost(cost))
 
     def _asdict(self) -> dict[str, Any]:
-        """Return the fields for users by name, as `Window` has it: for logs and queues. The windows are dictionaries, too."""
-        return self._shown() | {"windows": [window._asdict() for window in self.windows]}
+        """Return the fields for users by name, as `Window` has it: for logs and queues. The windows are dictionaries, too.
+
+        ``retry_after`` is None if waiting cannot help, as JSON has no infinity.
+        """
+        windows = [window._asdict() | _finite(window.retry_after) for window in self.windows]
+        return self._shown() | _finite(self.retry_after) | {"windows": windows}
 
     def _shown(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
@@ -219,6 +236,10 @@ class Decision:
     def __repr__(self) -> str:
         shown = self._shown() | {"windows": self.windows}
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+def _finite(retry_after: float) -> dict[str, float | None]:
+    return {"retry_after": None if math.isinf(retry_after) else retry_after}
 
 
 def _unpickled(kind: type[Decision], shown: dict[str, Any], windows: Sequence[Window]) -> Decision:
@@ -356,14 +377,21 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
     refusal_id: str | None = None
 
     def __init__(self, decision: Decision, response: Any = None) -> None:
-        wait = decision.retry_after
-        super().__init__(f"rate limited, {'the cost never fits' if wait == math.inf else f'retry in {wait:g} s'}")
+        wait = f"retry in {decision.retry_after:g} s"
+        if math.isinf(decision.retry_after):
+            wait = "banned permanently" if decision.is_permanent_ban else "the cost never fits"
+        super().__init__(f"rate limited, {wait}")
         self.decision = decision
         self.response = response
 
+    @property
+    def retry_after_header(self) -> int | None:
+        """Value for ``Retry-After``: whole seconds, rounded up, at least 1; None if waiting cannot help."""
+        return self.decision.retry_after_header
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the decision, without a response."""
-        return RateLimited, (self.decision,)
+        """Pickle the decision and the message, without a response."""
+        return RateLimited, (self.decision,), {"args": self.args}
 
 
 def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -> Decision:
