@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from contextlib import suppress
 from contextvars import Token
 from types import GeneratorType
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.around import Around
@@ -53,9 +53,14 @@ class LimitGate(Around):
     Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
     rules. Needs no lifespan events; where they are sent, its connections are closed with the application. With
     ``require_store`` the start fails by `StoreError` where the store does not answer.
+
+    Starlette and FastAPI make their middleware when the server is up. Then a mistake fails the start by lifespan events; a
+    server that sends none gets the error at each request.
     """
 
     PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
+    _mistake: Exception | None = None
+    """Error that a framework would not have passed on to its server."""
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
@@ -72,7 +77,10 @@ class LimitGate(Around):
             check_refuses(built.on_denied, "scope", "receive", "send")
         except (ConfigError, TypeError) as error:
             _tell_server(error)
-            raise
+            if not _is_made_while_serving():
+                raise
+            self._mistake = error
+            return
         self.gate, on_denied, self._owns_store, self._required_prefix = built
         self._denials = denials(app, on_denied)
         self._gate_to_be = self.gate
@@ -153,6 +161,8 @@ class LimitGate(Around):
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass through what is no request, and where the gate is switched off, requests too."""
+        if self._mistake is not None:
+            await _fail_start(self._mistake, scope, receive, send)
         if self._gate_to_be is not None and self.gate is None and self._required_prefix is not None:
             receive = await self._require_store(self._gate_to_be, self._required_prefix, scope, receive, send)
             await self(scope, receive, send)
@@ -208,6 +218,22 @@ class LimitGate(Around):
             show_outside(inside, scope)
             if token is not None:
                 decided_marks.reset(token)
+
+
+async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:
+    """Raise a mistake, and if the server sends lifespan events, have it end."""
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": str(mistake)})
+    raise mistake.with_traceback(None)  # else it would grow by each request
+
+
+def _is_made_while_serving() -> bool:
+    """True if Starlette makes its middleware, by the first call of the server: an error then is taken for missing lifespan."""
+    frame = sys._getframe()  # noqa: SLF001 - as logging does
+    while frame is not None and frame.f_code.co_name != "build_middleware_stack":
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 def _forget(token: Token[Container[Mark] | None] | None) -> None:
