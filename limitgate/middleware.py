@@ -59,12 +59,14 @@ class LimitGate(Around):
     """
 
     PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
+    ENTRANCES = ("asgi_app", "asgi_handler")
     _mistake: Exception | None = None
     """Error that a framework would not have passed on to its server."""
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
+        self.note_entrances(app)
         _check_is_application(app, self.PUT_AROUND)
         if hasattr(getattr(app, "__self__", app), "wsgi_app"):
             raise ConfigError(
@@ -102,6 +104,9 @@ class LimitGate(Around):
             await self._pass(scope, receive, send)
             return
         request = ASGIRequest(scope)
+        if not request.is_outermost and self._entrances and (app := self.end_of_circle(scope)) is not None:
+            await app(scope, receive, send)
+            return
         outer = None if request.is_outermost else admission_around(scope)
         try:
             admission = gate.begin(request, outer)  # `Gate.acheck`, a coroutine more
@@ -167,13 +172,16 @@ class LimitGate(Around):
             receive = await self._require_store(self._gate_to_be, self._required_prefix, scope, receive, send)
             await self(scope, receive, send)
             return
+        if self._entrances and (app := self.end_of_circle(scope)) is not None:
+            await app(scope, receive, send)
+            return
         if scope["type"] in ("http", "websocket"):
             await self._pass_request(scope, receive, send)
             return
         if scope["type"] == "lifespan" and self.gate:
             await self.gate.astartup()
         try:
-            await self.app(scope, receive, send)
+            await self.app({**scope, EXCHANGE: None} if self._entrances else scope, receive, send)
         finally:
             if scope["type"] == "lifespan" and self.gate:
                 await self.gate.ashutdown()
@@ -273,10 +281,13 @@ class LimitGateWSGI(Around):
     """
 
     PUT_AROUND = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
+    ENTRANCES = ("wsgi_app", "wsgi")
+    app: WSGIApp
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
+        self.note_entrances(app)
         _check_is_application(app, self.PUT_AROUND)
         if accepts(app, 3) and not accepts(app, 2):
             error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")
@@ -303,12 +314,17 @@ class LimitGateWSGI(Around):
             return self._on_denied
         return self._raising.denial(environ, refusal, decision)
 
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(  # noqa: PLR0911 - each call more costs all
+        self, environ: dict[str, Any], start_response: StartResponse
+    ) -> Iterable[bytes]:
         """Answer one request."""
         gate = self.gate
         if gate is None:
             return self._pass(environ, start_response)
         request = WSGIRequest(environ)
+        if not request.is_outermost and self._entrances and (app := self.end_of_circle(environ)) is not None:
+            chunks: Iterable[bytes] = app(environ, start_response)
+            return chunks
         try:
             admission = gate.check(request, None if request.is_outermost else admission_around(environ))
         except BaseException:
@@ -367,6 +383,9 @@ class LimitGateWSGI(Around):
         return Body(chunks, exchange, admission)
 
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if self._entrances and (app := self.end_of_circle(environ)) is not None:
+            chunks: Iterable[bytes] = app(environ, start_response)
+            return chunks
         if admission_around(environ) is None:
             environ["limitgate"], environ[EXCHANGE] = None, None
         return self._run(EVERYTHING, environ, start_response)

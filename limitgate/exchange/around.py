@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
+from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.gate.gate import Gate
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import lacking
@@ -30,8 +32,39 @@ class Around:
     """Base of middleware that is made of an application and kept in its place."""
 
     gate: Gate | None = None
+    app: Any
     PUT_AROUND: ClassVar[str]
     """Code that puts it around an application."""
+    ENTRANCES: ClassVar[tuple[str, ...]]
+    """Attributes of applications that middleware is put in the place of."""
+
+    def note_entrances(self, app: Any) -> None:
+        """Note what stands in the places where middleware is put, before this one may be put there itself."""
+        standing = {name: getattr(app, name, None) for name in self.ENTRANCES}
+        self._entrances: dict[str, Callable[..., Any]] = {name: found for name, found in standing.items() if found is not None}
+
+    def end_of_circle(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """The application to go on with if a request, by its scope or environ, comes by way of this gate's own application.
+
+        So it does after ``app.wsgi_app = LimitGateWSGI(app)``: the application calls that. None for any other request.
+        """
+        exchange: Exchange | None = place.get(EXCHANGE)
+        if EXCHANGE not in place or (exchange is not None and (exchange.gate is not self.gate or exchange.has_come_round)):
+            return None
+        for name, before in self._entrances.items():
+            if self._is_behind(getattr(self.app, name, None)):
+                if exchange is not None:
+                    exchange.has_come_round = True  # what the application sends itself later is another request
+                return before
+        return None
+
+    def _is_behind(self, app: Any) -> bool:
+        """True if this is an application, or behind its middleware."""
+        seen = set[int]()
+        while app is not None and app is not self and id(app) not in seen:
+            seen.add(id(app))
+            app = getattr(app, "app", None)
+        return app is self
 
     def __del__(self) -> None:
         """Log a gate that goes as soon as it was made, and so was kept by nobody (LG039)."""
