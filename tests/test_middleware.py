@@ -446,6 +446,31 @@ def test_a_shadow_rule_pays_nothing_for_what_others_refused(site: Open) -> None:
     assert '"strict";r=7' in it.ask("/").rate["ratelimit"]
 
 
+REAL = [
+    Rule("real", "9/minute"),
+    Rule("real", Limit("9/minute", algorithm="fixed_window")),
+    Rule("real", "9/minute", "99/minute burst 50"),
+]
+
+
+@pytest.mark.parametrize("shadow_first", [True, False])
+@pytest.mark.parametrize("real", REAL)
+def test_a_shadow_rule_does_not_replace_the_numbers_of_others(site: Open, real: Rule, *, shadow_first: bool) -> None:
+    """In headers and decision, whether it has room or not, and where the request is refused."""
+    shadow = Rule("shadow", "2/minute", "3/hour", shadow=True)
+    rules = [shadow, real] if shadow_first else [real, shadow]
+    it = site(*rules, headers=["x-ratelimit", "x-ratelimit-windows"])
+    replies = [it.ask() for _ in range(10)]
+    assert [reply.status for reply in replies] == [200] * 9 + [429]
+    for left, reply in zip([*range(8, -1, -1), 0], replies, strict=True):
+        shown = {name: reply.rate[name] for name in ("x-ratelimit-limit", "x-ratelimit-remaining")}
+        assert shown == {"x-ratelimit-limit": "9", "x-ratelimit-remaining": str(left)}
+        assert reply.rate["x-ratelimit-remaining-minute"] == str(left)
+        assert "x-ratelimit-remaining-hour" not in reply.rate
+    assert [(decision.rule, decision.remaining) for decision in it.seen] == [("real", left) for left in range(8, -1, -1)]
+    assert {window.rule for window in it.seen[0].windows} == {"shadow", "real"}
+
+
 def test_the_shadow_option_puts_every_rule_in_shadow(site: Open) -> None:
     """With ``shadow=True`` everything is decided and reported, nothing is refused."""
     it = site(Rule("api", "1/minute"), shadow=True)

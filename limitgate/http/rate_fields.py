@@ -35,14 +35,28 @@ class Numbers(NamedTuple):
 def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
     """Rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
 
-    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names.
+    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names. Rules in shadow do not
+    take the place of others, so they are told only where each policy has its name, or where there are no others.
     """
     styles = tuple(styles)
     limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)
     if styles == ("x-ratelimit",):
         return x_ratelimit(limit, remaining, full_at_us)
+    standings = decision.standings
+    enforced = [each for each in standings if each.charge.enforced]
+    if not enforced or len(enforced) == len(standings):
+        return _fields_of(styles, standings, Numbers(limit, remaining, full_at_us, ()), rules)
+    fields: Fields = []
+    for style in styles:
+        shown = standings if style in _NAMES_POLICIES else enforced
+        fields += _fields_of((style,), shown, Numbers(limit, remaining, full_at_us, ()), rules)
+    return fields
+
+
+def _fields_of(styles: tuple[str, ...], standings: Sequence[Standing], numbers: Numbers, rules: frozenset[str]) -> Fields:
+    """Rate fields of these buckets, by the numbers of the tightest window."""
     groups: dict[tuple[str, str], list[Standing]] = {}
-    for standing in decision.standings:
+    for standing in standings:
         charge = standing.charge
         groups.setdefault((charge.rule or "", charge.key.removesuffix(charge.bucket.suffix)), []).append(standing)
     buckets = tuple([(rule, tuple([each.charge.bucket for each in group])) for (rule, _), group in groups.items()])
@@ -50,7 +64,7 @@ def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: froz
     for window in [window for group in groups.values() for standing in group for window in standing.windows()]:
         wait = window.retry_after or (window.reset_after if window.period else inf)
         windows.append((window.remaining, None if isinf(wait) else ceil(wait)))
-    return prepared_fields(styles, buckets, rules)(Numbers(limit, remaining, full_at_us, windows))
+    return prepared_fields(styles, buckets, rules)(numbers._replace(windows=windows))
 
 
 Buckets = tuple[tuple[str, tuple[Bucket, ...]], ...]
@@ -193,3 +207,5 @@ STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
     "draft-11": _draft_11,
 }
 """Per style the function that prepares its fields, from the buckets of a request and the names of all rules of the gate."""
+_NAMES_POLICIES = frozenset({"draft-11"})
+"""Styles that name the policy of each number."""

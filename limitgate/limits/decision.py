@@ -23,6 +23,12 @@ InForce = tuple[str | None, int, int]
 has that of the host that a client sends to."""
 
 
+class InShadow(tuple[str | None, int, int]):
+    """An `InForce` of a rule in shadow, whose numbers stand back behind those of other rules."""
+
+    __slots__ = ()
+
+
 class Window(NamedTuple):
     """State of one limit, in numbers for users. Immutable."""
 
@@ -112,7 +118,8 @@ class Decision:
     allowed: bool
     """True if the request may pass."""
     limit: int
-    """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``."""
+    """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``. A rule in shadow
+    counts only if no other rule applies."""
     remaining: int
     """Whole requests that still fit into that window."""
     retry_after: float
@@ -462,7 +469,7 @@ def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce,
 
 def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) -> Decision:
     """Make the decision of adaptive limits alone, under which a request has its places."""
-    rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(in_force, key=itemgetter(2))
+    rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(_enforced(in_force) or in_force, key=itemgetter(2))
     decision = decision_of(True, limit, remaining, 0.0, 0.0, 1, rule, False, 0.0, (), False, settlement)
     _set(decision, "in_force", in_force)
     return decision
@@ -491,11 +498,18 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """Of some adaptive limits the first with the least places left; None if none of them has less than ``remaining``."""
-    fewest = in_force[0]
+    """Of some adaptive limits the first with the least places left; None if none of them has less than ``remaining``.
+
+    Those in shadow have no part in it.
+    """
+    fewest: InForce | None = in_force[0]
     if len(in_force) > 1:
-        fewest = min(in_force, key=itemgetter(2))
-    return fewest if fewest[2] < remaining else None
+        fewest = min(_enforced(in_force), key=itemgetter(2), default=None)
+    return fewest if fewest is not None and fewest[2] < remaining and type(fewest) is tuple else None
+
+
+def _enforced(in_force: tuple[InForce, ...]) -> list[InForce]:
+    return [each for each in in_force if type(each) is tuple]
 
 
 _set = object.__setattr__
@@ -532,11 +546,18 @@ def _again(admitted: Decision) -> float:
 
 
 def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
-    """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit."""
-    tightest, least, latest = buckets[0].charge, -1, -1
+    """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit.
+
+    Windows of rules in shadow stand back behind those of rules that may refuse.
+    """
+    tightest, least, latest, of_enforced = buckets[0].charge, -1, -1, False
     tight = tightest.bucket.limits[0]
     for charge, before, after in buckets:
         algorithm = charge.bucket.algorithm
+        if (charge.enforced and (algorithm.IS_LIMIT or after is None)) is not of_enforced:
+            if of_enforced:
+                continue
+            of_enforced, least, latest = True, -1, -1
         for limit, state in zip(charge.bucket.limits, after if is_charged and after is not None else before):
             left = algorithm.remaining(state, limit)
             if left <= least or least < 0:
