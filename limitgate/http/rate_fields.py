@@ -5,15 +5,17 @@ What depends on the rules alone, such as the policies of draft-11, is prepared o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from functools import lru_cache
 from itertools import count
 from math import ceil, floor, inf, isinf
 from typing import NamedTuple
 
+from limitgate.errors import ConfigError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing
 from limitgate.limits.limit import unit_of
+from limitgate.messages.suggestions import expected_of
 
 Fields = list[tuple[str, str]]
 RawFields = list[tuple[bytes, bytes]]
@@ -32,7 +34,64 @@ class Numbers(NamedTuple):
     """Per window the whole requests that still fit, and the seconds to wait, rounded up; None if waiting cannot help."""
 
 
-def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
+class Renamed(NamedTuple):
+    """A style under other names, which stands in the place of its own name."""
+
+    style: str
+    names: tuple[tuple[str, str], ...]
+    """Names of its fields, each with the one to send instead."""
+
+
+Style = str | Renamed
+
+
+def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Style, ...]:
+    """Styles whose fields are sent under these ``names``, by those that they have otherwise, in any case.
+
+    Raises `ConfigError` for a name that no style has, and for names that are not different.
+    """
+    styles = tuple(styles)
+    known = {field.lower(): field for style in styles for field in FIELDS[style]}
+    for name in names:
+        if name.lower() not in known:
+            expected = expected_of(name, sorted(known.values())) if known else "expected none, as no styles are sent"
+            raise ConfigError.at((name,), f"no style in headers has the field, {expected}")
+    chosen = {known[name.lower()]: other for name, other in names.items()}
+    taken = dict.fromkeys(_OF_REFUSALS, "a refusal")
+    for field in known.values():
+        name = chosen.get(field, field)
+        if name.lower() in taken:
+            raise ConfigError.at((field,), f"{name} is sent for {taken[name.lower()]} already, expected another name")
+        taken[name.lower()] = field
+    found: list[Style] = []
+    for style in styles:
+        own = tuple([(field, chosen[field]) for field in FIELDS[style] if field in chosen])
+        found.append(Renamed(style, own) if own else style)
+    return tuple(found)
+
+
+def names_of(styles: Iterable[Style]) -> list[str]:
+    """The names of all fields that styles may send."""
+    found = []
+    for style in styles:
+        own, names = (style.style, dict(style.names)) if isinstance(style, Renamed) else (style, {})
+        found += [names.get(field, field) for field in FIELDS[own]]
+    return found
+
+
+def without(fields: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> Fields:
+    """The fields whose names are not among others, so that no name is sent twice."""
+    taken = {name.lower() for name, _ in others}
+    return [field for field in fields if field[0].lower() not in taken]
+
+
+def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[bytes, bytes]]) -> RawFields:
+    """`without`, of fields as `raw` gives them."""
+    taken = {bytes(name).lower() for name, _ in others}
+    return [field for field in fields if bytes(field[0]).lower() not in taken]
+
+
+def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
     """Rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
 
     ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names. Rules in shadow do not
@@ -48,12 +107,13 @@ def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: froz
         return _fields_of(styles, standings, Numbers(limit, remaining, full_at_us, ()), rules)
     fields: Fields = []
     for style in styles:
-        shown = standings if style in _NAMES_POLICIES else enforced
+        own = style.style if isinstance(style, Renamed) else style
+        shown = standings if own in _NAMES_POLICIES else enforced
         fields += _fields_of((style,), shown, Numbers(limit, remaining, full_at_us, ()), rules)
     return fields
 
 
-def _fields_of(styles: tuple[str, ...], standings: Sequence[Standing], numbers: Numbers, rules: frozenset[str]) -> Fields:
+def _fields_of(styles: tuple[Style, ...], standings: Sequence[Standing], numbers: Numbers, rules: frozenset[str]) -> Fields:
     """Rate fields of these buckets, by the numbers of the tightest window."""
     groups: dict[tuple[str, str], list[Standing]] = {}
     for standing in standings:
@@ -73,9 +133,9 @@ Writer = Callable[[Numbers], Fields]
 
 
 @lru_cache(maxsize=1024)
-def prepared_fields(styles: tuple[str, ...], buckets: Buckets, rules: frozenset[str]) -> Writer:
+def prepared_fields(styles: tuple[Style, ...], buckets: Buckets, rules: frozenset[str]) -> Writer:
     """Return the function that writes the rate fields of requests with these buckets in each of ``styles``; cached."""
-    writers = [STYLES[style](buckets, rules) for style in styles]
+    writers = [_writer(style, buckets, rules) for style in styles]
     if len(writers) == 1:
         return writers[0]
 
@@ -83,6 +143,13 @@ def prepared_fields(styles: tuple[str, ...], buckets: Buckets, rules: frozenset[
         return [field for write_style in writers for field in write_style(numbers)]
 
     return write
+
+
+def _writer(style: Style, buckets: Buckets, rules: frozenset[str]) -> Writer:
+    if not isinstance(style, Renamed):
+        return STYLES[style](buckets, rules)
+    write, names = STYLES[style.style](buckets, rules), dict(style.names)
+    return lambda numbers: [(names.get(name, name), value) for name, value in write(numbers)]
 
 
 def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
@@ -207,5 +274,13 @@ STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
     "draft-11": _draft_11,
 }
 """Per style the function that prepares its fields, from the buckets of a request and the names of all rules of the gate."""
+FIELDS: dict[str, tuple[str, ...]] = {
+    "x-ratelimit": (_LIMIT, _REMAINING, _RESET),
+    "x-ratelimit-windows": tuple([f"{name}-{unit.title()}" for unit in _UNITS for name in (_LIMIT, _REMAINING)]),
+    "draft-11": (_POLICY, _STATE),
+}
+"""Per style the names of all fields that it may send."""
+_OF_REFUSALS = ("retry-after", "content-type", "content-length", "cache-control")
+"""Names of the other fields of a refusal."""
 _NAMES_POLICIES = frozenset({"draft-11"})
 """Styles that name the policy of each number."""
