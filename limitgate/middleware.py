@@ -104,7 +104,7 @@ class LimitGate(Around):
             await self._pass(scope, receive, send)
             return
         request = ASGIRequest(scope)
-        if not request.is_outermost and self._entrances and (app := self.end_of_circle(scope)) is not None:
+        if not request.is_outermost and self._entrances and (app := self.app_inside(scope)) is not None:
             await app(scope, receive, send)
             return
         outer = None if request.is_outermost else admission_around(scope)
@@ -172,7 +172,7 @@ class LimitGate(Around):
             receive = await self._require_store(self._gate_to_be, self._required_prefix, scope, receive, send)
             await self(scope, receive, send)
             return
-        if self._entrances and (app := self.end_of_circle(scope)) is not None:
+        if self._entrances and (app := self.app_inside(scope)) is not None:
             await app(scope, receive, send)
             return
         if scope["type"] in ("http", "websocket"):
@@ -322,7 +322,7 @@ class LimitGateWSGI(Around):
         if gate is None:
             return self._pass(environ, start_response)
         request = WSGIRequest(environ)
-        if not request.is_outermost and self._entrances and (app := self.end_of_circle(environ)) is not None:
+        if not request.is_outermost and self._entrances and (app := self.app_inside(environ)) is not None:
             chunks: Iterable[bytes] = app(environ, start_response)
             return chunks
         try:
@@ -383,7 +383,7 @@ class LimitGateWSGI(Around):
         return Body(chunks, exchange, admission)
 
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if self._entrances and (app := self.end_of_circle(environ)) is not None:
+        if self._entrances and (app := self.app_inside(environ)) is not None:
             chunks: Iterable[bytes] = app(environ, start_response)
             return chunks
         if admission_around(environ) is None:

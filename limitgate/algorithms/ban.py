@@ -22,7 +22,7 @@ RESCALES = False
 FOR_EVER = 100 * 366 * 86_400 * 1_000_000
 """Microseconds of a ban that has no end."""
 PERMANENT = FOR_EVER // 2
-"""Microseconds left of a ban above which it has no end: no shorter time left was ever one, as nobody waits that long."""
+"""Remaining microseconds above which a ban counts as permanent. A permanent ban begins with `FOR_EVER`, and time passes."""
 MORE, AT_LEAST = 0, 1
 """Ways of an adjustment: make the ban longer, or have it last at least so long. A reset lifts it."""
 PLENTY = 10**15
@@ -104,7 +104,7 @@ def used(state: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
 
 
 def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:  # noqa: ARG001
-    """The rest of the ban; None if it has no end."""
+    """The rest of the ban; None if it is permanent."""
     return None if state > PERMANENT else state
 
 

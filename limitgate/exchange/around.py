@@ -39,22 +39,22 @@ class Around:
     """Attributes of applications that middleware is put in the place of."""
 
     def note_entrances(self, app: Any) -> None:
-        """Note what stands in the places where middleware is put, before this one may be put there itself."""
+        """Note the entrances of an application, before this middleware is put into the place of one."""
         standing = {name: getattr(app, name, None) for name in self.ENTRANCES}
         self._entrances: dict[str, Callable[..., Any]] = {name: found for name, found in standing.items() if found is not None}
 
-    def end_of_circle(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """The application to go on with if a request, by its scope or environ, comes by way of this gate's own application.
+    def app_inside(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """Return the application to call if a request has come back to this gate by way of its own application.
 
-        So it does after ``app.wsgi_app = LimitGateWSGI(app)``: the application calls that. None for any other request.
+        This happens after ``app.wsgi_app = LimitGateWSGI(app)``. None for all other requests; ``place`` is the scope or environ.
         """
         exchange: Exchange | None = place.get(EXCHANGE)
-        if EXCHANGE not in place or (exchange is not None and (exchange.gate is not self.gate or exchange.has_come_round)):
+        if EXCHANGE not in place or (exchange is not None and (exchange.gate is not self.gate or exchange.has_come_back)):
             return None
         for name, before in self._entrances.items():
             if self._is_behind(getattr(self.app, name, None)):
                 if exchange is not None:
-                    exchange.has_come_round = True  # what the application sends itself later is another request
+                    exchange.has_come_back = True  # if it comes again, the application has sent it
                 return before
         return None
 

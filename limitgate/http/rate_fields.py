@@ -35,20 +35,20 @@ class Numbers(NamedTuple):
 
 
 class Renamed(NamedTuple):
-    """A style under other names, which stands in the place of its own name."""
+    """A style whose fields are sent under other names."""
 
     style: str
     names: tuple[tuple[str, str], ...]
-    """Names of its fields, each with the one to send instead."""
+    """Pairs of a field's name and the name to send instead."""
 
 
 Style = str | Renamed
 
 
 def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Style, ...]:
-    """Styles whose fields are sent under these ``names``, by those that they have otherwise, in any case.
+    """Apply ``names``, from the standard name of a field in any case to the name to send, to styles.
 
-    Raises `ConfigError` for a name that no style has, and for names that are not different.
+    Raises `ConfigError` for a name that no style has, and for a name that is sent for something else.
     """
     styles = tuple(styles)
     known = {field.lower(): field for style in styles for field in FIELDS[style]}
@@ -94,8 +94,8 @@ def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[by
 def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
     """Rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
 
-    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names. Rules in shadow do not
-    take the place of others, so they are told only where each policy has its name, or where there are no others.
+    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names. Shadow rules are shown
+    only by styles that name each policy, or if there are no other rules.
     """
     styles = tuple(styles)
     limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)

@@ -24,7 +24,7 @@ has that of the host that a client sends to."""
 
 
 class InShadow(tuple[str | None, int, int]):
-    """An `InForce` of a rule in shadow, whose numbers stand back behind those of other rules."""
+    """An `InForce` of a shadow rule, which is ignored if another limit applies."""
 
     __slots__ = ()
 
@@ -118,8 +118,8 @@ class Decision:
     allowed: bool
     """True if the request may pass."""
     limit: int
-    """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``. A rule in shadow
-    counts only if no other rule applies."""
+    """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``. Shadow rules are
+    ignored unless there are no others."""
     remaining: int
     """Whole requests that still fit into that window."""
     retry_after: float
@@ -498,9 +498,9 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """Of some adaptive limits the first with the least places left; None if none of them has less than ``remaining``.
+    """Return the adaptive limit with the fewest free places, or None if all have at least ``remaining``.
 
-    Those in shadow have no part in it.
+    Shadow rules are ignored.
     """
     fewest: InForce | None = in_force[0]
     if len(in_force) > 1:
@@ -548,7 +548,7 @@ def _again(admitted: Decision) -> float:
 def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
     """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit.
 
-    Windows of rules in shadow stand back behind those of rules that may refuse.
+    Shadow rules are ignored unless there are no others.
     """
     tightest, least, latest, of_enforced = buckets[0].charge, -1, -1, False
     tight = tightest.bucket.limits[0]

@@ -267,7 +267,7 @@ class PlanTemplate:
             if charge.enforced is not of_enforced:
                 if of_enforced:
                     continue
-                of_enforced, least, latest = True, -1, -1  # the windows of shadows stand back
+                of_enforced, least, latest = True, -1, -1  # ignore the shadow rules before
             if left <= least or least < 0:
                 refill = -(-debt // count)
                 if left != least or refill > latest:
@@ -302,7 +302,7 @@ charge fits, those of one request, those that a microsecond pays back, those tha
 def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
     """`PlanTemplate.tightest` among all windows; None where a charge does not fit: of a rule that may not refuse.
 
-    The windows of shadows stand back behind those of rules that may refuse.
+    Shadow rules are ignored unless there are no others.
     """
     tightest, least, refill, of_enforced = None, 0, 0, False
     for debt, window in zip(debts, windows):

@@ -178,9 +178,9 @@ def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def _kept_by(endpoint: Any) -> list[Any]:
-    """The callables that an endpoint is made of: those that a decorator was given to wrap.
+    """The callables that an endpoint calls: those that a decorator was given to wrap.
 
-    Of an object its method, or the only one that it keeps if there is nothing on that.
+    For an object: its ``__call__``, or without marks on that, the only callable among its attributes.
     """
     if isinstance(endpoint, functools.partial):
         return [endpoint.func]
@@ -215,7 +215,8 @@ def _is_callable(value: Any) -> bool:
 def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
     """The variables of a function's closure that are arguments of the function around it.
 
-    So a decorator keeps what it wraps, while a view of an application factory may just mention another one.
+    A decorator keeps the endpoint that it wraps in such an argument. A view in an application factory may mention another view,
+    but that is a local variable of the factory.
     """
     outermost: Any = sys.modules.get(module)
     for part in code.co_qualname.partition(".<locals>")[0].split("."):

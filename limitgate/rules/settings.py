@@ -113,7 +113,7 @@ class Settings(BaseSettings):
     headers: Strings = ("x-ratelimit",)
     """Styles of rate headers to send."""
     header_names: Annotated[dict[str, str], NoDecode, BeforeValidator(_mapped)] = {}
-    """Names to send rate headers under, by those that they have otherwise: ``{X-RateLimit-Limit: X-Quota}``."""
+    """Other names for rate headers: ``{X-RateLimit-Limit: X-Quota}``."""
     shadow: bool = False
     """Decide and report, never refuse."""
     strict: bool = False

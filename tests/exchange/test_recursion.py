@@ -55,7 +55,7 @@ def test_flask(*, around: bool) -> None:
 
 
 def test_flask_where_the_gate_is_served_itself() -> None:
-    """The application as it is, with middleware that it is given later, is no circle."""
+    """The application as it is, with middleware that it is given later, does not recurse."""
     app = flask_app()
     gate = LimitGateWSGI(app, **options())
     app.wsgi_app = later = Noting(app.wsgi_app)  # type: ignore[method-assign,assignment]
@@ -64,14 +64,14 @@ def test_flask_where_the_gate_is_served_itself() -> None:
 
 
 def test_flask_switched_off() -> None:
-    """Nothing is limited, and nothing goes round."""
+    """Nothing is limited, and nothing recurses."""
     app = flask_app()
     app.wsgi_app = LimitGateWSGI(app, enabled=False)  # type: ignore[method-assign]
     assert of_flask(app) == [200] * 4
 
 
 def test_a_request_from_inside_counts() -> None:
-    """What the application sends itself is a request of its own, in a circle as elsewhere."""
+    """What the application sends itself is a request of its own."""
     app = flask_app()
     inside: list[int] = []
 
