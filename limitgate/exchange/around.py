@@ -46,7 +46,7 @@ class Around:
     def app_inside(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
         """Return the application to call if a request has come back to this gate by way of its own application.
 
-        This happens after ``app.wsgi_app = LimitGateWSGI(app)``. None for all other requests; ``place`` is the scope or environ.
+        This happens after ``app.wsgi_app = LimitGateWSGI(app)``. None for other requests; ``place`` is the scope or environ.
         """
         exchange: Exchange | None = place.get(EXCHANGE)
         if EXCHANGE not in place or (exchange is not None and (exchange.gate is not self.gate or exchange.has_come_back)):
