@@ -25,7 +25,7 @@ def limitgate_off() -> Iterator[None]:
 
 @pytest.fixture
 def limitgate_clock() -> Iterator[FrozenClock]:
-    """Clock of all memory stores, which goes on when told, see `limitgate.testing.frozen`."""
+    """Clock of all stores, which goes on when told, see `limitgate.testing.frozen`."""
     from limitgate import testing  # noqa: PLC0415 - only for tests that use it
 
     with testing.frozen() as clock:

@@ -1,15 +1,20 @@
-"""What each algorithm costs Redis: ``python -m benchmarks.algorithms`` prints the figures of docs/algorithms.md.
+"""What each algorithm costs Redis: ``python -m benchmarks.algorithms`` prints it, ``--write`` puts it into docs/algorithms.md.
 
-Memory is that of a key that owes as much as it can. Time is that of the script's call for a request that passes, in keys that
-are half full, by the server's own count (`INFO commandstats`): the best of several rounds, as others may use the machine.
+Memory is that of a key that owes as much as it can, of a rule of the name ``api`` and of a limiter, whose keys name their hash
+slot besides. Time is that of the script's call for a request that passes, in keys that are half full, by the server's own count
+(`INFO commandstats`): the best of several rounds, as others may use the machine.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from handbook.reference import inserted
 from limitgate import Limit
+from limitgate.limiter.operations import bucket_key
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.stores.redis.protocol import wire
@@ -32,6 +37,7 @@ LIMITS: Mapping[str, tuple[Limit, ...]] = {
     "1,000 at once": (Limit("1000 at once"),),
 }
 """What is measured, by name."""
+PAGE = Path(__file__).parent.parent / "docs/algorithms.md"
 ROUNDS = 60
 CALLS = 50
 """In a round, and so buckets."""
@@ -41,7 +47,9 @@ class Cost(NamedTuple):
     """What limits cost Redis."""
 
     memory: int
-    """Bytes of a key, as MEMORY USAGE has it."""
+    """Bytes of a rule's key, as MEMORY USAGE has it."""
+    of_limiter: int
+    """Bytes of a limiter's key."""
     time: float
     """Microseconds of a call."""
 
@@ -52,9 +60,9 @@ def measured(server: RedisServer, several: Mapping[str, tuple[Limit, ...]], roun
         client.flushall()
         client.script_load(wire.SPEND.text)
         subjects = {name: _Subject(client, limits) for name, limits in several.items()}
-        memory = {name: subject.memory() for name, subject in subjects.items()}
+        memory = {name: (subject.memory(), subject.memory(of_limiter=True)) for name, subject in subjects.items()}
         times = [{name: subject.time(number) for name, subject in subjects.items()} for number in range(rounds)]
-    return {name: Cost(memory[name], min(each[name] for each in times)) for name in several}
+    return {name: Cost(*memory[name], min(each[name] for each in times)) for name in several}
 
 
 class _Subject:
@@ -65,10 +73,10 @@ class _Subject:
         (self._windows,) = buckets_of(limits)
         self._half = limits[0].count // 2
 
-    def memory(self) -> int:
+    def memory(self, *, of_limiter: bool = False) -> int:
         """Bytes of a key that owes as much as it can."""
-        call = self._call(0, 1)
-        self._send([self._call(0, slot) for slot in range(1, 2 * self._half + 1)])
+        call = self._call(0, 1, of_limiter=of_limiter)
+        self._send([self._call(0, slot, of_limiter=of_limiter) for slot in range(1, 2 * self._half + 1)])
         return int(self._client.memory_usage(call[3], samples=0))
 
     def time(self, number: int) -> float:
@@ -82,11 +90,12 @@ class _Subject:
         stat = self._client.info("commandstats")["cmdstat_evalsha"]
         return float(stat["usec"]) / int(stat["calls"])
 
-    def _call(self, key: int, slot: int) -> Sequence[Any]:
+    def _call(self, key: int, slot: int, *, of_limiter: bool = False) -> Sequence[Any]:
         """The command that takes one request from a bucket, or books it where nothing fits while anything is owed."""
         windows = self._windows
         ahead = 10**12 if windows.limits[0].warm_up else 0
-        bucket = f"limitgate:{id(self):016x}{key:016x}{windows.suffix}"
+        digest = f"{id(self):016x}{key:016x}"
+        bucket = bucket_key(f"limitgate:{digest}", windows) if of_limiter else f"limitgate:api:{digest}{windows.suffix}"
         charge = Charge(bucket, windows, 1, enforced=True, rule=None, max_wait_us=ahead, slot=slot)
         return "EVALSHA", wire.SPEND.sha, *wire.arguments([Plan((charge,))])
 
@@ -97,17 +106,27 @@ class _Subject:
             pipeline.execute()
 
 
+def page(text: str, costs: Mapping[str, Cost]) -> str:
+    """The page with its table as it was measured."""
+    base = costs["gcra"].time
+    rows = ["| limits | key of a rule, bytes | key of a limiter, bytes | Redis' CPU |", "|---|--:|--:|--:|"]
+    rows += [f"| {name} | {cost.memory:,} | {cost.of_limiter:,} | {cost.time / base:.2f} |" for name, cost in costs.items()]
+    return inserted(text, "costs", "\n".join(rows))
+
+
 def main() -> None:
-    """Measure everything, and print a table."""
+    """Measure everything, and print or write a table."""
     server = RedisServer()
     try:
         costs = measured(server, LIMITS)
     finally:
         server.stop()
-    base = costs["gcra"].time
-    print(f"a call for gcra: {base:.1f} µs")
-    for name, cost in costs.items():
-        print(f"{name:26}{cost.memory:8,} bytes{cost.time / base:8.2f} times that")
+    print(f"a call for gcra: {costs['gcra'].time:.1f} µs")
+    text = page(PAGE.read_text(), costs)
+    if "--write" in sys.argv:
+        PAGE.write_text(text)
+    else:
+        print(text.partition("<!-- costs -->")[2].partition("<!-- /costs -->")[0])
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _VALUES = {
     "reserve": "share above 0 up to 49 %",
     "algorithm": either_of(f"`{name}`" for name in NAMES),
     "adaptive": "`true`, or a mapping of bounds",
+    "ban": "mapping, see [bans](#bans)",
     "max_delay": "duration up to 60 s",
 }
 """What is to be said of values whose type says too little."""

@@ -14,9 +14,10 @@ from pydantic import BaseModel
 
 from handbook.fields import docstrings
 from limitgate import Limit, Rule
-from limitgate.limits.limit import ABBREVIATIONS, NAMES, SECONDS
+from limitgate.limits.limit import ABBREVIATIONS, MONTH, NAMES, SECONDS
 from limitgate.limits.priority import MOST, RESERVES
 from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, LONGEST_DELAY_S, Adaptive
+from limitgate.rules.ban import HIGHEST_GROWTH, LONGEST_S, MOST_REFUSALS, Ban
 from limitgate.rules.callers import KnownCaller
 from limitgate.rules.options import PARTS, ChargeIf
 from limitgate.rules.rule import MAX_DELAY
@@ -36,10 +37,13 @@ def _either(words: list[str]) -> str:
     return f"(?:{'|'.join(words)})"
 
 
-_UNIT = _either([_letters(unit) for unit in (*[f"{unit}s?" for unit in SECONDS], *ABBREVIATIONS)])
+_UNIT = _either([_letters(unit) for unit in (*[f"{unit}s?" for unit in (*SECONDS, MONTH)], *ABBREVIATIONS)])
 _SOME = r"0*[1-9][0-9]{0,17}"
-_RATE = rf"{_SOME}\s*(?:/|{_letters('per')}\b)\s*(?:{_SOME}\s*)?{_UNIT}(?:\s+{_letters('burst')}\s+{_SOME})?"
-_AT_ONCE = rf"{_SOME}\s+{_letters('at')}\s+{_letters('once')}"
+_COUNTED = r"[0-9]{1,18}"
+_PERIOD = rf"\s*(?:/|{_letters('per')}\b)\s*(?:{_SOME}\s*)?{_UNIT}"
+_BURST = rf"\s+{_letters('burst')}\s+"
+_RATE = rf"(?:{_SOME}{_PERIOD}(?:{_BURST}{_SOME})?|0{{1,18}}{_PERIOD}(?:{_BURST}{_COUNTED})?)"
+_AT_ONCE = rf"{_COUNTED}\s+{_letters('at')}\s+{_letters('once')}"
 
 _NAME = r"[A-Za-z0-9._-]{1,64}"
 _PART = rf"\s*(?:{'|'.join(PARTS)}|header:[!#$%&'*+.^_`|~0-9A-Za-z-]{{1,128}})\s*"
@@ -63,7 +67,7 @@ _LIMIT_TEXT: Schema = {
 
 def _duration(**bounds: float) -> Schema:
     """A duration; ``bounds`` are those of numbers of seconds, as text has units."""
-    text = {"type": "string", "pattern": r"^\s*[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h)\s*$"}
+    text = {"type": "string", "pattern": r"^\s*[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h|d)\s*$"}
     return {"anyOf": [{"type": "number", **bounds}, text]}
 
 
@@ -102,11 +106,20 @@ _BOUNDS = {
     "delay": _duration(exclusiveMinimum=0, maximum=LONGEST_DELAY_S),
 }
 
+_BAN_LASTS = _duration(exclusiveMinimum=0, maximum=LONGEST_S)
+_BAN = {
+    "after": {**_COUNT, "maximum": MOST_REFUSALS},
+    "within": _BAN_LASTS,
+    "duration": _BAN_LASTS,
+    "growing": {"type": "number", "minimum": 1, "maximum": HIGHEST_GROWTH},
+    "most": _or_null(_BAN_LASTS),
+}
+
 FORMS: dict[type, dict[str, Schema]] = {
     Rule: {
         "name": _name(),
         "limits": {"type": "array", "items": _ref("limit")},
-        **dict.fromkeys(["qps", "qpm", "qph", "qpd", "concurrency"], _or_null(_COUNT)),
+        **dict.fromkeys(["qps", "qpm", "qph", "qpd", "concurrency"], _or_null(_AMOUNT)),
         "adaptive": {"anyOf": [_FLAG, _ref("adaptive"), {"type": "null"}]},
         "path": {"anyOf": [_PATH, _list(_PATH)]},
         "exclude": _list(_PATH),
@@ -119,6 +132,7 @@ FORMS: dict[type, dict[str, Schema]] = {
         "cost": _AMOUNT,
         "on_error": {"enum": ["open", "closed", "local", None]},
         "charge_if": _or_null({"anyOf": [_ref("charge_if")]}),
+        "ban": _or_null({"anyOf": [_ref("ban")]}),
         "per": {"enum": ["request", "message"]},
         **dict.fromkeys(["shadow", "exempt", "deny"], _FLAG),
         "lease": _AMOUNT,
@@ -142,21 +156,21 @@ FORMS: dict[type, dict[str, Schema]] = {
         "set_by_proxy": _FLAG,
         "tier": _or_null(_TEXT),
         "priority": {"enum": [*RESERVES]},
-        "limits": {"type": "object", "additionalProperties": {"anyOf": [_ref("limit"), _list(_ref("limit"))]}},
+        "limits": _or_null({"type": "object", "additionalProperties": {"anyOf": [_ref("limit"), _list(_ref("limit"))]}}),
     },
     Given: {
         "path": _PATH,
         "method": _METHOD,
         "ip": {"type": "string"},
         "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-        "at": _or_null({"type": "number", "minimum": 0}),
+        "at": _or_null(_duration(minimum=0)),
     },
     Expected: {
         "allowed": _FLAG,
         "rule": _or_null(_name()),
         "remaining": _or_null(_AMOUNT),
         "tier": _TEXT,
-        "retry_after": {"type": "number", "minimum": 0},
+        "retry_after": _duration(minimum=0),
     },
 }
 """Forms of the fields of each model as they may stand in a file."""
@@ -188,6 +202,7 @@ def schema() -> Schema:
             "limit": {"anyOf": [_LIMIT_TEXT, _limit()]},
             "charge_if": {**_object(ChargeIf), "minProperties": 1},
             "adaptive": _adaptive(),
+            "ban": _ban(),
             "caller": caller,
             "test": test,
         },
@@ -222,6 +237,13 @@ def _adaptive() -> Schema:
     """The mapping of the bounds of an adaptive limit."""
     texts = docstrings(Adaptive, markdown=False)
     return _mapping({name: {**form, "description": texts[name]} for name, form in _BOUNDS.items()}, [])
+
+
+def _ban() -> Schema:
+    """The mapping of a ban, in which the duration is mostly called ``for``."""
+    texts = docstrings(Ban, markdown=False)
+    fields = {name: {**form, "description": texts[name]} for name, form in _BAN.items()}
+    return {**_mapping({**fields, "for": fields["duration"]}, ["after", "within"]), "minProperties": 3}
 
 
 def _mapping(properties: dict[str, Schema], required: list[str]) -> Schema:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from limitgate.middleware import LimitGate, LimitGateWSGI
     from limitgate.observing.observer import Observer
     from limitgate.overload.options import Adaptive
+    from limitgate.rules.ban import Ban
     from limitgate.rules.callers import Caller
     from limitgate.rules.decorators import exempt, limit
     from limitgate.rules.files import load_rules
@@ -56,6 +57,7 @@ __all__ = [
     "Adaptive",
     "AsyncLimiter",
     "AsyncRedisStore",
+    "Ban",
     "Caller",
     "ConfigError",
     "Configured",
@@ -88,6 +90,7 @@ _HOMES = {
     "Adaptive": "overload.options",
     "AsyncLimiter": "limiter.limiter",
     "AsyncRedisStore": "stores",
+    "Ban": "rules.ban",
     "Caller": "rules.callers",
     "ConfigError": "errors",
     "Configured": "limiter.stored_limits",

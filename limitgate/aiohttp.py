@@ -30,7 +30,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, ClientThrottle, arun, is_idempotent
+from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, ClientThrottle, ThrottledClient, arun, is_idempotent
 from limitgate.process import waiting
 
 __all__ = ["RateLimitMiddleware", "host", "repeatable"]
@@ -58,7 +58,7 @@ def repeatable(request: ClientRequest) -> bool:
     return is_idempotent(request.method, request.headers)
 
 
-class RateLimitMiddleware:
+class RateLimitMiddleware(ThrottledClient):
     """Requests wait their turn: ``aiohttp.ClientSession(middlewares=[RateLimitMiddleware("10/second")])``.
 
     ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by

@@ -70,7 +70,7 @@ _RATES = frozenset({"qps", "qpm", "qph", "qpd"})
 _SECONDS = frozenset({"timeout"})
 """Fields that are numbers of seconds."""
 
-_SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
+SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
 """Fields whose values are never repeated in a message."""
 
 Field = tuple[str | int, ...]
@@ -163,7 +163,7 @@ def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Fiel
         yield field, str(own)
     else:
         reason, given = _reason(kind, detail["msg"], context, field), detail["input"]
-        if not isinstance(given, dict) and not _SECRETS.intersection(field):
+        if not isinstance(given, dict) and not SECRETS.intersection(field):
             reason += f", not {given!r:.80}"
         if kind == "int_type" and isinstance(given, str) and "/" in given and field[-1] in _RATES:
             reason += f": text such as {given!r:.80} stands under limits"

@@ -41,7 +41,7 @@ def internal_error(error: Exception) -> StoreError:
     raise_interruption(error)
     if isinstance(error, StoreError):
         return error
-    kind, place = type(error).__name__, _place(error)
+    kind, place = type(error).__name__, place_of(error)
     if place not in _reported:
         _reported.add(place)
         try:
@@ -134,7 +134,7 @@ def _is_handled_outside(trace: TracebackType | None) -> bool:
     return False
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Module and line that raised an exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

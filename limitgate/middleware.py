@@ -67,6 +67,7 @@ class LimitGate(Around):
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
         self.note_entrances(app)
+        self.options = options
         _check_is_application(app, self.PUT_AROUND)
         if hasattr(getattr(app, "__self__", app), "wsgi_app"):
             raise ConfigError(
@@ -179,7 +180,12 @@ class LimitGate(Around):
             await self._pass_request(scope, receive, send)
             return
         if scope["type"] == "lifespan" and self.gate:
-            await self.gate.astartup()
+            try:
+                await self.gate.astartup()
+            except ConfigError as error:
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
         try:
             await self.app({**scope, EXCHANGE: None} if self._entrances else scope, receive, send)
         finally:
@@ -191,12 +197,13 @@ class LimitGate(Around):
     async def _require_store(self, gate: Gate, key_prefix: str, scope: Scope, receive: Receive, send: Send) -> Receive:
         """Ask the store before anything else; where no lifespan events come, at the first request. Gives what to receive from.
 
-        Raises `StoreError` if it does not answer. A server that has sent lifespan events ends then.
+        Raises `StoreError` if it does not answer, `ConfigError` if it cannot run on this event loop. A server that has sent
+        lifespan events ends then.
         """
         received = [await receive()] if scope["type"] == "lifespan" else []
         try:
             await arequire(gate.store, key_prefix)
-        except StoreError as error:
+        except (ConfigError, StoreError) as error:
             if received:
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
@@ -288,6 +295,7 @@ class LimitGateWSGI(Around):
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
         self.note_entrances(app)
+        self.options = options
         _check_is_application(app, self.PUT_AROUND)
         if accepts(app, 3) and not accepts(app, 2):
             error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")

@@ -21,7 +21,7 @@ from limitgate.limits.limit import Limit
 from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import OF_BODIES, ClientThrottle, is_idempotent, run
+from limitgate.outbound.throttle import OF_BODIES, ClientThrottle, ThrottledClient, is_idempotent, run
 from limitgate.process import waiting
 
 __all__ = ["RateLimitAdapter", "host", "repeatable"]
@@ -37,7 +37,7 @@ def repeatable(request: PreparedRequest) -> bool:
     return is_idempotent(request.method or "", request.headers)
 
 
-class RateLimitAdapter(BaseAdapter):
+class RateLimitAdapter(ThrottledClient, BaseAdapter):
     """Requests wait their turn: ``session.mount("https://", RateLimitAdapter("10/second"))``. Safe under threads.
 
     ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by

@@ -1,7 +1,8 @@
 """For tests of limited applications: `off`, `frozen` and `reset`, for all gates, limiters and memory stores of this process.
 
 They reach whatever was made before, too, in all threads and event loops. `off` sets the switch that gates, limiters and clients
-ask, `limitgate.process.switch`; `frozen` replaces the clocks of memory stores and of `limitgate.process.waiting`.
+ask, `limitgate.process.switch`; `frozen` replaces the clocks of memory stores and of `limitgate.process.waiting`, and has a
+memory store asked in place of each Redis.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import Any, Generic, NoReturn, TypeVar
 from limitgate.errors import called_as
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
+from limitgate.limits.duration import as_seconds
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.messages.suggestions import lacking
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process import switch, waiting
 from limitgate.process.forking import living
-from limitgate.stores import MemoryStore
+from limitgate.stores import AsyncRedisStore, MemoryStore, RedisStore
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import system_clock
+from limitgate.stores.redis.dial.url import StoreUrl
 
 __all__ = ["FrozenClock", "frozen", "off", "reset"]
 
@@ -38,8 +41,10 @@ _LATEST = 2**33
 """Unix time in seconds before which a clock starts, in the year 2242: further on dates are not what algorithms expect."""
 _CLOCK = "_clock"
 """Attribute of a `MemoryStore`, its clock."""
-_REPLACED = ("monotonic", "sleep", "asleep", "sleep_until", "call_at")
+_REPLACED = ("monotonic", "require_running_clock", "sleep", "asleep", "sleep_until", "call_at")
 """Functions of `limitgate.process.waiting` in whose place a `FrozenClock` has methods of the same names."""
+_ASK_REDIS = ((RedisStore, "spend"), (RedisStore, "config"), (AsyncRedisStore, "aspend"), (AsyncRedisStore, "aconfig"))
+"""Methods by which a store on Redis asks it for something."""
 
 
 @called_as("a with block, with off():, or the fixture limitgate_off of pytest")
@@ -55,11 +60,12 @@ def off() -> AbstractContextManager[None]:
 
 
 def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenClock]:
-    """Stop the clock of all memory stores for a ``with`` block, which gets a `FrozenClock` to move it on.
+    """Stop the clock of all stores for a ``with`` block, which gets a `FrozenClock` to move it on.
 
     ``at`` is Unix time in seconds, or a datetime, in UTC unless it has a zone; None for now. Waiting takes no time: whatever
     sleeps for its turn, `Limiter.wait`, ``max_delay``, ``pace`` or an outbound client, moves the clock on to that moment
-    instead and goes on at once. Stores on Redis keep their own clock. Nested, the inner clock counts.
+    instead and goes on at once. Redis is not asked, and need not be there: for this block its buckets are in memory, empty at
+    first, and shared by all stores with the same URL. Nested, the inner clock counts.
     """
     return _Block(_FROZEN, lambda: FrozenClock(at))
 
@@ -102,11 +108,12 @@ class FrozenClock:
         """Unix time in seconds."""
         return self._now / _SECOND
 
-    def advance(self, seconds: float) -> None:
-        """Go on by some seconds, rounded up to a microsecond. Slots in flight are renewed on the way.
+    def advance(self, seconds: float | str) -> None:
+        """Go on by some seconds, or ``"2m"``, rounded up to a microsecond. Slots in flight are renewed on the way.
 
         Raises `ValueError` for less than 0, as time does not run backwards.
         """
+        seconds = as_seconds(seconds, "seconds")
         if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ValueError(f"seconds is {seconds!r:.40}, expected a number of at least 0")
         with self._lock:
@@ -115,6 +122,9 @@ class FrozenClock:
     def monotonic(self) -> float:
         """Time of `time.monotonic`, if it went on with this clock alone."""
         return max(self._reached, self._monotonic + (self._now - self._began) / _SECOND)
+
+    def require_running_clock(self) -> None:
+        """Nothing: a wait moves this clock on."""
 
     def sleep(self, seconds: float) -> None:
         """Go on by some seconds, in place of `time.sleep`."""
@@ -143,8 +153,8 @@ class FrozenClock:
 
     def _go_on_to(self, due: int) -> None:
         while self._now < due:
-            kept = [(keeper.store, keeper.held) for keeper in living(SlotKeeper) if isinstance(keeper.store, MemoryStore)]
-            held = [(store, charges) for store, charges in kept if charges]
+            kept = [(_in_memory(keeper.store), keeper.held) for keeper in living(SlotKeeper)]
+            held = [(store, charges) for store, charges in kept if store is not None and charges]
             self._now = min(due, self._now + round(RENEW * _SECOND)) if held else due
             for store, charges in held:
                 store.spend(Plan.adjust([charge.renewed() for charge in charges]))
@@ -233,11 +243,31 @@ def _set_clock(clocks: Sequence[FrozenClock]) -> None:
     if not clocks:
         delattr(MemoryStore, _CLOCK)
         vars(waiting).update(_own_functions)
+        for kind, name, method in _own_methods:
+            setattr(kind, name, method)
+        _own_methods.clear()
+        _memory.clear()
         return
     if _CLOCK not in vars(MemoryStore):
         _own_functions.update({name: getattr(waiting, name) for name in _REPLACED})
+        for kind, name in _ASK_REDIS:
+            _own_methods.append((kind, name, getattr(kind, name)))
+            setattr(kind, name, _asks_memory(name))
     setattr(MemoryStore, _CLOCK, _SameForAll(_CLOCK, clocks[-1]))
     vars(waiting).update({name: getattr(clocks[-1], name) for name in _REPLACED})
+
+
+def _asks_memory(name: str) -> Callable[..., Any]:
+    """Method of a store on Redis that asks the memory store in its place."""
+    return lambda store, *args: getattr(_in_memory(store), name)(*args)
+
+
+def _in_memory(store: object) -> MemoryStore | None:
+    """A memory store, or the one in place of a store on Redis; None for any other."""
+    if isinstance(store, RedisStore | AsyncRedisStore):
+        with _lock:
+            return _memory.setdefault(store._dialer._where, MemoryStore())  # noqa: SLF001 - of interest to tests alone
+    return store if isinstance(store, MemoryStore) else None
 
 
 def _set_null_store(wanted: Sequence[None]) -> None:
@@ -249,6 +279,10 @@ _OFF: _Switch[None] = _Switch(_set_null_store)
 _FROZEN: _Switch[FrozenClock] = _Switch(_set_clock)
 _own_functions: dict[str, Any] = {}
 """The functions of `limitgate.process.waiting` to be put back."""
+_own_methods: list[tuple[type, str, Any]] = []
+"""The methods of stores on Redis to be put back."""
+_memory: dict[StoreUrl, MemoryStore] = {}
+"""Memory stores in place of those on Redis, by where their URLs lead."""
 
 
 class _NullStore:

@@ -29,7 +29,7 @@ from limitgate.limits.limit import Limit
 from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import ClientThrottle, is_idempotent, run
+from limitgate.outbound.throttle import ClientThrottle, ThrottledClient, is_idempotent, run
 from limitgate.process import waiting
 
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
@@ -57,7 +57,7 @@ def repeatable(request: Request) -> bool:
     return is_idempotent(request.method, request.headers)
 
 
-class RateLimitPoolManager(PoolManager):
+class RateLimitPoolManager(ThrottledClient, PoolManager):
     """Requests wait their turn: ``RateLimitPoolManager("10/second").request("GET", url)``. Safe under threads.
 
     ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -28,6 +29,7 @@ import limitgate.requests
 import limitgate.urllib3
 from limitgate import (
     AsyncLimiter,
+    AsyncRedisStore,
     ConfigError,
     Configured,
     Limit,
@@ -36,6 +38,7 @@ from limitgate import (
     LimitGateWSGI,
     MemoryStore,
     RateLimited,
+    RedisStore,
     Rule,
     StoreError,
     ausage,
@@ -52,6 +55,7 @@ from tests.support.clock import Clock
 from tests.support.django_app import WAYS, hello
 from tests.support.doors import asgi_reply, wsgi_reply
 from tests.support.proxy import in_a_loop
+from tests.support.redis_server import RedisServer
 
 # isort: split
 from django.urls import path
@@ -125,10 +129,15 @@ def statuses(ask: Ask, count: int) -> list[int]:
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """Whatever a test replaced is back afterwards."""
-    classes = (Gate, Limiter, AsyncLimiter, MemoryStore)
-    before = [dict(vars(each)) for each in (*classes, waiting)]
+    owners = (Gate, Limiter, AsyncLimiter, MemoryStore, RedisStore, AsyncRedisStore, waiting)
+    before = [_attributes(owner) for owner in owners]
     yield
-    assert [dict(vars(each)) for each in (*classes, waiting)] == before
+    assert [_attributes(owner) for owner in owners] == before
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """All but those that Python itself adds to a class in the course of time."""
+    return {name: each for name, each in vars(owner).items() if not name.startswith(("__", "_abc"))}
 
 
 # --- off --------------------------------------------------------------------------------------------------------------
@@ -474,6 +483,87 @@ def test_the_clock_goes_on_when_told(make: Callable[..., Ask]) -> None:
             assert statuses(ask, 1) == [429]
             clock.advance(0.000_001)
             assert statuses(ask, 2) == [200, 429]
+
+
+def test_the_clock_goes_on_when_told_on_redis(make: Callable[..., Ask]) -> None:
+    """Whatever the ``store`` in code: Redis is not asked, and need not be there."""
+    before = make(store=NOWHERE, on_error="closed")
+    with frozen() as clock:
+        for ask in (before, make(store=NOWHERE, on_error="closed", key_prefix="other")):
+            assert statuses(ask, 3) == [200, 200, 429]
+            clock.advance(29.999_999)
+            assert statuses(ask, 1) == [429]
+            clock.advance(0.000_001)
+            assert statuses(ask, 2) == [200, 429]
+            reset()
+            assert statuses(ask, 3) == [200, 200, 429]
+    assert statuses(before, 1) == [503]
+
+
+def test_redis_is_as_it_was_afterwards(redis_server: RedisServer) -> None:
+    """What was charged before stays charged, and nothing that happened in the block is known."""
+    key = uuid4().hex
+    with Limiter(redis_server.url) as limiter:
+        assert limiter.hit(key, "2/minute").remaining == 1
+        with frozen() as clock:
+            assert [limiter.hit(key, "2/minute").allowed for _ in range(3)] == [True, True, False]
+            limiter.ban(key, 3600)
+            limiter.configure(key, "1/minute")
+            clock.advance(60)
+            with frozen() as inner:
+                inner.advance(3600)
+                assert limiter.hit(key, "2/minute").remaining == 1
+            assert not limiter.hit(key, "2/minute").allowed
+        assert limiter.hit(key, "2/minute").allowed
+
+
+def test_stores_on_redis_share_buckets_by_their_url() -> None:
+    """One bucket for all who would ask the same server, a bucket each for others; threads and event loops alike."""
+    with frozen(), Limiter(NOWHERE) as limiter, Limiter(f"{NOWHERE}/2") as other:
+        asynchronous = AsyncLimiter(AsyncRedisStore(NOWHERE))
+        assert limiter.hit("key", "1/minute").allowed
+        assert not asyncio.run(asynchronous.hit("key", "1/minute")).allowed
+        assert other.hit("key", "1/minute").allowed
+        limiter.configure("orders", "1/minute")
+        assert asyncio.run(asynchronous.hit("key", Configured("orders"))).limit == 1
+        with pytest.raises(ConfigError, match="nothing is configured"):
+            other.hit("key", Configured("orders"))
+
+
+def test_waits_and_slots_on_redis_take_no_time() -> None:
+    """Turns, pauses and slots that are renewed go by the clock as they do in memory."""
+    began = time.monotonic()
+
+    async def waiting_there(clock: FrozenClock) -> None:
+        limiter, at = AsyncLimiter(NOWHERE), clock.now
+        assert all([(await limiter.wait("async", "1/minute")).allowed for _ in range(3)])
+        assert clock.now - at == 120
+        async with limiter.slot("slot", 1):
+            clock.advance(3600)
+            with pytest.raises(RateLimited):
+                async with limiter.slot("slot", 1):
+                    pass
+
+    with frozen() as clock, Limiter(NOWHERE) as limiter:
+        at = clock.now
+        assert all(limiter.wait("key", "1/minute").allowed for _ in range(3))
+        assert clock.now - at == 120
+        with limiter.slot("key", 1):
+            clock.advance(3600)
+            with pytest.raises(RateLimited), limiter.slot("key", 1):
+                pass
+        asyncio.run(waiting_there(clock))
+        ask = wsgi(rules=[Rule("slow", "1/minute", max_delay=60, key=["global"])], store=NOWHERE)
+        assert statuses(ask, 2) == [200, 200]
+    assert time.monotonic() - began < 30
+
+
+def test_leases_and_sliding_logs_on_redis() -> None:
+    """Limits that Redis would keep in another way are kept as well."""
+    with frozen() as clock, Limiter(NOWHERE) as limiter:
+        for limit_ in (Limit("2/minute", lease=2), Limit("2/minute", algorithm="sliding_log"), Limit("2/minute", lease=2)):
+            assert [limiter.hit("key", limit_).allowed for _ in range(3)] == [True, True, False]
+            clock.advance(60)
 
 
 def test_a_store_made_meanwhile_has_its_own_clock_afterwards() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, concurrency, fixed_window, gcra, sliding_log, sliding_window, warm_up
+from limitgate.algorithms import ban, concurrency, fixed_window, gcra, refusals, sliding_log, sliding_window, warm_up
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
 
@@ -18,6 +18,7 @@ SCRIPTS: Final[dict[str, Algorithm]] = {
     "ban": ban,
     "concurrency": concurrency,
     "warm_up": warm_up,
+    "refusals": refusals,
 }
 """By the name of their twin in limitgate/lua/."""
 
@@ -34,6 +35,7 @@ STORED_AS: Final[dict[str, int]] = {
     "ban": 6,
     "concurrency": 8,
     "warm_up": 9,
+    "refusals": 10,
 }
 """Numbers in the ids of windows, by the names of `ALGORITHMS`: part of the stored state, so none is used for another one."""
 

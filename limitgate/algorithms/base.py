@@ -66,6 +66,8 @@ class LimitNumbers(Protocol):
     @property
     def period(self) -> int: ...  # noqa: D102
     @property
+    def months(self) -> int: ...  # noqa: D102
+    @property
     def period_us(self) -> int: ...  # noqa: D102
     @property
     def burst(self) -> int: ...  # noqa: D102
@@ -215,7 +217,7 @@ class Algorithm(Protocol):
     def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
         """Encode a charge of the window with this number for the script; it may be booked so far ahead."""
 
-    def encode_adjustment(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
+    def encode_adjustment(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[float]:
         """Encode the adjustment of a window for the script."""
 
     def decode_state(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:

@@ -1,21 +1,21 @@
 """Fixed window: so many requests per window of the calendar; what was used is forgotten when the next one begins.
 
 A state is what was used in the present window, and how long the window still lasts, in µs. Around the moment between two
-windows twice the count may pass at once. Windows begin at multiples of the period since 1970-01-01, in UTC or in the time zone
-that ``align`` names, where a day is as long as it is there: 23 or 25 hours when clocks change. With ``align="first-request"`` a
-window begins with the first request after the end of the one before.
+windows twice the count may pass at once. Windows begin at multiples of the period since 1970-01-01 UTC. In the time zone that
+``align`` names they are those of its calendar, see `limitgate.algorithms.calendar_windows`, and so are months, and weeks with
+``align="utc"``. With ``align="first-request"`` a window begins with the first request after the end of the one before.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from struct import pack
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+from zoneinfo import available_timezones
 
 from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, Straight, always
+from limitgate.algorithms.calendar_windows import DAY, WEEK, Calendar, is_zone
+from limitgate.messages.suggestions import meant
 
 REPLY_FIELDS = 2
 CAN_WAIT = False
@@ -28,10 +28,6 @@ FIRST_REQUEST = "first-request"
 UTC_DAYS = "utc"
 ALIGNED = (UTC_DAYS, FIRST_REQUEST)
 """Alignments of windows besides a time zone."""
-_DAY = 86_400
-_OF_MACHINES = ("localtime", "posixrules")
-"""Names under which each machine has a time zone of its own."""
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of a wall clock, wherever it hangs
 _BY_CLOCK, _BY_FIRST_REQUEST, _BY_DATE = 0, 1, 2
 
 State = tuple[int, int]
@@ -61,12 +57,15 @@ def check(limit: LimitNumbers) -> str | None:
     """Return what was expected of a limit that this algorithm cannot count, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all of a window's requests may come at once"
+    if limit.months and limit.align == FIRST_REQUEST:
+        return "align to be utc or a time zone: a month begins on its first day"
     if limit.align in (None, *ALIGNED):
         return None
-    if not _is_zone(limit.align):
-        hint = "" if available_timezones() else "; this system knows no time zones: pip install tzdata"
-        return f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}{hint}"
-    if limit.period % _DAY:
+    if not is_zone(limit.align):
+        return (
+            f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}{_cure(limit.align)}"
+        )
+    if limit.period % DAY:
         return "a period of whole days where windows are those of a time zone; shorter ones begin by UTC"
     return None
 
@@ -132,14 +131,16 @@ def refill_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no
 
 
 def date(limit: LimitNumbers) -> int:
-    """The end of the present window by this machine's clock, where Redis cannot know it: it knows no time zones."""
-    return 0 if limit.align in (None, *ALIGNED) else _end(time.time_ns() // 1000, limit)
+    """The end of the present window by this machine's clock, where Redis cannot know it: it knows no calendar."""
+    calendar = _calendar(limit)
+    return 0 if calendar is None else calendar.end(time.time_ns() // 1000)
 
 
 def encode_charge(limit: LimitNumbers, cost: int, date: int) -> Sequence[int]:
     """Burst, cost, period, how windows are aligned, and three ends of windows around the present date."""
     how = _BY_DATE if date else _BY_FIRST_REQUEST if limit.align == FIRST_REQUEST else _BY_CLOCK
-    ends = [_begin(date, limit), date, _end(date, limit)] if date else [0, 0, 0]
+    calendar = _calendar(limit) if date else None
+    ends = [0, 0, 0] if calendar is None else [calendar.begin(date), date, calendar.end(date)]
     return limit.burst, min(cost, limit.burst + 1), limit.period_us, how, *ends
 
 
@@ -152,44 +153,24 @@ def _left(used: int, left: int, now: int, limit: LimitNumbers) -> int:
     """Length of the window that a time is in."""
     if limit.align == FIRST_REQUEST:
         return left if used else limit.period_us
-    if limit.align in (None, UTC_DAYS):
-        return limit.period_us - now % limit.period_us
-    return _end(now, limit) - now
+    calendar = _calendar(limit)
+    return limit.period_us - now % limit.period_us if calendar is None else calendar.end(now) - now
 
 
-def _begin(end: int, limit: LimitNumbers) -> int:
-    """Where the window before an end begins, in Unix µs."""
-    return _moment(_number(end - 1, limit), limit)
+def _calendar(limit: LimitNumbers) -> Calendar | None:
+    """Calendar that its windows are those of; None if they are not."""
+    if limit.align == FIRST_REQUEST:
+        return None
+    if not limit.months and (limit.align is None or (limit.align == UTC_DAYS and limit.period % WEEK)):
+        return None
+    return Calendar(limit.align or UTC_DAYS, limit.period, limit.months)
 
 
-def _end(now: int, limit: LimitNumbers) -> int:
-    """Where the window ends that a time is in, in Unix µs."""
-    return _moment(_number(now, limit) + 1, limit)
-
-
-def _number(now: int, limit: LimitNumbers) -> int:
-    """Number of windows that have begun by a time since 1970 in this time zone.
-
-    Where clocks go back over a midnight, its window has begun all the same.
-    """
-    local = datetime.fromtimestamp(now // 1_000_000, _zone(limit.align)).replace(tzinfo=None)
-    number = (local - _EPOCH) // timedelta(seconds=limit.period)
-    return number if now < _moment(number + 1, limit) else number + 1
-
-
-def _moment(number: int, limit: LimitNumbers) -> int:
-    """When a window begins, in Unix µs; where clocks skip its midnight, when they do."""
-    local = (_EPOCH + number * timedelta(seconds=limit.period)).replace(tzinfo=_zone(limit.align))
-    return int(local.astimezone(UTC).timestamp()) * 1_000_000
-
-
-@lru_cache(maxsize=64)
-def _zone(name: str | None) -> ZoneInfo:
-    return ZoneInfo(str(name))
-
-
-def _is_zone(name: object) -> bool:
-    try:
-        return isinstance(name, str) and name not in _OF_MACHINES and bool(_zone(name))
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # what zoneinfo says to names that are none, or folders
-        return False
+def _cure(align: object) -> str:
+    """What may be done about an alignment that is unknown, for the end of a message."""
+    zones = sorted(available_timezones())
+    if not zones:
+        return "; this system knows no time zones: pip install tzdata"
+    towns = {zone.rpartition("/")[2]: zone for zone in zones}
+    near = meant(align, [*ALIGNED, *zones]) or towns.get(meant(str(align).rpartition("/")[2].replace(" ", "_"), towns) or "")
+    return "" if near is None else f"; did you mean {near!r}?"

@@ -1,8 +1,11 @@
-"""Applications that are named on the command line, ``MODULE:APP``, and their routes."""
+"""Applications that are named on the command line, ``MODULE:APP`` or ``MODULE:FACTORY``, and their routes."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,41 +13,106 @@ from typing import Any
 import click
 
 from limitgate.errors import LimitGateError
-from limitgate.routes import NoRoutes, Routes
-from limitgate.routes.flask import wsgi_routes
-from limitgate.routes.starlette import asgi_routes
+from limitgate.routes import starlette_listing
+from limitgate.routes.overview import Listed
+
+EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
+_made: dict[str, tuple[Any, Any]] = {}
+"""By name what a factory has made, with the factory: each is called once, and its application lives as long as the process."""
 
 
 def application(name: str) -> Any:
-    """Import the application of a name. Raises `click.UsageError` where there is none."""
-    module, colon, attribute = name.partition(":")
-    if not (colon and module and attribute):
-        raise click.UsageError(f"{name!r:.80} names no application, expected MODULE:APP such as shop.main:app")
+    """Import the application of a name, or make it by a factory, ``create_app`` or ``create_app("test")``.
+
+    Raises `click.UsageError` where there is none.
+    """
+    module, colon, expression = name.partition(":")
+    if not (colon and module and expression):
+        raise click.UsageError(f"{name!r:.80} names no application, {EXPECTED}")
     look_here()
+    attribute, arguments = _called(name, expression)
     try:
-        found = import_module(module)
+        found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
+        if arguments is None and not _is_factory(found):
+            return found
+        factory, app = _made.get(name, (None, None))
+        if factory is not found:
+            args, options = arguments or ([], {})
+            app = found(*args, **options)
+            _made[name] = found, app
     except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"{name}: {error}, expected MODULE:APP such as shop.main:app") from error
+        raise click.UsageError(f"{name}: {error}, {EXPECTED}") from error
     except LimitGateError:
         raise
     except Exception as error:
         failed = f"{type(error).__name__} when it was imported: {error}"
         raise click.UsageError(f"{name}: {failed}; expected a module that python -c 'import {module}' imports") from error
-    return found
+    return app
+
+
+def _called(name: str, expression: str) -> tuple[str, tuple[list[Any], dict[str, Any]] | None]:
+    """The attribute that an expression names, and the arguments that it is called with, None if it is not called."""
+    attribute, bracket, _ = expression.partition("(")
+    if not bracket:
+        return attribute, None
+    try:
+        call: Any = ast.parse(expression, mode="eval").body
+        args = [ast.literal_eval(each) for each in call.args]
+        options = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError, AttributeError) as error:
+        raise click.UsageError(f"{name!r:.80}: expected a call with literal arguments, such as create_app('test')") from error
+    return attribute.strip(), (args, options)
+
+
+def _is_factory(found: Any) -> bool:
+    """True for a function that can be called without arguments, as no application can: a server passes each two or three."""
+    if not inspect.isroutine(found):
+        return False
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # some that are written in C
+        return False
+    return all(each.default is not each.empty or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def look_here() -> None:
     """Have modules of the working folder imported, as servers do it."""
-    sys.path.insert(0, str(Path.cwd()))
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
-def routes_of(name: str | None) -> tuple[Routes, bool]:
-    """The routes of an application, and true if it is one of WSGI. No name has no routes."""
-    if name is None:
-        return NoRoutes(), False
-    app = application(name)
-    if hasattr(app, "wsgi_app"):
-        return wsgi_routes(app), True
-    return asgi_routes(app), False
+def inwards(app: Any) -> Iterator[Any]:
+    """An application and those within it, from the outside, each once: a wrapper may name itself."""
+    known = set()
+    while app is not None and id(app) not in known:
+        known.add(id(app))
+        yield app
+        own = getattr(app, "__dict__", {})
+        app = (
+            own.get("wsgi_app")
+            or own.get("asgi_app")
+            or own.get("asgi_handler")
+            or (getattr(app, "app", None) if own else None)
+        )
+
+
+def is_of_django(app: object) -> bool:
+    """True for what ``get_wsgi_application`` and ``get_asgi_application`` give."""
+    return type(app).__module__.startswith("django.core.handlers.")
+
+
+def routes_of(app: Any) -> list[Listed]:
+    """The routes of an application of any framework, behind the middleware around it; none if it shows none."""
+    if any(map(is_of_django, inwards(app))):
+        from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
+
+        return routes_of_django()
+    flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
+    if flask is not None:
+        from limitgate.flask import routes_of as routes_of_flask  # noqa: PLC0415 - Flask is there where an application of it is
+
+        return list(routes_of_flask(flask))
+    return starlette_listing.routes_of(app)

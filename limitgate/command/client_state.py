@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
+from urllib.parse import unquote
 
 import click
 
-from limitgate.command.journal import Journal
 from limitgate.command.output import say
-from limitgate.command.rule_sets import RULES, rules_named
+from limitgate.command.rule_sets import RULES
+from limitgate.command.service import Service, service, settings_of
+from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
+from limitgate.gate.explain import path_reason
+from limitgate.gate.flow import Budget, ConfigFlow, measures_silence, run
+from limitgate.gate.journal import Journal
+from limitgate.http.paths import first_interpretation, interpretations
+from limitgate.http.request import Request
 from limitgate.limiter.limiter import Limiter
-from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
+from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
 from limitgate.limits.decision import Decision
+from limitgate.limits.duration import as_seconds
 from limitgate.messages.suggestions import expected_of
-from limitgate.messages.text import masked, shown
+from limitgate.messages.text import listed, masked, shown
+from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule, RuleSet
-from limitgate.stores import open_sync_store
+from limitgate.rules.settings import Settings
 from limitgate.stores.base import SyncConfigStore
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -30,15 +39,22 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
 """Characters that no server hands on in a value (RFC 9110 section 5.5)."""
+_PLACEHOLDERS = frozenset("{<*^")
+"""Characters of templates, of any framework's."""
+_VALUE = re.compile(r"[0-9@]")
+"""What a segment of a path has that is a value, and no word of a route."""
+_WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
+"""Words of routes that have digits, such as ``v2`` and ``oauth2``."""
 
 
 class StoreOptions(TypedDict):
-    """Options that say which store, and how its keys are made."""
+    """Options that say which store, and how its keys are made. None are those of the service."""
 
-    store: str
-    key_prefix: str
+    app: str | None
+    store: str | None
+    key_prefix: str | None
     secret: str | None
-    ipv6_prefix: int
+    ipv6_prefix: int | None
     timeout: float
 
 
@@ -60,13 +76,26 @@ class StateOptions(StoreOptions):
     limits: tuple[str, ...]
 
 
+class Timeout(click.FloatRange):
+    """Seconds, or text such as ``500ms``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a timeout in seconds."""
+        with suppress(ConfigError):
+            value = as_seconds(value, self.name)
+        return super().convert(value, param, ctx)
+
+
 timeout_option = click.option(
     "--timeout",
     default=2.0,
-    type=click.FloatRange(0, 60, min_open=True),
+    type=Timeout(0, 60, min_open=True),
     metavar="SECONDS",
     help="To wait for the store.",
     show_default=True,
+)
+app_option = click.option(
+    "--app", metavar="MODULE:APP", help="The application, or a factory of it: for its routes, limits in code, and options."
 )
 
 
@@ -74,23 +103,15 @@ def store_options(verb: Verb) -> Verb:
     """Add the options of `StoreOptions`."""
     return _decorated(
         verb,
+        app_option,
         click.option(
             "--store",
-            required=True,
             metavar="URL",
-            envvar="LIMITGATE_STORE",
-            show_envvar=True,
-            help="Where the service keeps its state.",
+            help="Where the service keeps its state, if not that of --app.  [env var: LIMITGATE_STORE]",
         ),
-        click.option(
-            "--key-prefix", default="limitgate", metavar="TEXT", envvar="LIMITGATE_KEY_PREFIX", help="That of the service."
-        ),
-        click.option(
-            "--secret", metavar="TEXT", envvar="LIMITGATE_SECRET", help="That of the service, better by LIMITGATE_SECRET."
-        ),
-        click.option(
-            "--ipv6-prefix", default=64, metavar="BITS", envvar="LIMITGATE_IPV6_PREFIX", help="That of the service.", type=int
-        ),
+        click.option("--key-prefix", metavar="TEXT", help="That of the service.  [env var: LIMITGATE_KEY_PREFIX]"),
+        click.option("--secret", metavar="TEXT", help="That of the service, better by LIMITGATE_SECRET."),
+        click.option("--ipv6-prefix", metavar="BITS", help="That of the service.  [env var: LIMITGATE_IPV6_PREFIX]", type=int),
         timeout_option,
     )
 
@@ -103,7 +124,11 @@ def state_options(verb: Verb) -> Verb:
         click.option("--rules", metavar="PATH", help=f"{RULES}."),
         click.option("--rule", metavar="NAME", help="The rule."),
         click.option("--ip", metavar="ADDRESS", help="The client's address."),
-        click.option("--path", metavar="PATH", help="The path, or the route's template; if not given, the rule's pattern."),
+        click.option(
+            "--path",
+            metavar="PATH",
+            help="The route's template; with --app the path or URL of a request, too. If not given, the rule's pattern.",
+        ),
         click.option("--api-key", metavar="KEY", help="The API key as the client sends it."),
         click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the client's."),
         click.option("--caller", metavar="ID", help="The caller's id."),
@@ -134,12 +159,22 @@ def _decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
 class ClientState:
     """State of one client; under a rule that counts by path in several buckets: by the route's template, and by the pattern."""
 
-    def __init__(self, name: str, keys: Sequence[str], buckets: Sequence[RuleBucket | _KeyBucket]) -> None:
+    def __init__(
+        self, name: str, keys: Sequence[str], buckets: Sequence[RuleBucket | _KeyBucket], if_unused: str | None = None
+    ) -> None:
         self.name = name
         """Name for people: who is asked for is masked in it."""
         self.keys = keys
         """Keys in the store."""
         self._buckets = buckets
+        self._if_unused = if_unused
+
+    def hint(self) -> str | None:
+        """What to check if these buckets are unused, as others may be meant; None if these are certain."""
+        if self._if_unused is None:
+            return None
+        decision = self.peek()
+        return self._if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
 
     def peek(self) -> Decision:
         """The decision about a request, which charges nothing: of several buckets the one that leaves least."""
@@ -150,7 +185,7 @@ class ClientState:
         return min([bucket.reset(reason=reason) for bucket in self._buckets], key=_room)
 
     def ban(self, seconds: float | None, reason: str | None) -> None:
-        """Refuse all requests for so many seconds, for ever if None."""
+        """Refuse all requests for so many seconds, permanently if None."""
         for bucket in self._buckets:
             bucket.ban(seconds, reason=reason)
 
@@ -174,44 +209,71 @@ class _KeyBucket(NamedTuple):
     pardon: Callable[..., object]
 
 
+class Opened:
+    """The store of a service, opened; ``service`` is None if neither rules nor an application are named."""
+
+    def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
+        self.service = named
+        self._store, self._settings, self._timeout = store, settings, timeout
+        self.journal = Journal(store, settings.key_prefix, timeout)
+        secret = None if settings.secret is None else settings.secret.get_secret_value()
+        self.limiter = Limiter(store, timeout=timeout, key_prefix=settings.key_prefix, secret=secret)
+
+    def bucket(self, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
+        """One client's bucket of a rule, as the gate of the service counts in it. Raises `ConfigError` as `Limiter.bucket`."""
+        settings = self._settings
+        operations = rule_bucket(
+            rule,
+            None,
+            parts,
+            timeout=self._timeout,
+            key_prefix=settings.key_prefix,
+            secret=settings.secret_bytes,
+            ipv6_prefix=settings.ipv6_prefix,
+            templates=templates,
+            rules=None if self.service is None else self.service.rules,
+        )
+        return RuleBucket(operations, self._run)
+
+    def _run(self, flow: ConfigFlow[Decision]) -> Decision:
+        return run(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
+
+
 @contextmanager
-def on_store(options: StoreOptions) -> Iterator[tuple[Limiter, Journal]]:
-    """A limiter and the journal on the store that the options name. Raises `click.UsageError` for one that cannot be used."""
-    url, key_prefix, timeout = options["store"], options["key_prefix"], options["timeout"]
-    if url.startswith("memory:"):
+def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened]:
+    """The store that the options name, opened. Raises `click.UsageError` for one that cannot be used."""
+    given: Mapping[str, Any] = options
+    chosen = {name: given[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
+    named = service(rules, options["app"], **chosen) if rules or options["app"] else None
+    settings = settings_of(None, RuleSet([]), chosen) if named is None else named.settings
+    if "store" not in settings.model_fields_set:
+        raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
+    store = store_of(settings)
+    if store is None:
         raise click.UsageError("a store in memory is that of one process, expected the URL of one that processes share")
     try:
-        store = open_sync_store(url)
-        limiter = Limiter(
-            store, timeout=timeout, key_prefix=key_prefix, secret=options["secret"], ipv6_prefix=options["ipv6_prefix"]
-        )
-    except (ConfigError, ValueError) as error:
-        raise click.UsageError(str(error)) from error
-    if not isinstance(store, SyncConfigStore):
-        raise TypeError(f"{type(store).__name__} keeps no configuration, expected a store that does")
-    try:
-        yield limiter, Journal(store, key_prefix, timeout)
+        yield Opened(store, settings, options["timeout"], named)
     finally:
         store.close()
 
 
-def state_of(limiter: Limiter, options: StateOptions, *, needs_limits: bool) -> ClientState:
+def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> ClientState:
     """The state that the options name.
 
     Raises `click.UsageError` where they name none, or with a part or a limit that makes no sense; `ConfigError` for rule files.
     """
-    words, rule, rules = options["words"], options["rule"], options["rules"]
-    if words and (rule or rules):
+    words, rule = options["words"], options["rule"]
+    if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
     if words:
-        return _state_of_key(limiter, words[0], words[1:], needs_limits=needs_limits)
-    if not (rule and rules):
+        return _state_of_key(opened.limiter, words[0], words[1:], needs_limits=needs_limits)
+    if not (rule and opened.service):
         raise click.UsageError(
-            "expected whose state it is: --rules PATH --rule NAME and the parts of its key, or KEY and limits"
+            "expected whose state it is: --rules PATH (or --app MODULE:APP) --rule NAME and the parts of its key, or KEY and "
+            "limits"
         )
-    chosen = _rule(rules_named(rules), rule, options)
     try:
-        return _state_of_rule(limiter, chosen, options)
+        return _state_of_rule(opened, opened.service, rule, options)
     except ConfigError as error:
         raise click.UsageError(_by_options(str(error))) from error
 
@@ -234,29 +296,29 @@ def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_li
     return ClientState(masked(key), [limiter.ban_key(key)], [bucket])
 
 
-def _state_of_rule(limiter: Limiter, rule: Rule, options: StateOptions) -> ClientState:
+def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOptions) -> ClientState:
     parts = _parts(options)
-    buckets = [limiter.bucket(rule, **each) for each in _by_path(rule, parts, options["path"])]
-    named = [f"{label}={_shown(label, value)}" for label, value in parts.items() if label != "limits"]
-    return ClientState(" ".join([rule.name, *named]), [key for bucket in buckets for key in bucket.keys], buckets)
-
-
-def _rule(rules: RuleSet, name: str, options: StateOptions) -> Rule:
-    """The rule of a name that limits the client: that of the client's tier, as far as it is known."""
-    path, tier = options["rules"], options["tier"]
-    if tier is not None and tier not in rules.tiers:
-        raise click.UsageError(f"{path}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
-    caller = _listed_caller(rules, options)
-    if tier is None and caller is not None:
-        tier = caller.tier if caller.tier in rules.tiers else DEFAULT_TIER
-    tiers = [tier] if tier is not None else list(rules.tiers)
-    for of_tier in tiers:
-        for rule in rules.tiers[of_tier]:
-            if rule.name == name:
-                return rule
-    known = dict.fromkeys(rule.name for of_tier in tiers for rule in rules.tiers[of_tier])
-    in_code = "for a limit in code, limiter.bucket in Python"
-    raise click.UsageError(f"{path}: there is no rule {name!r:.80}, {expected_of(name, known)}; {in_code}")
+    caller = _listed_caller(asked.rules, options)
+    if options["caller"] is None and asked.settings.identify is not None:
+        identified = asked.caller_of(_request(asked, options))
+        if identified is not None:
+            parts["caller"] = caller = identified
+        elif not asked.rules.callers.list_keys:
+            parts.pop("api_key", None)  # which counts as none then
+    rule = _rule(asked, name, caller, options)
+    told = {**parts, **({} if options["path"] is None else {"path": options["path"]})}
+    named = [f"{label}={_shown(label, value)}" for label, value in told.items() if label != "limits"]
+    templates, if_unused = None, None
+    if any("path" in check_part(part) for part in rule.key):
+        templates = _templates(asked, rule, options)
+        parts["path"] = next(filter(None, templates), rule.paths[0])
+        if options["path"] is not None and not asked.knows_routes:
+            if_unused = (
+                f"this client has used nothing under {parts['path']} or {rule.paths[0]}; if the route has parameters, expected "
+                "its template as --path, or --app MODULE:APP, which knows the routes"
+            )
+    bucket = opened.bucket(rule, parts, templates)
+    return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), [bucket], if_unused)
 
 
 def _listed_caller(rules: RuleSet, options: StateOptions) -> Caller | None:
@@ -266,25 +328,135 @@ def _listed_caller(rules: RuleSet, options: StateOptions) -> Caller | None:
     return None if options["api_key"] is None else rules.callers.with_key(options["api_key"])
 
 
+def _request(asked: Service, options: StateOptions) -> Request:
+    """A request of the client's."""
+    headers = [header_of(text) for text in options["header"]]
+    if options["api_key"] is not None:
+        name, key = asked.settings.api_key_header, options["api_key"]
+        headers.append((name, f"Bearer {key}" if name.lower() == "authorization" else key))
+    if options["host"] is not None:
+        headers.append(("Host", options["host"]))
+    path = target_of(options["path"] or "/")[0]
+    return asked.request((options["method"] or "GET").upper(), path, options["ip"], headers, options["user"])
+
+
+def _rule(asked: Service, name: str, caller: Caller | None, options: StateOptions) -> Rule:
+    """The rule of a name that limits the client: that of the client's tier, as far as it is known; or a limit in code."""
+    rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"]
+    if tier is not None and tier not in rules.tiers:
+        raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
+    if tier is None and caller is not None:
+        tier = caller.tier if caller.tier in rules.tiers else DEFAULT_TIER
+    tiers = [tier] if tier is not None else list(rules.tiers)
+    for of_tier in tiers:
+        for rule in rules.tiers[of_tier]:
+            if rule.name == name:
+                return rule
+    in_code = {rule.name: rule for rule in asked.in_code}
+    if name in in_code:
+        return in_code[name]
+    known = dict.fromkeys([*(rule.name for of_tier in tiers for rule in rules.tiers[of_tier]), *in_code])
+    elsewhere = "" if options["app"] else "; for a limit in code, limiter.bucket in Python, or --app MODULE:APP"
+    raise click.UsageError(f"{whose}: there is no rule {name!r:.80}, {expected_of(name, known)}{elsewhere}")
+
+
 def _parts(options: StateOptions) -> BucketParts:
     given: Mapping[str, Any] = options
-    parts = {label: given[label] for label in ("ip", "api_key", "caller", "user", "method", "host", "tier", "path")}
+    parts = {label: given[label] for label in ("ip", "caller", "user", "method", "host", "tier")}
+    if options["api_key"] is not None:
+        parts["api_key"] = _as_sent(options["api_key"])
     if options["limits"]:
         parts["limits"] = list(options["limits"])
     if options["header"]:
-        parts["headers"] = dict(map(header_of, options["header"]))
+        parts["headers"] = {name: _as_sent(value) for name, value in map(header_of, options["header"])}
     return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})
 
 
-def _by_path(rule: Rule, parts: BucketParts, path: str | None) -> list[BucketParts]:
-    """The parts by each path that a gate may count by: a route's template, or a pattern of the rule."""
-    if not any("path" in check_part(part) for part in rule.key):
-        return [parts]
-    pattern = rule.paths[0]
-    if path is None:
-        tell_of_routes(rule, "--path with the route, such as /api/hello or /items/{id}")
-    paths = dict.fromkeys([*([] if path is None else [path]), pattern])
-    return [{**parts, "path": each} for each in paths]
+def _as_sent(value: str) -> str:
+    """The value of a header as servers hand it on: its bytes read as latin-1."""
+    return value.encode().decode("latin-1")
+
+
+def _templates(asked: Service, rule: Rule, options: StateOptions) -> list[str | None]:
+    """What may stand for the path in the key: templates of routes, None for the rule's pattern.
+
+    Raises `click.UsageError` for a path that the rule is not for, and for one that names no bucket by itself.
+    """
+    path, pattern = options["path"], rule.paths[0]
+    if not asked.knows_routes:
+        if path is None:
+            tell_of_routes(rule, "--path with the route, such as /api/hello or /items/{id}")
+        return [*dict.fromkeys([pattern if path is None else _template_of(rule, path), pattern, None])]
+    templates = asked.templates_for(rule)
+    if path is None and len(templates) == 1:
+        return [*templates]
+    if path is None or (path in asked.templates and path not in templates):
+        expected = f"--path as one of {listed(templates)}" if templates else "a rule that is for one of them"
+        raise click.UsageError(f"rule {rule.name} has a bucket for each route that it is for, expected {expected}")
+    if path in templates and _PLACEHOLDERS & set(path):
+        return [path]
+    target = target_of(path)[0]
+    _check_is_for(rule, target)
+    methods = [options["method"]] if options["method"] else [*(rule.methods or METHODS)]
+    found = [asked.routes.find(asked.request(method.upper(), target, options["ip"], _hosts(options))) for method in methods]
+    return [*dict.fromkeys([each.template for each in found if each is not None])] or [None]
+
+
+def _hosts(options: StateOptions) -> list[tuple[str, str]]:
+    host = options["host"] or target_of(options["path"] or "")[1]
+    return [("Host", host)] if host else []
+
+
+def target_of(text: str) -> tuple[str, str | None]:
+    """Path and query of what people call a URL, and the host that it names, if any."""
+    scheme, mark, rest = text.partition("://")
+    if not (mark and scheme.isalpha()):
+        return text.partition("#")[0], None
+    host, slash, target = rest.partition("#")[0].partition("/")
+    return slash + target or "/", host or None
+
+
+def _check_is_for(rule: Rule, target: str) -> None:
+    """Raise `click.UsageError` for a path that a rule is not for, whose bucket is never used."""
+    path = unquote(target.partition("?")[0])
+    why = path_reason(rule, interpretations(path))
+    if why is not None:
+        raise click.UsageError(f"rule {rule.name} is not for this path: {why}")
+
+
+def _template_of(rule: Rule, path: str) -> str:
+    """The template that a path is, where the routes are not known.
+
+    Raises `click.UsageError` for the path of one request: a service counts by the template of its route.
+    """
+    if path in rule.paths or _PLACEHOLDERS & set(path):
+        return path
+    target = target_of(path)[0].partition("?")[0]
+    _check_is_for(rule, target)
+    sent = first_interpretation(unquote(target))
+    template = _probable_template(rule, sent)
+    if template != sent:
+        raise click.UsageError(
+            f"{path!r:.200} is the path of one request, but a service counts by the template of its route, such as "
+            f"{template!r:.200}; expected that as --path, or --app MODULE:APP, which knows the routes"
+        )
+    return sent
+
+
+def _probable_template(rule: Rule, sent: str) -> str:
+    """The template that a path is probably of: with placeholders where the rule has them, and for what looks like a value."""
+    given = sent.split("/")
+    for pattern in rule.paths:
+        *first, last = pattern.split("/")
+        head = first if last == "**" else [*first, last]
+        rest = given[len(head) :]
+        if (last == "**" or not rest) and len(head) <= len(given) and all("{" in a or a == b for a, b in zip(head, given)):
+            return "/".join([*[a if "{" in a else b for a, b in zip(head, given)], *map(_or_placeholder, rest)])
+    return "/".join(map(_or_placeholder, given))
+
+
+def _or_placeholder(segment: str) -> str:
+    return "{id}" if _VALUE.search(segment) and not _WORD.fullmatch(segment) else segment
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
@@ -307,6 +479,8 @@ def header_of(text: str) -> tuple[str, str]:
 
 
 def _shown(label: str, value: object) -> str:
+    if isinstance(value, Caller):
+        value = value.id
     if isinstance(value, dict):
         return ",".join(f"{name}:{masked(text)}" for name, text in value.items())
     return shown(label, str(value))

@@ -46,7 +46,7 @@ def print_decision(decision: Decision) -> None:
     if decision.allowed:
         say(f"would be admitted, {decision.remaining:,} of {decision.limit:,} left")
     else:
-        say(f"would be refused, {_again(decision.retry_after)}{', as it is banned' if _is_banned(decision) else ''}")
+        say(f"would be refused, {_why(decision)}")
     heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full again in", "Free in"
     rows = [
         (
@@ -69,8 +69,18 @@ def _is_banned(decision: Decision) -> bool:
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
 
-def _again(retry_after: float) -> str:
-    return "for ever" if _endless(retry_after) == math.inf else f"again in {seconds(retry_after)}"
+def _why(decision: Decision) -> str:
+    """For how long a request would be refused, and if it is a ban, that."""
+    is_endless = _endless(decision.retry_after) == math.inf
+    if _is_banned(decision):
+        return "as it is banned permanently" if is_endless else f"again in {seconds(decision.retry_after)}, as it is banned"
+    return "and waiting does not help" if is_endless else f"again in {seconds(decision.retry_after)}"
+
+
+def banned(by: str, retry_after: float) -> str:
+    """A ban as people read it: who has set it, and for how much longer it holds."""
+    is_endless = _endless(retry_after) == math.inf
+    return f"banned permanently by {by}" if is_endless else f"banned by {by} for {seconds(retry_after)} more"
 
 
 def seconds(number: float) -> str:

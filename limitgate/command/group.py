@@ -51,6 +51,8 @@ class _Verbs(click.Group):
         if not args and not ctx.resilient_parsing:  # as click does since 8.2; before, it exits with 0
             click.echo(ctx.get_help(), err=True)
             ctx.exit(WRONG_USAGE)
+        for argument in args:
+            _check_is_text(argument)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -95,6 +97,18 @@ def limitgate() -> None:
     """
 
 
+def _check_is_text(argument: str) -> None:
+    """Raise `click.UsageError` for bytes that are not UTF-8, unless they name a file: no key, path or reason has them."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        if os.path.lexists(argument) or os.path.lexists(argument.partition("=")[2]):
+            return
+        shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+        message = f"'{shown:.80}' is not UTF-8, expected text in UTF-8; in a path, such bytes as escapes like %E9"
+        raise click.UsageError(message) from None
+
+
 class _Lines(logging.Handler):
     """Keeps log lines, each with the reason that it ends with."""
 
@@ -124,5 +138,5 @@ def told_at_the_end() -> Iterator[None]:
         raise
     finally:
         log.removeHandler(lines)
-        for line, _ in lines.told:
+        for line in dict.fromkeys(line for line, _ in lines.told):  # the gate of an application, and the one made to explain
             say(line, err=True)

@@ -10,17 +10,21 @@ from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.decisions import decision_fields, print_decision, seconds
-from limitgate.command.journal import Ban, Journal
+from limitgate.command.decisions import banned, decision_fields, print_decision, seconds
+from limitgate.command.log_search import Trace, search
 from limitgate.command.output import say
+from limitgate.command.service import Service
+from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
+from limitgate.gate.journal import Ban, Journal
+from limitgate.gate.planning.compiled_rule import id_name
 from limitgate.gate.refusals import kept_keys, place_of_keys
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refusal_id import RefusalId, RefusalKey, tag_of, time_of
-from limitgate.messages.text import listed, printable
-from limitgate.rules.rule import Rule, RuleSet
-from limitgate.stores import SyncStore, open_sync_store
+from limitgate.messages.text import listed, printable, shortened
+from limitgate.rules.rule import Rule
+from limitgate.stores import SyncStore
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 
@@ -42,74 +46,88 @@ class Resolved(NamedTuple):
 
     id: RefusalId
     found: Sequence[Refused]
+    traces: Sequence[Trace] | None
+    """Lines of logs that are about the bucket; None if no log was searched."""
 
 
-def resolve(
-    text: str, rules: RuleSet, in_code: Sequence[Rule], *, store: str | None, key_prefix: str, secret: bytes, timeout: float
-) -> Resolved:
-    """Resolve an id by the rules of the service and its limits ``in_code``; its key comes from the secret, or from the store.
+def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> Resolved:
+    """Resolve an id by the rules of a service and its limits in code; its key comes from the secret, or from the store.
 
     Raises `click.UsageError` for what is none and without a key, `ConfigError` if the store has no key, and `StoreError` as the
     store does.
     """
+    settings = asked.settings
     try:
         time_of(text)
-        opened = None if store is None else open_sync_store(store)
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         raise click.UsageError(str(error)) from error
+    secret = settings.secret_bytes
+    opened = store_of(settings)
     if opened is None:
-        if not secret:
+        if not secret and "store" not in settings.model_fields_set:
             raise click.UsageError("ids are encrypted, expected --store, which keeps their key, or LIMITGATE_SECRET")
-        refusal, candidates = _read(text, [RefusalKey.derived(secret)], rules, in_code, key_prefix)
-        return Resolved(refusal, [Refused(*each, None, None) for each in candidates])
-    with closing(opened):
-        keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, key_prefix, timeout)
-        refusal, candidates = _read(text, keys, rules, in_code, key_prefix)
-        bans = Journal(opened, key_prefix, timeout).bans() if isinstance(opened, SyncConfigStore) else []
-        found = []
-        for rule, tiers, key in candidates:
-            charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in rule.buckets]
-            plan = Plan.look(charges)
-            decision = decide(plan, opened.spend(plan, timeout)) if charges else None
-            charged = {charge.key for charge in charges}
-            found.append(Refused(rule, tiers, key, decision, next((ban for ban in bans if charged & set(ban.keys)), None)))
-        return Resolved(refusal, found)
+        if not secret:
+            raise _no_key(settings.key_prefix)
+        keys = [RefusalKey.derived(secret)]
+        refusal, candidates = _read(text, keys, asked)
+        found = [Refused(*each, None, None) for each in candidates]
+    else:
+        with closing(opened):
+            keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, settings.key_prefix, timeout)
+            refusal, candidates = _read(text, keys, asked)
+            bans = Journal(opened, settings.key_prefix, timeout).bans()
+            found = [_standing(opened, timeout, bans, each) for each in candidates]
+    traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
+    return Resolved(refusal, found, traces)
 
 
-def _kept_keys(store: SyncStore, key_prefix: str, timeout: float) -> list[RefusalKey]:
-    place = place_of_keys(key_prefix)
-    kept = store.config(ConfigRequest(place), timeout).text if isinstance(store, SyncConfigStore) else None
-    if not (keys := kept_keys(kept)):
-        raise ConfigError(
-            f"the store keeps no key of ids under {place}, expected the store and LIMITGATE_KEY_PREFIX of the service, or its "
-            "LIMITGATE_SECRET if it has one"
-        )
+def _standing(store: SyncStore, timeout: float, bans: Sequence[Ban], candidate: tuple[Rule, Sequence[str], str]) -> Refused:
+    """How the bucket of a rule stands now, and the ban that somebody has set."""
+    rule, tiers, key = candidate
+    charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in rule.buckets]
+    plan = Plan.look(charges)
+    decision = decide(plan, store.spend(plan, timeout)) if charges else None
+    charged = {charge.key for charge in charges}
+    return Refused(rule, tiers, key, decision, next((ban for ban in bans if charged & set(ban.keys)), None))
+
+
+def _kept_keys(store: SyncConfigStore, key_prefix: str, timeout: float) -> list[RefusalKey]:
+    if not (keys := kept_keys(store.config(ConfigRequest(place_of_keys(key_prefix)), timeout).text)):
+        raise _no_key(key_prefix)
     return [*map(RefusalKey, keys)]
 
 
-def _read(
-    text: str, keys: Sequence[RefusalKey], rules: RuleSet, in_code: Sequence[Rule], key_prefix: str
-) -> tuple[RefusalId, list[tuple[Rule, Sequence[str], str]]]:
+def _no_key(key_prefix: str) -> ConfigError:
+    return ConfigError(
+        f"the store keeps no key of ids under {place_of_keys(key_prefix)}, expected the store and LIMITGATE_KEY_PREFIX of the "
+        "service, or its LIMITGATE_SECRET if it has one"
+    )
+
+
+def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[RefusalId, list[tuple[Rule, Sequence[str], str]]]:
     """Read an id by the first key under which there are rules that may have made it, else by the first one."""
     read = [key.read(text) for key in keys]
     for refusal in read:
-        if candidates := list(_candidates(refusal, rules, in_code, key_prefix)):
+        if candidates := list(_candidates(refusal, asked)):
             return refusal, candidates
     return read[0], []
 
 
-def _candidates(
-    refusal: RefusalId, rules: RuleSet, in_code: Sequence[Rule], key_prefix: str
-) -> Iterator[tuple[Rule, Sequence[str], str]]:
+def _candidates(refusal: RefusalId, asked: Service) -> Iterator[tuple[Rule, Sequence[str], str]]:
     """Rules that may have made an id, with their tiers and the key of the bucket."""
-    of_tiers = [(tier, rule) for tier, of_tier in rules.tiers.items() for rule in of_tier if tag_of(rule.name) == refusal.tag]
+    every = asked.rules.tiers
+    of_tiers = [(tier, rule) for tier, of_tier in every.items() for rule in of_tier if tag_of(id_name(rule)) == refusal.tag]
     places: list[Rule] = []
-    for rule in in_code:
-        if tag_of(rule.name) == refusal.tag and rule not in places:  # places of one name may share their limits
+    for rule in asked.in_code:
+        if tag_of(id_name(rule)) == refusal.tag and rule not in places:  # places of one name may share their limits
             places.append(rule)
-            of_tiers += [(tier, rule) for tier in ([rule.tier] if rule.tier else rules.tiers)]
+            of_tiers += [(tier, rule) for tier in ([rule.tier] if rule.tier else every)]
     for rule in {id(rule): rule for _, rule in of_tiers}.values():
-        yield rule, [tier for tier, each in of_tiers if each is rule], f"{key_prefix}:{rule.name}:{refusal.digest}"
+        yield (
+            rule,
+            [tier for tier, each in of_tiers if each is rule],
+            f"{asked.settings.key_prefix}:{rule.name}:{refusal.digest}",
+        )
 
 
 def as_json(resolved: Resolved) -> dict[str, Any]:
@@ -127,6 +145,7 @@ def as_json(resolved: Resolved) -> dict[str, Any]:
             }
             for each in resolved.found
         ],
+        "log": None if resolved.traces is None else [each._asdict() for each in resolved.traces],
     }
 
 
@@ -147,11 +166,22 @@ def show(resolved: Resolved) -> None:
             print_decision(decision)
         if ban is not None:
             why = f": {printable(ban.reason)}" if ban.reason else ""
-            say(f"banned by {ban.by} for {seconds(ban.retry_after(time.time()))} more{why}")
+            say(f"{banned(ban.by, ban.retry_after(time.time()))}{why}")
     if not resolved.found:
         ending = resolved.id.digest
         say("", f"no rule of these refused: a decorator or dependency did (--app), or other rules; its key ends in {ending}")
         say("unless the id is of another key: older than a flush of the store, or of a process without this store or secret")
+    _show_traces(resolved.traces)
+
+
+def _show_traces(traces: Sequence[Trace] | None) -> None:
+    if traces is None:
+        say("", "to find the client: --log FILE with the service's log or an access log")
+        return
+    say("", "in the logs:" if traces else "no line of these logs is about this bucket")
+    for each in traces:
+        client = "" if each.client is None else f"client {each.client}, "
+        say(f"{client}{each.file}:{each.line}: {shortened(each.text)}")
 
 
 def _ago(elapsed: float) -> str:

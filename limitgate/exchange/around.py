@@ -33,6 +33,8 @@ class Around:
 
     gate: Gate | None = None
     app: Any
+    options: Mapping[str, Any]
+    """The options that it was given in code, by which the command finds the same keys and clients."""
     PUT_AROUND: ClassVar[str]
     """Code that puts it around an application."""
     ENTRANCES: ClassVar[tuple[str, ...]]

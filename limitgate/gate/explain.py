@@ -80,7 +80,7 @@ class LookingStore:
             raise
 
     async def aspend(self, plan: Plan, timeout: float) -> Reading:
-        """`spend`, for a gate that does not wait for turns."""
+        """`spend`, for a gate on an event loop that nobody else needs meanwhile."""
         return self.spend(plan, timeout)
 
     def close(self) -> None:
@@ -89,8 +89,17 @@ class LookingStore:
 
 def explain(gate: Gate, request: Request) -> Explanation:
     """Explain what a gate on a `LookingStore` would do with a request. Raises `StoreError` where the store does not answer."""
+    return explained(gate, request, gate.check(request, waits=False))
+
+
+async def aexplain(gate: Gate, request: Request) -> Explanation:
+    """`explain` for a gate whose ``identify`` or limits may be async."""
+    return explained(gate, request, await gate.acheck(request))
+
+
+def explained(gate: Gate, request: Request, admission: Admission) -> Explanation:
+    """Explain what a gate has decided about a request on a `LookingStore`. Raises `StoreError` if the store did not answer."""
     planner = gate.rules.planner
-    admission = gate.check(request, waits=False)
     if gate.store.failure is not None:
         raise gate.store.failure
     admission.show_in_flight()
@@ -99,9 +108,9 @@ def explain(gate: Gate, request: Request) -> Explanation:
     _end(gate, admission)
     status, hops = None if refusal is None else refusal.status, planner.hops(request)
     try:
-        subject = planner.subject(request, None)
+        subject = planner.subject(request, request.caller)
         who = request.client, subject.address(), subject.caller, subject.tier
-        reasons = _reasons(planner, request, subject.tier)
+        reasons = _reasons(planner, request, subject.caller, subject.tier)
     except HeadersTooLargeError as error:
         who = None, None, None, DEFAULT_TIER
         may_apply = [each.rule for each in planner.may_apply(request)[0]]
@@ -119,11 +128,11 @@ def _end(gate: Gate, admission: Admission) -> None:
         gate.refunds.settle(admission)
 
 
-def _reasons(planner: Planner, request: Request, tier: str) -> list[RuleReason]:
+def _reasons(planner: Planner, request: Request, caller: Caller | None, tier: str) -> list[RuleReason]:
     """All rules of the set, those of other tiers too, and decorators that apply."""
-    found = planner.prepared(request, None, no_places)
+    found = planner.prepared(request, caller, no_places)
     if found is None:
-        raise TypeError("a callable that gives limits is async, expected rules as files have them")
+        raise TypeError("a callable that gives limits is async, expected a gate that awaits it")
     prepared, _ = found
     denying = () if prepared.denying is None else (prepared.denying,)
     adaptive = () if prepared.adaptive is None else prepared.adaptive.compiled_rules
@@ -178,13 +187,14 @@ def _first_reason(rule: Rule, request: Request, paths: Sequence[str] | None) -> 
     """The first condition of a rule that a request does not meet; None if it meets all."""
     if not rule.applies_to(request.method):
         return f"is for {listed(sorted(rule.methods or ()))}, not {request.method}"
-    why = _path_reason(rule, paths)
+    why = path_reason(rule, paths)
     if why is None and not rule.admits(request):
         return _client_reason(rule, request)
     return why
 
 
-def _path_reason(rule: Rule, paths: Sequence[str] | None) -> str | None:
+def path_reason(rule: Rule, paths: Sequence[str] | None) -> str | None:
+    """The reason why a rule is not for a path, given its interpretations; None if it is."""
     if paths is None:
         return None
     index: PathIndex[Any] = PathIndex()

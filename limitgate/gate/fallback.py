@@ -81,10 +81,12 @@ class Fallback:
         """This process' share of the charges that are not in ``rest``; None where a rule wants the request refused."""
         local: list[Charge] = []
         for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
-            policy = self._policy(compiled_rule, error) if charge not in rest and compiled_rule.enforced else "open"
+            if charge in rest or not compiled_rule.enforced:
+                continue
+            policy = self._policy(compiled_rule, error)
             if policy == "closed":
                 return None
-            if policy == "local":
+            if policy == "local" or charge.bucket.refuses_all:
                 local.append(charge.share(self._processes))
         return local
 

@@ -8,13 +8,13 @@ something `Awaited`.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from limitgate.errors import ConfigError, StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import PlainSpend
+from limitgate.process.clock import monotonic
 from limitgate.stores import AsyncStore, SyncStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
 
@@ -85,7 +85,7 @@ class Budget:
 
     def deduct(self, outcome: Reading | StoredConfig | StoreError, began: float) -> None:
         """Deduct the wait for the store that began at a time of `time.monotonic`."""
-        self.left -= outcome.waited if self._is_measured else time.monotonic() - began
+        self.left -= outcome.waited if self._is_measured else monotonic() - began
 
 
 def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) -> T:
@@ -127,7 +127,7 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
     def fulfil(wish: tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited) -> Any:
         if isinstance(wish, Awaited):
             raise wish.refused()
-        request, began = wish[0], time.monotonic()
+        request, began = wish[0], monotonic()
         answer: Any
         try:
             if isinstance(request, Plan | PlainSpend):
@@ -152,7 +152,7 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
     async def fulfil(wish: tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited) -> Any:
         if isinstance(wish, Awaited):
             return await wish.awaitable
-        request, began = wish[0], time.monotonic()
+        request, began = wish[0], monotonic()
         answer: Any
         try:
             if isinstance(request, Plan | PlainSpend):

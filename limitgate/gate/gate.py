@@ -16,6 +16,7 @@ from typing import Any
 from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Receipt, Refund, Turn, Verdict, outcome_of
+from limitgate.gate.bans import Bans
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Awaited, Budget, Flow, answers_at_once, arun, run, takes_plain
 from limitgate.gate.load import Permits, ProxyGuard, end_undecided
@@ -33,7 +34,8 @@ from limitgate.gate.upload_in_flight import watched
 from limitgate.gate.wait_queue import book
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
-from limitgate.http.response import Refusal, forbidden, headers_too_large, unavailable
+from limitgate.http.response import Refusal, forbidden, headers_too_large, quota_exceeded, unavailable
+from limitgate.internal_errors import place_of, raise_interruption
 from limitgate.limits.decision import (
     Decision,
     Window,
@@ -46,6 +48,7 @@ from limitgate.limits.decision import (
 )
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
+from limitgate.messages.diagnostics import Diagnosis, OncePerValue
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
 from limitgate.observing.exporter import exporter
 from limitgate.overload.adaptive_limit import Guard
@@ -61,12 +64,20 @@ from limitgate.stores import is_async_redis, is_redis
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 
 
+class NotACallerError(TypeError):
+    """``identify`` gave something else than a `Caller` or None."""
+
+    def __init__(self, identified: object) -> None:
+        self.what = f"it gave a {type(identified).__name__}"
+        super().__init__(f"identify gave a {type(identified).__name__}, expected a Caller or None")
+
+
 class Gate:
     """Decides about requests, by the plans of the rules in force and the readings of a store.
 
     ``client_of`` finds a request's client behind proxies, ``on_error`` is for rules that have none of their own, and
     ``processes`` is how many serve together. ``refusals`` makes the answers to requests that buckets refuse, ``refusal_log`` is
-    told who is refused.
+    told who is refused, and ``bans`` what rules with a ``ban`` refuse.
     """
 
     def __init__(
@@ -78,6 +89,7 @@ class Gate:
         on_error: OnError,
         processes: int,
         refusals: Refusals,
+        bans: Bans,
         identify: Identify | None = None,
         refusal_log: RefusalLog | None = None,
     ) -> None:
@@ -97,7 +109,9 @@ class Gate:
         self.answers_at_once = answers_at_once(store)
         """True if the store answers at once, so that an event loop may ask it without `await`."""
         self.identify = identify
+        self._unidentified = OncePerValue(Diagnosis.IDENTIFY_FAILED)
         self._refusal_log = refusal_log
+        self.bans = bans
         self.refusals = refusals
         self._fallback = Fallback(store, on_error, processes)
         self.store_health = StoreHealth(store, self._note_first_answer, refusals.agree_soon)
@@ -220,8 +234,12 @@ class Gate:
         try:
             if self.identify is not None and known is None:
                 request.check_lines()
-                identified = self.identify(request)
-                if identified is not None and isawaitable(identified):
+                try:
+                    identified = self.identify(request)
+                except Exception as error:
+                    self._note_unidentified(error)
+                    raise
+                if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_identified(admission, outer, identified)
                     return admission
             begin = partial(self._take_places, admission, outer) if planner.adapts else None
@@ -263,16 +281,29 @@ class Gate:
             admission.admit_in_flight(admitted_in_flight(in_force, admission.settlement), admission.rules.clock())
             admission.is_plain = True
 
-    def _begin_identified(
-        self, admission: Admission, outer: Admission | None, identified: Awaitable[Caller | None]
-    ) -> Flow[None]:
-        """`begin` with a request once its caller is found, and charge it."""
+    def _begin_identified(self, admission: Admission, outer: Admission | None, identified: object) -> Flow[None]:
+        """`begin` with a request once its caller is found, and charge it. Raises `TypeError` if ``identify`` gave none."""
         try:
-            caller = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
+            if isawaitable(identified):
+                identified = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
         except HeadersTooLargeError as error:
             _refuse_without_headers(admission, outer, error)
             return
-        yield from self._begin_again(admission, outer, caller)
+        except Exception as error:
+            self._note_unidentified(error)
+            raise
+        if identified is not None and not isinstance(identified, Caller):
+            wrong = NotACallerError(identified)
+            self._note_unidentified(wrong)
+            raise wrong
+        yield from self._begin_again(admission, outer, identified)
+
+    def _note_unidentified(self, error: Exception) -> None:
+        """Log that ``identify`` has failed, once for each place (LG071). The text of an error may contain data of a client."""
+        if not isinstance(error, HeadersTooLargeError):
+            raise_interruption(error)
+            what = error.what if isinstance(error, NotACallerError) else f"{type(error).__name__} at {place_of(error)}"
+            self._unidentified.log(what, what)
 
     def _begin_again(self, admission: Admission, outer: Admission | None, identified: Caller | None) -> Flow[None]:
         """`begin` with a request that has waited for something, and charge it."""
@@ -328,7 +359,9 @@ class Gate:
                 self.refunds.release_later(plan)
                 raise
             else:
-                self._admit(admission, request_plan, plan, reading)
+                rest = self._admit(admission, request_plan, plan, reading)
+                if rest is not None:
+                    yield from rest
         if prepared.denying is not None:
             _deny(admission, prepared.denying)
 
@@ -433,15 +466,14 @@ class Gate:
             decision = template.decide(answer, admission.request.open_settlement())
         if decision is None or not isinstance(answer, PlainSpend):
             plan = asked.whole_plan
-            self._admit(admission, prepared.request_plan(plan), plan, whole_reading(answer))
-            return None
+            return self._admit(admission, prepared.request_plan(plan), plan, whole_reading(answer))
         if not self.store_health.is_known:
             self.store_health.answered()
         if not (is_admitted or decision.allowed):
             if prepared.counter is not None:
                 prepared.counter.refused(answer.states)
-            self._refuse_prepared(admission, answer, decision)
-            return None
+            self._refuse_prepared(admission, prepared, answer, decision)
+            return self._count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None
         if prepared.counter is not None:
             prepared.counter.charged(answer.states)
         admission.admit(answer, decision)
@@ -453,15 +485,15 @@ class Gate:
             admission.show_in_flight()
         return None
 
-    def _refuse_prepared(self, admission: Admission, reading: PlainSpend, decision: Decision) -> None:
+    def _refuse_prepared(self, admission: Admission, prepared: PreparedPlan, reading: PlainSpend, decision: Decision) -> None:
         """Refuse a request by its prepared plan."""
-        template, prepared = reading.template, admission.prepared
+        template = reading.template
         key = template.refusing_key(decision, reading)
         refusal = self.refusals.quota_exceeded(
-            template.refusing(decision), decision.retry_after, reading.now, decision.rule, key
+            template.refusing(decision), decision.retry_after, reading.now, decision.rule, key, prepared.compiled_rules
         )
         admission.refuse(reading, decision, refusal)
-        if self._refusal_log is not None and prepared is not None:
+        if self._refusal_log is not None:
             self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)
 
     def further(self, admission: Admission, extra_rules: Sequence[LateLimit]) -> Flow[Turn | None]:
@@ -482,7 +514,11 @@ class Gate:
             return None
         if request_plan.plan is None or admission.refusal is not None:
             return None
-        return self._apply(admission, request_plan, (yield from self._decide(request_plan, request_plan.plan)))
+        verdict = yield from self._decide(request_plan, request_plan.plan)
+        turn = self._apply(admission, request_plan, verdict)
+        if not verdict.decision.allowed and request_plan.bans:
+            yield from self._count_refusal(admission, verdict.decision, request_plan.compiled_rules)
+        return turn
 
     def usage(self, admission: Admission, names: Sequence[str], path: str | None) -> Flow[tuple[Window, ...]]:
         """Look at rules for the caller of an admission, see `limitgate.usage`. Charges nothing."""
@@ -502,10 +538,13 @@ class Gate:
         return self.refunds.soon(self._decide_message(admission, messages), budget)
 
     async def astartup(self) -> None:
-        """Begin to serve on the running event loop: look for other rules, if that is wanted, and connect."""
+        """Begin to serve on the running event loop: connect, and look for other rules, if that is wanted.
+
+        Raises `ConfigError` for an event loop that the store cannot run on.
+        """
+        await self.aconnect()
         if self.poller is not None:
             self.poller.start()
-        await self.aconnect()
 
     def _note_first_answer(self) -> None:
         """Look for other rules: who is asked serves. uWSGI forks, or does not, unsaid."""
@@ -528,8 +567,11 @@ class Gate:
         if self.rules.counts is not None:
             exporter.export()
 
-    def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
-        """Let the store's reading of a plan of any kind have its effect on a request that comes."""
+    def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> Flow[None] | None:
+        """Let the store's reading of a plan of any kind have its effect on a request that comes.
+
+        Returns what has to be run then.
+        """
         self.store_health.answered()
         admission.decision = decision = decide(plan, reading, admission.settlement)
         admission.decide(outcome_of(decision), reading.source)
@@ -546,8 +588,11 @@ class Gate:
             if decision.shadow:
                 self._note_refusal(admission, decision, reading.now, None, request_plan)
         else:
-            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now)
+            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now, request_plan)
             self._note_refusal(admission, decision, reading.now, admission.refusal, request_plan)
+            if request_plan.bans:
+                return self._count_refusal(admission, decision, request_plan.compiled_rules)
+        return None
 
     @staticmethod
     def _plan_usage(
@@ -571,8 +616,10 @@ class Gate:
             if verdict.decision.shadow:
                 self._note_refusal(admission, verdict.decision, verdict.now, None, messages)
             return None
-        refusal = self._refusal(verdict.decision, verdict.now)
+        refusal = self._refusal(verdict.decision, verdict.now, messages)
         self._note_refusal(admission, verdict.decision, verdict.now, refusal, messages)
+        if messages.bans:
+            yield from self.bans.counting(admission, verdict.decision, messages.compiled_rules)
         yield from self.refunds.apply([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
         return refusal
 
@@ -623,7 +670,7 @@ class Gate:
             return None
         admission.decide(verdict.outcome, verdict.source)
         if not decision.allowed:
-            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), verdict.now)
+            admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), verdict.now, request_plan)
             self._note_refusal(admission, decision, verdict.now, admission.refusal, request_plan)
         else:
             if decision.shadow:
@@ -637,13 +684,32 @@ class Gate:
             admission.fields = []
         return turn
 
-    def _refusal(self, decision: Decision, now: int | None) -> Refusal:
+    def _refusal(self, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
         """The answer to a refused request; ``now`` is the store's clock in Unix µs, None if no bucket was looked at."""
         if now is None:
             return unavailable()
-        rules, wait, key = decision.refusing, decision.retry_after, decision.refusing_key
-        is_permanent_ban = decision.is_permanent_ban
-        return self.refusals.quota_exceeded(rules, wait, now, decision.rule, key, is_permanent_ban=is_permanent_ban)
+        key = decision.refusing_key
+        return self.refusals.quota_exceeded(
+            decision.refusing,
+            decision.retry_after,
+            now,
+            decision.rule,
+            key,
+            request_plan.compiled_rules,
+            is_permanent_ban=decision.is_permanent_ban,
+        )
+
+    def _count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
+        """Count a refusal for its rules with a ``ban``. If it leads to a ban, its answer says how long that lasts."""
+        banned = yield from self.bans.counting(admission, decision, compiled_rules)
+        refusal = admission.refusal
+        if banned is None or refusal is None or banned.seconds <= decision.retry_after:
+            return
+        decision = replace(decision, rule=banned.rule, retry_after=banned.seconds, settlement=admission.settlement)
+        admission.decision = decision
+        if refusal.id is not None:
+            told = nesting.joined_with_outer(admission, decision)
+            admission.refusal = quota_exceeded(told.refusing, told.retry_after, refusal.id.encode())
 
     def _note_refusal(
         self, admission: Admission, decision: Decision, now: int | None, refusal: Refusal | None, request_plan: RequestPlan

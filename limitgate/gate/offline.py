@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from limitgate.gate.bans import Bans
 from limitgate.gate.gate import Gate
 from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.identity import Identities
@@ -9,7 +10,7 @@ from limitgate.gate.planning.planner import Planner
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import Refusal, forbidden
-from limitgate.routes import NoRoutes
+from limitgate.routes import NoRoutes, Routes
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
@@ -18,8 +19,8 @@ _PATHS = 16_384
 """Paths whose rules are remembered: a log may be of many, and nobody else needs the memory."""
 
 
-def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None) -> Gate:
-    """Make a gate of a rule set that knows no routes. ``settings`` say who clients and callers are, the defaults if None."""
+def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None, routes: Routes | None = None) -> Gate:
+    """Make a gate of a rule set. ``settings`` say who clients and callers are, and how keys begin; None for the defaults."""
     settings = settings or Settings.model_construct()
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     identities = Identities(
@@ -30,9 +31,25 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
         api_key_header=settings.api_key_header,
         ipv6_prefix=settings.ipv6_prefix,
     )
-    planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False, paths=_PATHS)
+    planner = Planner(
+        rules,
+        routes or NoRoutes(),
+        identities,
+        key_prefix=settings.key_prefix,
+        secret=settings.secret_bytes,
+        shadow=False,
+        paths=_PATHS,
+    )
     in_force = ActiveRules(planner, (), timeout=1.0, is_measured=True)
-    return Gate(in_force, store, proxies.client, on_error="open", processes=1, refusals=_Unsent(store, "limitgate"))
+    return Gate(
+        in_force,
+        store,
+        proxies.client,
+        on_error="open",
+        processes=1,
+        refusals=_Unsent(store, settings.key_prefix),
+        bans=Bans(None, settings.key_prefix, "off", 1.0, None),
+    )
 
 
 class _Unsent(Refusals):

@@ -44,6 +44,12 @@ class RefusalLog:
                 name = partial(self._name, admission, rule, compiled_rules)
                 self._episodes.begin(key, rule, now, None, name, is_shadow=True)
 
+    def note_ban(self, rule: str, who: str, seconds: float, after: int, within: float) -> None:
+        """Note that a rule bans a client for so many seconds, as it was refused ``after`` times ``within`` some."""
+        facts = {"rule": rule, "who": who, "seconds": seconds, "after": after, "within": within}
+        shown = rule, f" {who}" if who else "", seconds, after, within
+        self._episodes.tell("rule %s bans%s for %g s: refused %d times within %g s", shown, facts)
+
     def note_shed(self, in_flight: Permits) -> None:
         """Note a refusal by the adaptive limit of a rule, under which a request has found no place."""
         self._note_no_place(in_flight.in_force[-1][0], is_shadow=False)

@@ -10,7 +10,6 @@ import asyncio
 import math
 import re
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Context
@@ -18,9 +17,11 @@ from secrets import token_bytes
 from typing import Any
 
 from limitgate.gate.flow import ConfigFlow, arun, run
+from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.http.response import Refusal, quota_exceeded
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.refusal_id import RefusalKey
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores import MemoryStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
@@ -68,20 +69,25 @@ class Refusals:
         self._under_way: threading.Thread | asyncio.Future[None] | None = None
         get_ready_for_forks(self)
 
-    def quota_exceeded(
+    def quota_exceeded(  # noqa: PLR0917 - keywords would take longer
         self,
         rules: tuple[str | None, ...],
         wait: float,
         now: int,
         rule: str | None,
         key: str,
+        compiled_rules: Sequence[CompiledRule] = (),
         *,
         is_permanent_ban: bool = False,
     ) -> Refusal:
-        """`limitgate.http.response.quota_exceeded`, by the key that is known."""
+        """`limitgate.http.response.quota_exceeded`, by the key that is known; ``compiled_rules`` are those of the plan."""
         self._has_written = True
+        for each in compiled_rules:
+            if each.name == rule:
+                rule = each.id_name
+                break
         refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key), is_permanent_ban=is_permanent_ban)
-        if time.monotonic() > self._next_look:
+        if monotonic() > self._next_look:
             self.agree_soon()
         return refusal
 
@@ -92,7 +98,7 @@ class Refusals:
         """
         if self._store is None:
             return
-        self._next_look, closings = time.monotonic() + _AGAIN, self._closings
+        self._next_look, closings = monotonic() + _AGAIN, self._closings
         if isinstance(self._store, AsyncConfigStore):
             with suppress(RuntimeError):
                 loop = asyncio.get_running_loop()

@@ -11,7 +11,6 @@ import asyncio
 import atexit
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Context
@@ -25,6 +24,7 @@ from limitgate.errors import StoreError
 from limitgate.gate.flow import Flow, arun, run
 from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.calls import calls_of
@@ -86,7 +86,7 @@ class _Renewer:
 
     def release_later(self, charges: Sequence[Charge]) -> None:
         """Schedule the release of slots that may be taken."""
-        until = time.monotonic() + concurrency.HELD_US / 1e6
+        until = monotonic() + concurrency.HELD_US / 1e6
         for charge in charges:
             if len(self.releases) < MAX_RELEASES:
                 self.releases[charge.key, charge.slot] = _Release(charge.released(), until)
@@ -106,7 +106,7 @@ class _Renewer:
         for slot, (charges, _) in renewed.items():
             if slot not in self.held:  # a renewal may have come after it was given back
                 self.release_later(charges)
-        now = time.monotonic()
+        now = monotonic()
         for place, release in self.releases.copy().items():
             if release.until < now:
                 self.releases.pop(place, None)
@@ -155,7 +155,7 @@ class _Renewer:
 
     def schedule(self, seconds: float) -> None:
         """Have `renewal` run in so many seconds, or before."""
-        at = time.monotonic() + seconds
+        at = monotonic() + seconds
         if self.due_at is None or at < self.due_at:
             self.due_at = at
             self._set_timer()
@@ -184,7 +184,7 @@ class _LoopRenewer(_Renewer):
         if self._timer is not None:
             self._timer.cancel()
         if self.due_at is not None:
-            left = max(0.0, self.due_at - time.monotonic())
+            left = max(0.0, self.due_at - monotonic())
             self._timer = asyncio.get_running_loop().call_later(left, self._on_timer, context=Context())
 
     def _on_timer(self) -> None:
@@ -217,7 +217,7 @@ class _ThreadRenewer(_Renewer):
     def hasten(self) -> None:
         """Have `renewal` run soon, see `_Renewer.hasten`."""
         if self._runs:
-            soon = time.monotonic() + SOON
+            soon = monotonic() + SOON
             self.due_at = soon if self.due_at is None else min(soon, self.due_at)
             self._wakeups.put(None)
 
@@ -268,7 +268,7 @@ class _ThreadRenewer(_Renewer):
             if self.due_at is None:
                 return None
             self._runs = True
-            return max(0.0, self.due_at - time.monotonic())
+            return max(0.0, self.due_at - monotonic())
 
 
 class SlotKeeper:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 from limitgate.errors import StoreError
 from limitgate.messages.diagnostics import Diagnosis
+from limitgate.process.clock import monotonic
 
 log = logging.getLogger("limitgate")
 
@@ -50,7 +50,7 @@ class StoreHealth:
             return
         self.is_known = True  # first, as another thread may note a failure meanwhile
         if self._is_failing:
-            if getattr(self._store, "healthy", True) and time.monotonic() - self._failed_at > CALM:
+            if getattr(self._store, "healthy", True) and monotonic() - self._failed_at > CALM:
                 self._is_failing = False
                 log.warning("the store answers again")
                 self._at_recovery()
@@ -67,13 +67,13 @@ class StoreHealth:
             self._note_overload(error)
             return
         self.failures += 1
-        self._failed_at = time.monotonic()
+        self._failed_at = monotonic()
         if not self._is_failing:
             self._is_failing, self.is_known = True, False
             log.warning("the store failed, on_error decides until it answers again: %s", error)
 
     def _note_overload(self, error: StoreError) -> None:
         self.overloaded += 1
-        if time.monotonic() - self._said_overloaded > AGAIN:
-            self._said_overloaded = time.monotonic()
+        if monotonic() - self._said_overloaded > AGAIN:
+            self._said_overloaded = monotonic()
             Diagnosis.OVERLOADED.log(error)

@@ -93,6 +93,7 @@ class Turns:
         admission.turn = None
         waiter = self.queues.join(turn)
         try:
+            waiting.require_running_clock()
             with counted_waiting(_rows(turn)):
                 stays = await stay(waiter)
         except BaseException as error:

@@ -14,8 +14,11 @@ from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from limitgate.errors import ConfigError, HeadersTooLargeError
+from limitgate.http import proxy_lists
 from limitgate.http.request import Request
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.messages.suggestions import meant
+from limitgate.messages.text import listed
 
 MAX_HOPS = 32
 """Most elements of a forwarding header that may have to be looked at, from the right."""
@@ -138,16 +141,14 @@ class Hop(NamedTuple):
 class TrustedProxies:
     """Proxies whose forwarding header is believed, and the name of that header.
 
-    ``trusted`` holds addresses, CIDRs and the word ``unix``; ``header`` is ``x-forwarded-for`` (or another header that
-    holds addresses), or ``forwarded`` for RFC 7239. Raises `ConfigError` for anything else.
+    ``trusted`` holds addresses, CIDRs, lists of `limitgate.http.proxy_lists` and the word ``unix``; ``header`` is
+    ``x-forwarded-for`` (or another header that holds addresses), or ``forwarded`` for RFC 7239. Raises `ConfigError` for
+    anything else.
     """
 
     def __init__(self, trusted: Sequence[str], header: str) -> None:
         self._unix = UNIX in trusted
-        try:
-            self._networks = [_network(entry) for entry in trusted if entry != UNIX]
-        except ConfigError as error:
-            raise ConfigError(f"{error}, or {UNIX!r} for a unix socket") from error
+        self._networks = [network for entry in trusted if entry != UNIX for network in _listed(entry)]
         self._ranges = {version: _Ranges(self._networks, version) for version in (4, 6)}
         self._header = header.lower()
         self._met: dict[str, str] = {}
@@ -323,6 +324,22 @@ def _elements(request: Request, header: str) -> Iterable[str]:
     if "," in value or len(value) > MAX_LENGTH:
         return _from_the_right(value, lambda rest: rest.rfind(","))
     return (value,)  # almost all have one
+
+
+def _listed(entry: str) -> Iterator[IPv4Network | IPv6Network]:
+    """The networks that an entry of trusted proxies stands for."""
+    for each, place in proxy_lists.entries(entry):
+        try:
+            yield _network(each)
+        except ConfigError as error:
+            if place:
+                raise ConfigError(f"{place}{error}") from error
+            names = proxy_lists.names()
+            probably = meant(entry, names)
+            raise ConfigError(
+                f"{error}, {UNIX!r} for a unix socket, '{proxy_lists.FILE}PATH', or one of the lists {listed(names)}"
+                f"{f'; did you mean {probably!r}?' if probably else ''}"
+            ) from error
 
 
 def _network(entry: str) -> IPv4Network | IPv6Network:

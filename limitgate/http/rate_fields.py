@@ -14,7 +14,6 @@ from typing import NamedTuple
 from limitgate.errors import ConfigError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing
-from limitgate.limits.limit import unit_of
 from limitgate.messages.suggestions import expected_of
 
 Fields = list[tuple[str, str]]
@@ -122,7 +121,7 @@ def _fields_of(styles: tuple[Style, ...], standings: Sequence[Standing], numbers
     buckets = tuple([(rule, tuple([each.charge.bucket for each in group])) for (rule, _), group in groups.items()])
     windows: list[tuple[int, int | None]] = []
     for window in [window for group in groups.values() for standing in group for window in standing.windows()]:
-        wait = window.retry_after or (window.reset_after if window.period else inf)
+        wait = window.retry_after or (window.reset_after if window.period and window.limit else inf)
         windows.append((window.remaining, None if isinf(wait) else ceil(wait)))
     return prepared_fields(styles, buckets, rules)(numbers._replace(windows=windows))
 
@@ -164,8 +163,12 @@ _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESE
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """The commonest convention: the tightest window, and as Unix time when it is full again, here in Unix µs."""
-    return [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
+    """The commonest convention: the tightest window, and as Unix time when it is full again, here in Unix µs.
+
+    A limit of 0 refuses every request, so it has no reset.
+    """
+    fields = [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
+    return fields if limit else fields[:2]
 
 
 def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
@@ -175,6 +178,8 @@ def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
         return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
     except KeyError:
         fields = raw(x_ratelimit(limit, remaining, full_at_us))
+        if not limit:
+            return fields
         for known, number, field in zip((_RAW_LIMIT, _RAW_REMAINING, _RAW_RESET), (limit, remaining, reset), fields):
             if len(known) >= _NUMBERS:
                 known.clear()
@@ -205,7 +210,7 @@ _UNITS = ("second", "minute", "hour", "day")
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
     """Two fields for each unit of time; of several windows of a unit the one with the least remaining."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
-    units = [(unit_of(limit.period), limit.burst) for limit in limits]
+    units = [(limit.unit, limit.burst) for limit in limits]
 
     def write(numbers: Numbers) -> Fields:
         tightest: dict[str, tuple[int, int]] = {}
@@ -254,7 +259,7 @@ def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) 
     found: dict[str, str] = {}
     limits = [limit for windows in buckets for limit in windows.limits]
     for limit in limits:
-        kind = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "concurrent"
+        kind = (limit.unit or f"{limit.period}s") if limit.period else "concurrent"
         name = rule if len(limits) == 1 else f"{rule}-{kind}"
         if len(limits) > 1 and (name in reserved or name in found):
             name = _numbered(name, reserved | found.keys())

@@ -76,7 +76,7 @@ def _refusal(
     """
     detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
-        detail, fields = "This request costs more than its limit ever allows at once. Waiting does not help.", []
+        detail, fields = "This request is more than its limit ever allows. Waiting does not help.", []
         if is_permanent_ban:
             detail = "You are banned permanently. Waiting does not help."
     problem = _problem(429, "Quota Exceeded", detail, fields, instance=URN + _NO_ID, **{"violated-policies": rules})

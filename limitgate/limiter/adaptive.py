@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -26,6 +25,8 @@ from limitgate.overload.heartbeat import Heartbeats
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.process import switch
+from limitgate.process.clock import monotonic
+from limitgate.process.event_loop import asyncio_loop
 from limitgate.rules.rule import MAX_DELAY
 
 P = ParamSpec("P")
@@ -107,7 +108,7 @@ class WorkDecision(Decision):
 class Work(ConcurrencyLimiter):
     """Work under an adaptive limit, in blocks that begin and end in threads and tasks; for ``clock`` see its base class."""
 
-    def __init__(self, name: str, options: WorkOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, options: WorkOptions, clock: Callable[[], float] = monotonic) -> None:
         self.name = name
         self.options = options
         self._heartbeats = Heartbeats(clock)
@@ -263,6 +264,7 @@ class AsyncAdaptiveWork(_Around):
         return AsyncAdaptiveWork(self._work, _checked(priority))
 
     async def __aenter__(self) -> Decision:
+        asyncio_loop("adaptive")
         return await self._work.aenter(self._priority)
 
     async def __aexit__(

@@ -29,14 +29,16 @@ from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBuck
 from limitgate.limiter.slot import Entry, aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, decide
+from limitgate.limits.duration import as_seconds
 from limitgate.limits.limit import Limit
 from limitgate.limits.template import AnyReading, whole_reading
 from limitgate.messages.text import masked
 from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
 from limitgate.process import switch, waiting
+from limitgate.process.event_loop import asyncio_loop
 from limitgate.rules.rule import Rule
-from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
+from limitgate.stores import AsyncStore, SyncStore, is_async_redis, open_store, open_sync_store, opened
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +72,7 @@ class AsyncLimiter(Operations):
         self,
         store: str | AsyncStore,
         *,
-        timeout: float = 0.1,
+        timeout: float | str = 0.1,
         key_prefix: str = "limitgate",
         secret: str | None = None,
         ipv6_prefix: int = 64,
@@ -81,7 +83,7 @@ class AsyncLimiter(Operations):
         self._store: AsyncStore = opened(store, open_store, key_prefix)
         self._takes_plain = takes_plain(self._store)
         self._wait_queues = WaitQueues()
-        self._slot_keeper = SlotKeeper(self._store, timeout)
+        self._slot_keeper = SlotKeeper(self._store, self._timeout)
         self._adaptive: dict[str, AsyncAdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
 
@@ -118,7 +120,9 @@ class AsyncLimiter(Operations):
         """Take as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is that for a cost of 1."""
         return await self._arun(self._hitting_up_to(key, limits, cost))
 
-    async def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
+    async def wait(
+        self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = None
+    ) -> Decision:
         """Take ``cost`` in turn: book the next free turn, sleep until then, once, and return; first come, first served.
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
@@ -126,6 +130,7 @@ class AsyncLimiter(Operations):
         limiter move up, and the last turn is given back. A ban that ends within the timeout is waited for, and looked up once
         a second, as somebody may lift it. Raises `ConfigError` for limits whose algorithm books no turns.
         """
+        timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
             return await self.hit(key, *limits, cost=cost)
         began, left = waiting.monotonic(), timeout
@@ -140,6 +145,7 @@ class AsyncLimiter(Operations):
 
     async def _await_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
         """Book a turn within so many seconds, and sleep until then."""
+        asyncio_loop("wait")
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
         try:
             operation, charged, turn = await asyncio.shield(task)
@@ -149,6 +155,7 @@ class AsyncLimiter(Operations):
         if turn is not None:
             waiter = self._wait_queues.join(turn)
             try:
+                waiting.require_running_clock()
                 await waiter
             except GeneratorExit:  # its event loop has ended: no caller is left
                 self._wait_queues.leave(turn, waiter)
@@ -182,16 +189,18 @@ class AsyncLimiter(Operations):
         plan = self._plan("peek", key, (at_once(limit),), cost)
         return aslot(self._slot_keeper, plan, self._figures, Entry("async with"))
 
-    async def penalize(self, key: str, seconds: float) -> Decision:
+    async def penalize(self, key: str, seconds: float | str) -> Decision:
         """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
         return await self._arun(self._banning(key, seconds, longer=True))
 
-    async def ban(self, key: str, seconds: float | None = None, *, reason: str | None = None) -> Decision:
+    async def ban(self, key: str, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
         """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up.
 
         ``reason`` is for the audit log.
         """
-        return await self._arun(audited(self._banning(key, seconds), "ban", partial(masked, key), reason, seconds=seconds))
+        return await self._arun(
+            audited(self._banning(key, seconds), "ban", partial(masked, key), reason, seconds=as_seconds(seconds, "seconds"))
+        )
 
     async def banned(self, key: str) -> Decision:
         """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
@@ -234,7 +243,7 @@ class AsyncLimiter(Operations):
         return arun(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
-        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | str | None = 0
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Limit an async function; a call that is refused raises `RateLimited`.
 
@@ -303,6 +312,8 @@ class AsyncLimiter(Operations):
             await self._store.aclose()
 
     async def __aenter__(self) -> Self:
+        if is_async_redis(self._store):
+            asyncio_loop("an AsyncLimiter on Redis")
         return self
 
     async def __aexit__(
@@ -333,7 +344,7 @@ class Limiter(Operations):
         self,
         store: str | SyncStore,
         *,
-        timeout: float = 0.1,
+        timeout: float | str = 0.1,
         key_prefix: str = "limitgate",
         secret: str | None = None,
         ipv6_prefix: int = 64,
@@ -343,7 +354,7 @@ class Limiter(Operations):
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
         self._takes_plain = takes_plain(self._store)
-        self._slot_keeper = SlotKeeper(self._store, timeout)
+        self._slot_keeper = SlotKeeper(self._store, self._timeout)
         self._adaptive: dict[str, AdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
 
@@ -380,7 +391,7 @@ class Limiter(Operations):
         """Take as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is that for a cost of 1."""
         return self._run(self._hitting_up_to(key, limits, cost))
 
-    def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
+    def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = None) -> Decision:
         """Take ``cost`` in turn: book the next free turn, sleep until then, once, and return; first come, first served.
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
@@ -388,6 +399,7 @@ class Limiter(Operations):
         ends within the timeout is waited for, and looked up once a second, as somebody may lift it. Raises `ConfigError` for
         limits whose algorithm books no turns.
         """
+        timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
             return self.hit(key, *limits, cost=cost)
         began, left = waiting.monotonic(), timeout
@@ -426,16 +438,18 @@ class Limiter(Operations):
         plan = self._plan("peek", key, (at_once(limit),), cost)
         return slot(self._slot_keeper, plan, self._figures, Entry("with"))
 
-    def penalize(self, key: str, seconds: float) -> Decision:
+    def penalize(self, key: str, seconds: float | str) -> Decision:
         """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
         return self._run(self._banning(key, seconds, longer=True))
 
-    def ban(self, key: str, seconds: float | None = None, *, reason: str | None = None) -> Decision:
+    def ban(self, key: str, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
         """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up.
 
         ``reason`` is for the audit log.
         """
-        return self._run(audited(self._banning(key, seconds), "ban", partial(masked, key), reason, seconds=seconds))
+        return self._run(
+            audited(self._banning(key, seconds), "ban", partial(masked, key), reason, seconds=as_seconds(seconds, "seconds"))
+        )
 
     def banned(self, key: str) -> Decision:
         """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
@@ -474,7 +488,7 @@ class Limiter(Operations):
         return run(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
-        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | str | None = 0
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Limit a function; a call that is refused raises `RateLimited`.
 

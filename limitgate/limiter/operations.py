@@ -21,6 +21,7 @@ from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rul
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of
 from limitgate.limits.decision import SECOND, Decision, decide
+from limitgate.limits.duration import as_seconds
 from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
@@ -31,8 +32,10 @@ from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch, waiting
+from limitgate.process.remaking import IN_MEMORY, Remade
 from limitgate.rules.options import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.memory import MemoryStore
 
 Limits = tuple[Limit | str | Configured, ...]
 
@@ -111,17 +114,18 @@ _LIMITED = (
         "unban": "limiter.pardon('user:42')",
     },
 )
-class Operations:
+class Operations(Remade):
     """Plans of a limiter's calls, and decisions from the store's readings."""
 
     def __init__(
         self,
-        timeout: float,
+        timeout: float | str,
         key_prefix: str,
         secret: str | None = None,
         ipv6_prefix: int = 64,
         observers: Iterable[str | Observer] = (),
     ) -> None:
+        timeout = as_seconds(timeout, "timeout")
         if not isinstance(timeout, int | float) or not 0 < timeout <= 60:
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds above 0, at most 60")
         if not 32 <= ipv6_prefix <= 128:
@@ -135,6 +139,14 @@ class Operations:
         self._observers = observers_of(observers)
         self._figures = LimiterCounts() if self._observers else None
         """Figures for observers; None if there are none."""
+
+    _store: object
+    _owns_store: bool
+
+    @property
+    def state_here(self) -> str:
+        """The buckets of a store in memory that was opened here; one that was given goes by itself."""
+        return IN_MEMORY if self._owns_store and isinstance(self._store, MemoryStore) else ""
 
     def _observe(self, store: object, slot_keeper: SlotKeeper) -> None:
         """Have the observers told, from now on, what this limiter and its store count."""
@@ -183,7 +195,7 @@ class Operations:
         name = self._name(key)
         if template.is_of_debts:  # windows of GCRA share a bucket
             return template.asked((name, _ban_key(name)))
-        return template.asked((*[_bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
+        return template.asked((*[bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
 
     def _spending(self, plan: Plan) -> Flow[Reading]:
         """Charge a plan."""
@@ -249,8 +261,9 @@ class Operations:
         reading = yield from self._spending(plan)
         return ChargedOperation(decide(plan, reading), plan, reading, self._timeout)
 
-    def _banning(self, key: str, seconds: float | None, *, longer: bool = False) -> Flow[Decision]:
-        return (yield from self._banned(key, ban.microseconds(seconds), ban.MORE if longer else ban.AT_LEAST))
+    def _banning(self, key: str, seconds: float | str | None, *, longer: bool = False) -> Flow[Decision]:
+        us = ban.microseconds(as_seconds(seconds, "seconds"))
+        return (yield from self._banned(key, us, ban.MORE if longer else ban.AT_LEAST))
 
     def _pardoning(self, key: str) -> Flow[None]:
         yield Plan.reset([_ban_of(self._name(key), 1)]), self._timeout
@@ -327,11 +340,11 @@ class Operations:
                 return self._plan(verb, key, stored.limits, cost, self._known.process if stored.per_process else None)
         return self._plan(verb, key, limits, cost)
 
-    def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
+    def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = 0) -> None:
         """Raise the errors of `hit`, or of `wait` with a timeout other than 0, for invalid arguments; calls no store."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
-        self._ahead(self._plan("spend", key, limits, cost), timeout)
+        self._ahead(self._plan("spend", key, limits, cost), as_seconds(timeout, "timeout"))
 
     def _ahead(self, plan: Plan, timeout: float | None) -> Plan:
         """Return the plan with turns that may be booked so many seconds ahead."""
@@ -343,7 +356,7 @@ class Operations:
         charges = []
         for charge in plan.charges:
             bucket = charge.bucket
-            if not bucket.algorithm.IS_LIMIT:
+            if not bucket.algorithm.IS_LIMIT or bucket.refuses_all:
                 charges.append(charge)
                 continue
             if not bucket.algorithm.CAN_WAIT:
@@ -367,7 +380,7 @@ class Operations:
         if verb == "spend":
             _check_are_no_slots(buckets)
         counted = name if process is None else self._name(f"{key}:{process}")
-        charges = [Charge(_bucket_key(counted, each), each, cost, enforced=True, rule=None) for each in buckets]
+        charges = [Charge(bucket_key(counted, each), each, cost, enforced=True, rule=None) for each in buckets]
         if verb != "reset":  # a ban is no limit that one could be asked to forget
             charges.append(_ban_of(name, cost))
         return Plan(tuple(charges), verb)
@@ -454,7 +467,7 @@ def _ban_of(name: str, cost: int) -> Charge:
     return Charge(_ban_key(name), _BANS, cost, enforced=True, rule=None)
 
 
-def _bucket_key(name: str, bucket: Bucket) -> str:
+def bucket_key(name: str, bucket: Bucket) -> str:
     """Key of a bucket. All that one call of a limiter charges are in one hash slot, so that they book turns together."""
     return f"{name}{bucket.suffix}:{{{name}}}" if bucket.suffix else name
 

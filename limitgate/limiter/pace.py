@@ -19,6 +19,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import check_cost
+from limitgate.process.event_loop import asyncio_loop
 
 T = TypeVar("T")
 
@@ -54,6 +55,8 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
     if isinstance(limit, Configured):
         if even:
             raise ConfigError(f"{limit!r} may be any limits, which cannot be spaced evenly here, expected even=False")
+    elif not limit.count:
+        return  # it never passes anything, so there is nothing to wait for
     elif not ALGORITHMS[limit.algorithm].CAN_WAIT:
         raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra, sliding_log or warm_up")
     elif even and ALGORITHMS[limit.algorithm] is not gcra:
@@ -95,6 +98,7 @@ class AsyncPace(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
+        asyncio_loop("pace")
         item = await self._item()
         try:
             limits, cost = self._spacing.of(item)

@@ -6,24 +6,28 @@ The keys are made as a gate makes them (`limitgate.gate.planning.compiled_rule`)
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, TypedDict
 
 from limitgate.algorithms import ban
 from limitgate.errors import ConfigError
-from limitgate.gate.flow import Flow
+from limitgate.gate.flow import ConfigFlow, Flow
+from limitgate.gate.journal import JournalFlows
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Identities, Subject
+from limitgate.gate.planning.refusal_count import forgetting
 from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.request import DescribedRequest
 from limitgate.keys import Value, part_of, text_of, value_of
 from limitgate.limits.decision import Decision, decide
+from limitgate.limits.duration import as_seconds
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.observing.audit import audited
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import limits_on
 from limitgate.rules.options import Given, check_names, check_part, read_limits
-from limitgate.rules.rule import Rule
+from limitgate.rules.rule import Rule, RuleSet
 
 _PLACEHOLDERS = frozenset("{<*^")
 """Characters in templates of routes: of Starlette, of Flask, of rules, and of Django's regular expressions."""
@@ -64,10 +68,12 @@ class BucketParts(TypedDict, total=False):
 class RuleBucketOperations:
     """Operations on a bucket of a rule, as flows."""
 
-    def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float) -> None:
+    def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float, journal: JournalFlows | None = None) -> None:
         self._alike = alike
         """Charges of one request, by each key that the gate may count it under: it counts under one of them."""
         self._timeout = timeout
+        self._journal = journal
+        """The journal, in which bans by a rule with a ``ban`` stand; None for other rules."""
 
     @property
     def keys(self) -> list[str]:
@@ -86,13 +92,17 @@ class RuleBucketOperations:
         """Forget all charges. A ban stays."""
         return self._carried_out(Plan.reset(self._charges))
 
-    def banning(self, seconds: float | None) -> Flow[Decision]:
+    def banning(self, seconds: float | str | None) -> Flow[Decision]:
         """Refuse all charges for at least so many seconds, for ever if None. Raises `ValueError` for what is no time."""
-        return self._carried_out(Plan.ban(self._charges, ban.microseconds(seconds)))
+        return self._carried_out(Plan.ban(self._charges, ban.microseconds(as_seconds(seconds, "seconds"))))
 
-    def pardoning(self) -> Flow[Decision]:
-        """Lift the ban, if there is one."""
-        return self._carried_out(Plan.ban(self._charges, 0))
+    def pardoning(self) -> ConfigFlow[Decision]:
+        """Lift the ban, if there is one. If the rule bans clients, forget how often they were refused and banned."""
+        if self._journal is not None:
+            yield forgetting([charges[0] for charges in self._alike]), self._timeout
+            with suppress(ConfigError):  # the store keeps no journal
+                yield from self._journal.removing(self.keys)
+        return (yield from self._carried_out(Plan.ban(self._charges, 0)))
 
     @property
     def _charges(self) -> list[Charge]:
@@ -136,18 +146,18 @@ class AsyncRuleBucket:
         """Forget all charges; a ban stays. The decision shows the bucket after that. ``reason`` is for the audit log."""
         return await self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
-    async def ban(self, seconds: float | None = None, *, reason: str | None = None) -> Decision:
+    async def ban(self, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
         """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
 
         Requests leased before can still be used up, for up to a second. ``reason`` is for the audit log.
         """
         flow = self._operations.banning(seconds)
-        return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=seconds))
+        return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     async def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more.
+        """Lift the ban, if there is one, and forget the refusals that count for the ``ban`` of the rule, and earlier bans.
 
-        ``reason`` is for the audit log.
+        Processes that have just refused the client may do so for up to a second more. ``reason`` is for the audit log.
         """
         return await self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
@@ -172,18 +182,18 @@ class RuleBucket:
         """Forget all charges; a ban stays. The decision shows the bucket after that. ``reason`` is for the audit log."""
         return self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
-    def ban(self, seconds: float | None = None, *, reason: str | None = None) -> Decision:
+    def ban(self, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
         """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
 
         Requests leased before can still be used up, for up to a second. ``reason`` is for the audit log.
         """
         flow = self._operations.banning(seconds)
-        return self._run(audited(flow, "ban", self._operations.name, reason, seconds=seconds))
+        return self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more.
+        """Lift the ban, if there is one, and forget the refusals that count for the ``ban`` of the rule, and earlier bans.
 
-        ``reason`` is for the audit log.
+        Processes that have just refused the client may do so for up to a second more. ``reason`` is for the audit log.
         """
         return self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
@@ -197,8 +207,13 @@ def rule_bucket(
     key_prefix: str,
     secret: bytes,
     ipv6_prefix: int,
+    templates: Sequence[str | None] | None = None,
+    rules: RuleSet | None = None,
 ) -> RuleBucketOperations:
     """The bucket of a rule that these parts name; ``name`` chooses a limit of an endpoint that has several.
+
+    ``templates`` are what stands for the path if the routes are known, None for the rule's pattern. ``rules`` are those of the
+    gate, which know callers and tiers; None for those that the rule is in.
 
     Raises `ConfigError` for a part that is missing or makes no sense, `TypeError` for one that is unknown.
     """
@@ -215,11 +230,13 @@ def rule_bucket(
         chosen, chosen.kind, key_prefix=key_prefix, secret=secret, shadow=False, cardinality=None, inventable=lambda _: False
     )
     values = _values(chosen, parts)
-    subjects = [_subject(chosen, parts, ipv6_prefix, path) for path in _paths(chosen, parts.get("path"))]
+    paths = _paths(chosen, parts.get("path")) if templates is None else templates
+    subjects = [_subject(chosen, rules or chosen.rule_set, parts, ipv6_prefix, path) for path in paths]
     for subject in subjects:
         _check_parts(chosen, subject, values, parts)
     limited = _limited(compiled_rule, subjects[0], parts.get("limits"))
-    return RuleBucketOperations([limited.charges_of(subject, values) for subject in subjects], timeout)
+    journal = None if chosen.ban is None else JournalFlows(key_prefix, timeout)
+    return RuleBucketOperations([limited.charges_of(subject, values) for subject in subjects], timeout, journal)
 
 
 def _limited(compiled_rule: CompiledRule, subject: Subject, limits: Given) -> CompiledRule:
@@ -276,9 +293,9 @@ class _DescribedSubject(Subject):
         return address
 
 
-def _subject(rule: Rule, parts: BucketParts, ipv6_prefix: int, path: str | None) -> _DescribedSubject:
+def _subject(rule: Rule, rules: RuleSet, parts: BucketParts, ipv6_prefix: int, path: str | None) -> _DescribedSubject:
     named = parts.get("caller")
-    callers, tiers = rule.rule_set.callers, rule.rule_set.tiers
+    callers, tiers = rules.callers, rules.tiers
     identities = Identities(
         callers,
         TrustedProxies((), "x-forwarded-for"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from uuid import uuid4
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.process import switch
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
 FRESH = 0.5
@@ -50,7 +50,7 @@ class Known:
     def fresh(self, key: str) -> Configuration | None:
         """Configuration read less than `FRESH` seconds ago, None if it has to be read again."""
         configuration, since = self._read.get(key, (None, 0.0))
-        return configuration if time.monotonic() - since < FRESH else None
+        return configuration if monotonic() - since < FRESH else None
 
     def stale(self, key: str) -> Configuration | None:
         """Configuration that was read last, None if there is none."""
@@ -63,7 +63,7 @@ class Known:
         if configuration is None:
             self._read.pop(key, None)
         else:
-            self._read[key] = configuration, time.monotonic()
+            self._read[key] = configuration, monotonic()
 
 
 def encode(limits: Sequence[Limit | str], *, per_process: bool) -> str:

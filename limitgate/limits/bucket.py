@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from limitgate.algorithms import ALGORITHMS, STORED_AS, ban, gcra
 from limitgate.algorithms.base import Algorithm, Load
 from limitgate.errors import ConfigError
-from limitgate.limits.limit import Limit, as_limit
+from limitgate.limits.limit import Limit, as_limit, check_months
 
 MAX_WINDOWS = 64
 """Limits in one bucket: every request looks at all of them, in Redis too."""
@@ -49,6 +49,7 @@ class Bucket:
         "limits",
         "load",
         "longest_wait_us",
+        "refuses_all",
         "suffix",
         "weights",
     )
@@ -79,6 +80,8 @@ class Bucket:
         """True if the script has to be told about the present date."""
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
         """True if these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
+        self.refuses_all = any(not limit.count for limit in limits)
+        """True for a count of 0: no request that costs anything ever passes."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         """End of the bucket's key."""
         self._strictest = strictest
@@ -171,15 +174,17 @@ def _bucket(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
 def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
     places: dict[tuple[int, str], int] = {}
     ids = []
-    for limit in limits:
+    for place, limit in enumerate(limits):
+        check_months(limit, (place,))
         kind = limit.period, limit.algorithm
         ids.append(limit.period << 16 | STORED_AS[limit.algorithm] << 8 | places.get(kind, 0))
         places[kind] = places.get(kind, 0) + 1
     if len(limits) > MAX_WINDOWS:
         raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")
-    leased = [bool(limit.lease) for limit in limits]
+    passing = [limit for limit in limits if limit.count]
+    leased = [bool(limit.lease) for limit in passing]
     if any(leased) and not all(leased):
-        names = " and ".join([f"{limit} {'has' if limit.lease else 'has no'} lease" for limit in limits])
+        names = " and ".join([f"{limit} {'has' if limit.lease else 'has no'} lease" for limit in passing])
         raise ConfigError(f"{names}, expected one for all limits that are checked together or for none")
     return tuple(ids)
 

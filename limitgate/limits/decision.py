@@ -407,6 +407,8 @@ def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -
     is_charged = allowed and plan.verb == "spend"
     tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)
     wait, deciding = (0.0, tightest) if allowed else _longest_wait(buckets)
+    if wait == math.inf and deciding.bucket.refuses_all:
+        limit, left, refill = deciding.bucket.limits[0], 0, 0
     is_shadow = may_wait = False
     for charge, _, after in buckets:
         if after is None:

@@ -7,6 +7,7 @@ GCRA needs for this limit is a whole number of ticks (a tick is 1/count µs).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,13 +15,16 @@ from math import gcd
 from typing import Any, cast
 
 from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.algorithms.calendar_windows import MAX_MONTHS, longest_days
 from limitgate.algorithms.gcra import MAX_OWED_US
-from limitgate.errors import ConfigError, called_as
+from limitgate.errors import ConfigError, Field, called_as
 from limitgate.limits.duration import seconds_of
 from limitgate.messages.suggestions import expected_of
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604_800}
-"""The units a limit can be written in. Those of other lengths are written as ``5 per 15 minutes``."""
+"""The units of any limit; others are written as ``5 per 15 minutes``. A ``fixed_window`` also knows the `MONTH`."""
+MONTH = "month"
+"""The unit of calendar months."""
 
 MAX_PERIOD = 366 * SECONDS["day"]
 MAX_RATE = 1_000_000
@@ -59,6 +63,10 @@ class Limit:
     count. Raises `ConfigError` for text that is no limit, and for a limit outside the range in which every decision is
     exact: up to 1,000,000 requests per second and periods up to 366 days.
 
+    A count of 0 refuses every request, whatever the other options. It is kept as a ``fixed_window`` of 0.
+
+    ``Limit("1000/month", algorithm="fixed_window")`` counts by calendar months, and no other algorithm does.
+
     ``lease`` lets a process take up to so many requests from Redis in advance and admit them by itself for at most a second;
     what is left then goes back. No more is admitted for it, but up to ``lease`` requests per process may go unused.
 
@@ -71,9 +79,11 @@ class Limit:
     """
 
     count: int
-    """Requests in a period."""
+    """Requests in a period; 0 to refuse every request."""
     period: int
-    """Seconds; 0 for requests in flight."""
+    """Seconds, of months those of the longest; 0 for requests in flight."""
+    months: int
+    """Calendar months in a period; 0 for a period of seconds."""
     burst: int
     """Requests that may come at once from a full bucket; the count if not given."""
     algorithm: str
@@ -81,7 +91,7 @@ class Limit:
     lease: int
     """Requests that a process may take from Redis in advance; 0 to ask for every one."""
     align: str | None
-    """Where a ``fixed_window`` begins: ``utc``, which is the default, a time zone, or ``first-request``."""
+    """Where a ``fixed_window`` begins: ``utc``, a time zone, or ``first-request``; multiples of the period if not given."""
     borrow: bool
     """True if a request of any cost passes where one request fits, and the next ones pay for it."""
     warm_up: float | None
@@ -111,7 +121,22 @@ class Limit:
         borrow: bool = False,
         warm_up: float | str | None = None,
     ) -> None:
-        count, period, written_burst = _parse(text)
+        self._read(text, burst=burst, algorithm=algorithm, lease=lease, align=align, borrow=borrow, warm_up=warm_up)
+        check_months(self)
+
+    def _read(
+        self,
+        text: str,
+        *,
+        burst: int | None = None,
+        algorithm: str | None = None,
+        lease: int = 0,
+        align: str | None = None,
+        borrow: bool = False,
+        warm_up: float | str | None = None,
+    ) -> None:
+        """Take on what was written. `check_months` is left to do, since a rule may have an algorithm for all its limits."""
+        count, period, months, written_burst = _parse(text)
         if algorithm is not None and (not period) is not (algorithm == "concurrency"):
             message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
             raise ConfigError(message)
@@ -125,9 +150,15 @@ class Limit:
             if algorithm not in (None, "warm_up"):
                 raise ConfigError(f"limit {text!r} has warm_up, expected no other algorithm than that, not {algorithm!r:.40}")
             says, default, given, warm_up = True, "warm_up", 1, seconds_of(warm_up)
+        if not count:
+            if algorithm not in (None, "concurrency", *NAMES):
+                raise ConfigError(f"limit {text!r}: {_no_algorithm(algorithm)}")
+            # As nothing ever passes, it does not matter how requests are counted.
+            algorithm, given, lease, borrow, warm_up = "fixed_window" if period else "concurrency", 0, 0, False, None
         self._become(
             count=count,
             period=period,
+            months=months,
             burst=count if given is None else given,
             algorithm=default if algorithm is None else algorithm,
             says_algorithm=says,
@@ -190,6 +221,8 @@ class Limit:
 
     def less(self, kept: int) -> Limit:
         """This limit with so much room less, which is kept for others. Raises `ConfigError` where nothing would be left."""
+        if not self.count:
+            return self
         if kept >= self.burst:
             raise ConfigError(
                 f"{self} has room for {self.burst} of which {kept} would be kept for others, expected less than that"
@@ -201,8 +234,9 @@ class Limit:
     def __str__(self) -> str:
         if not self.period:
             return f"{self.burst} at once"
-        unit = unit_of(self.period)
-        rate = f"{self.count}/{unit}" if unit else f"{self.count} per {self.period} seconds"
+        unit = self.unit
+        periods = f"{self.months} months" if self.months else f"{self.period} seconds"
+        rate = f"{self.count}/{unit}" if unit else f"{self.count} per {periods}"
         return rate if self.burst == self.count or self.warm_up else f"{rate} burst {self.burst}"
 
     def __repr__(self) -> str:
@@ -210,9 +244,16 @@ class Limit:
         return f"Limit({text[1]!r}{''.join(f', {name}={value!r}' for name, value in options)})"
 
     @property
+    def unit(self) -> str | None:
+        """The unit that its period is one of, such as ``minute`` or ``month``; None for another period."""
+        if self.months:
+            return MONTH if self.months == 1 else None
+        return next((unit for unit, seconds in SECONDS.items() if seconds == self.period), None)
+
+    @property
     def given(self) -> dict[str, Any]:
         """A mapping that `as_limit` makes this limit of."""
-        usual = "warm_up" if self.warm_up else "gcra" if self.period else "concurrency"
+        usual = "warm_up" if self.warm_up else "concurrency" if not self.period else "gcra" if self.count else "fixed_window"
         default = {"algorithm": usual, "lease": 0, "align": None, "borrow": False, "warm_up": None}
         options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
         return {"limit": str(self), **options}
@@ -223,23 +264,58 @@ def as_limit(value: object) -> Limit:
 
     Raises `ConfigError` for anything else.
     """
+    limit = limit_of_rule(value)
+    check_months(limit)
+    return limit
+
+
+def limit_of_rule(value: object) -> Limit:
+    """`as_limit` for a rule, which may have an algorithm for its limits: `check_months` is left to do."""
     if isinstance(value, Limit):
         return value
     if isinstance(value, str):
-        return Limit(value)
+        return _written(value)
     if isinstance(value, dict):
         for name in value:
             if name not in ("limit", *_OPTIONS):
                 raise ConfigError(f"unknown field {name!r:.80} of a limit, {expected_of(name, ('limit', *_OPTIONS))}")
         if "limit" not in value:
             raise ConfigError("a mapping without limit, expected for example {limit: 100/minute, algorithm: fixed_window}")
-        return Limit(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
+        return _written(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
     if isinstance(value, list | tuple):
-        raise ConfigError(f"{value!r:.80} is a list, expected each limit by itself, such as '5/second', '100/minute'")
+        raise ConfigError(f"{value!r:.80} is a {type(value).__name__}, {_expected_of_list(value)}")
     cure = "; a decorator takes its limits in parentheses" if callable(value) else ""
     if hasattr(value, "every_limit"):
         cure = "; one client's bucket of a rule is limiter.bucket(rule, ip='203.0.113.7')"
     raise ConfigError(f"{_shown(value)} is not a limit, {_EXPECTED}{cure}")
+
+
+def _written(text: Any, **options: Any) -> Limit:
+    """Make a `Limit` without `check_months`."""
+    limit = object.__new__(Limit)
+    limit._read(text, **options)
+    return limit
+
+
+def check_months(limit: Limit, place: Field = ()) -> None:
+    """Raise `ConfigError`, of a limit at this place, for calendar months of another algorithm than a ``fixed_window``."""
+    if limit.months and limit.algorithm != "fixed_window":
+        said = f"not of {limit.algorithm}" if limit.says_algorithm else f"and {limit.algorithm} is the default"
+        raise ConfigError(
+            f"limit '{limit}': calendar months are periods of a fixed_window, {said}; expected algorithm: fixed_window, or "
+            "days, such as '30 days' for a month",
+            place,
+        )
+
+
+def _expected_of_list(value: Sequence[object]) -> str:
+    """What was expected in the place of a list that is no limit."""
+    match value:
+        case [int(count), int(seconds)]:
+            return f"expected text such as '{count} per {seconds} seconds'"
+        case [int(count), str(unit)]:
+            return f"expected text such as '{count}/{unit:.20}'"
+    return "expected each limit by itself, such as '5/second', '100/minute'"
 
 
 def _shown(value: object) -> str:
@@ -255,29 +331,31 @@ def kept_as(algorithm: str) -> Limit:
     return limit
 
 
-def unit_of(period: int) -> str | None:
-    """``second``, ``minute``, ``hour``, ``day`` or ``week`` for a period of just that length in seconds, else None."""
-    return next((unit for unit, seconds in SECONDS.items() if seconds == period), None)
-
-
-def _parse(text: object) -> tuple[int, int, int | None]:
+def _parse(text: object) -> tuple[int, int, int, int | None]:
+    """Count, period in seconds, period in months, and burst."""
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         if isinstance(text, str) and (at_once := _AT_ONCE.fullmatch(text)):
-            return int(at_once["count"]), 0, None
+            return int(at_once["count"]), 0, 0, None
         raise ConfigError(f"{text!r:.80} is not a limit, {_expected(text)}")
     unit = match["unit"].lower()
-    seconds = SECONDS.get(ABBREVIATIONS.get(unit, unit.removesuffix("s")))
-    if seconds is None:
+    unit = ABBREVIATIONS.get(unit, unit.removesuffix("s"))
+    many, burst = int(match["many"] or 1), match["burst"]
+    if unit not in SECONDS and unit != MONTH:
         *most, last = SECONDS
         raise ConfigError(
-            f"{text!r:.80} is not a limit: {unit!r} is no unit, expected {', '.join(most)} or {last}, or several of them, "
-            "such as '30 days' for a month"
+            f"{text!r:.80} is not a limit: {match['unit'].lower()!r} is no unit, expected {', '.join(most)} or {last}, or "
+            f"several of them, such as '30 days' for a month; a fixed_window also knows {MONTH}"
         )
-    burst, period = match["burst"], int(match["many"] or 1) * seconds
-    if not period:
-        raise ConfigError(f"limit {text!r}: expected a period of at least 1 second")
-    return int(match["count"]), period, None if burst is None else int(burst)
+    if not many:
+        raise ConfigError(f"limit {text!r}: expected a period of at least 1 {'month' if unit == MONTH else 'second'}")
+    if unit != MONTH:
+        months, period = 0, many * SECONDS[unit]
+    elif many <= MAX_MONTHS:
+        months, period = many, longest_days(many) * SECONDS["day"]
+    else:
+        raise ConfigError(f"limit {text!r}: expected a period of at most {MAX_MONTHS} months")
+    return int(match["count"]), period, months, None if burst is None else int(burst)
 
 
 def _expected(text: object) -> str:
@@ -305,7 +383,8 @@ def _mistake(limit: Limit) -> str | None:  # noqa: PLR0911 - as many mistakes
     """The end of the message about what is wrong with a limit, None if nothing is."""
     count, period, burst, lease, algorithm = limit.count, limit.period, limit.burst, limit.lease, limit.algorithm
     for name, number in (("count", count), ("period", period), ("burst", burst)):
-        if (type(number) is not int or number < 1) and (name != "period" or algorithm != "concurrency"):
+        is_zero = number == 0 and not count
+        if (type(number) is not int or number < 1) and not is_zero and (name != "period" or algorithm != "concurrency"):
             return f": expected a {name} of at least 1, a whole number, not {number!r:.40}"
     if period > MAX_PERIOD:
         return ": expected a period of at most 366 days"
@@ -316,15 +395,19 @@ def _mistake(limit: Limit) -> str | None:  # noqa: PLR0911 - as many mistakes
     if type(lease) is not int or not 0 <= lease <= burst:
         return f": expected a lease of 0 to {burst} requests, not {lease!r:.40}"
     if algorithm != "concurrency" and algorithm not in NAMES:
-        return f": {algorithm!r:.80} is no algorithm, {expected_of(algorithm, NAMES)}"
+        return f": {_no_algorithm(algorithm)}"
     return _mistake_by_algorithm(limit)
+
+
+def _no_algorithm(algorithm: object) -> str:
+    return f"{algorithm!r:.80} is no algorithm, {expected_of(algorithm, NAMES)}"
 
 
 def _mistake_by_algorithm(limit: Limit) -> str | None:
     """`_mistake` about options that not every algorithm has."""
     algorithm, borrow = limit.algorithm, cast("object", limit.borrow)
     if limit.align is not None and algorithm != "fixed_window":
-        return ": expected align for a fixed_window only"
+        return f": align {limit.align!r:.80} is for a fixed_window only, expected algorithm: fixed_window beside it"
     if type(borrow) is not bool:
         return f": expected true or false for borrow, not {borrow!r:.40}"
     if borrow and (limit.lease or ALGORITHMS[algorithm] is not gcra):

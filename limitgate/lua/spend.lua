@@ -79,7 +79,8 @@ end
 --   wait, remembers_turns
 --                  if requests can wait, how many µs it is until a charge fits; true if it is charged as of then
 --   apply_adjustment
---                  gives back to them what was charged before, or charges them whether it fits or not
+--                  gives back to them what was charged before, or charges them whether it fits or not, given also the bucket of
+--                  the charge before
 --   encode         the format of a bucket, how many numbers it has, for how long it is of use, what follows as it is if anything
 --                  does, which pack would copy byte by byte, and how many stored bytes stay between the two, nothing if the
 --                  bucket is written as a whole; nothing if it is of no use
@@ -224,7 +225,7 @@ for i, key in ipairs(KEYS) do
     bucket.changed = true
   end
   if charge.adjustment then
-    kind.apply_adjustment(bucket, charge)
+    kind.apply_adjustment(bucket, charge, buckets[i - 1])
     bucket.changed = true
   end
   if charge.verb == 'b' then

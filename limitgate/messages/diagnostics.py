@@ -6,6 +6,7 @@ The only place of these codes and texts. None contains anything that a client ha
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from enum import Enum
 from itertools import count
 
@@ -99,6 +100,15 @@ class Diagnosis(Enum):
         "LG049",
         "rules count by user, but a %s has no id, so its requests count by address; expected %s",
     )
+    IDENTIFY_FAILED = (
+        "LG071",
+        "identify failed, and so do the requests that it was called for: %s; expected a Caller or None from it, and no error",
+        logging.ERROR,
+    )
+
+    COMMANDS = "LG061", "%s lacks what LimitGate needs, and calls fail: %s", logging.ERROR
+    WRITES = "LG062", "%s takes no writes: %s", logging.ERROR
+    CREDENTIALS = "LG063", "there is no login for %s: %s", logging.ERROR
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
@@ -115,6 +125,23 @@ class Diagnosis(Enum):
 
 times_logged = [0] * len(Diagnosis)
 """How often each diagnosis was logged in this process, by its place."""
+
+
+class OncePerValue:
+    """Logger of a diagnosis that is logged once for each value, of at most `MOST` values."""
+
+    __slots__ = ("_diagnosis", "_logged")
+    MOST = 1000
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self._diagnosis = diagnosis
+        self._logged: set[Hashable] = set()
+
+    def log(self, value: Hashable, *said: object) -> None:
+        """Log the diagnosis, which says this, unless it was logged for the value before."""
+        if value not in self._logged and len(self._logged) < self.MOST:
+            self._logged.add(value)
+            self._diagnosis.log(*said)
 
 
 class Once:

@@ -72,7 +72,7 @@ def outweighs(outcome: Outcome, other: Outcome) -> bool:
 class RuleSeries(Series):
     """Metrics of one rule."""
 
-    __slots__ = ("_has_slots", "_has_turns", "_windows", "labels", "shed", "waiting")
+    __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "labels", "shed", "waiting")
 
     def __init__(self, name: str, tier: str = DEFAULT_TIER) -> None:
         decisions = [(instruments.RULE_DECISIONS, (name, tier, outcome)) for outcome in _RULE_OUTCOMES]
@@ -82,6 +82,8 @@ class RuleSeries(Series):
         """Requests that wait for their turn."""
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
+        self.bans: Series | None = None
+        """Its bans, None while it has no ``ban``."""
         self.shed: ShedSeries | None = None
         """Metrics of its adaptive limit, None where it has none."""
 
@@ -90,6 +92,8 @@ class RuleSeries(Series):
         self._windows = windows_of(rule.every_limit)
         self._has_slots = takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
+        if rule.ban is not None and self.bans is None:
+            self.bans = Series([0], [(instruments.RULE_BANS, self.labels)])
 
     def retire(self, windows: Iterable[str]) -> None:
         """Set limits that are not in force any more to 0: a series cannot be taken back."""
@@ -108,6 +112,11 @@ class RuleSeries(Series):
         values[outcome] += 1
         values[COUNTS + bucket] += 1
         values[SUMS + bucket] += share
+
+    def count_ban(self) -> None:
+        """Count a ban."""
+        if self.bans is not None:
+            self.bans.values[0] += 1
 
     def gauges(self, held: int) -> Iterable[Gauge]:
         """Its limits, and what is in flight and waits, where that can be."""
@@ -183,6 +192,8 @@ class Counts:
         yield self._requests
         for series in list(self._rules.values()):
             yield series
+            if series.bans is not None:
+                yield series.bans
             if series.shed is not None:
                 series.shed.look()
                 yield series.shed
@@ -260,7 +271,7 @@ def _used(bucket: BucketReading, *, is_charged: bool) -> float:
     limits = zip(charge.bucket.limits, states)
     if algorithm is gcra:
         return max([float(debt / limit.capacity) - TINY for limit, debt in limits])
-    return max([algorithm.used(state, limit) / limit.burst - TINY for limit, state in limits])
+    return max([algorithm.used(state, limit) / limit.burst - TINY if limit.burst else 1.0 for limit, state in limits])
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from contextvars import Context
 from typing import Any
 
 from limitgate.internal_errors import logged_errors
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
 log = logging.getLogger("limitgate.refusals")
@@ -62,7 +63,7 @@ class Episodes:
     Times of refusals are Unix µs by the store's clock, ``clock`` is a monotonic one in seconds.
     """
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_minute: int, clock: Callable[[], float] = monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
         reset_in_children(self)
@@ -123,6 +124,14 @@ class Episodes:
             lines.append((text, tuple(shown), facts))
             episode.is_told = True
         _log(lines)
+
+    def tell(self, text: str, values: tuple[object, ...], facts: dict[str, Any]) -> None:
+        """Log a line of another kind, if one more may be logged."""
+        with self._lock:
+            is_told = self._may_log(self._clock())
+            self._watch()
+        if is_told and log.isEnabledFor(logging.INFO):
+            _log([(text, values, facts)])
 
     def look(self) -> bool:
         """Log what has ended. False if there is nothing left that will."""

@@ -109,6 +109,13 @@ RULE_ADAPTIVE_BASE = Instrument(
     ("rule", "tier"),
     joined="max",
 )
+RULE_BANS = Instrument(
+    "limitgate.rule.bans",
+    "counter",
+    "{ban}",
+    "Bans by a rule with a ban, each counted by the process whose refusal led to it.",
+    ("rule", "tier"),
+)
 RULE_SHED = Instrument(
     "limitgate.rule.shed",
     "counter",
@@ -195,6 +202,7 @@ INSTRUMENTS = (
     RULE_WAITING,
     RULE_ADAPTIVE_LIMIT,
     RULE_ADAPTIVE_BASE,
+    RULE_BANS,
     RULE_SHED,
     ADAPTIVE_LAG,
     STORE_DURATION,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Final
 
-from limitgate.limits.limit import Limit, unit_of
+from limitgate.limits.limit import Limit
 from limitgate.observing.instruments import (
     RULE_ADAPTIVE_BASE,
     RULE_ADAPTIVE_LIMIT,
@@ -30,16 +30,16 @@ def series(rules: RuleSet) -> int:
 
 
 def _gauges(rule: Rule) -> int:
-    """The number of series of what is in flight and waits, and of an adaptive limit."""
+    """The number of series of what is in flight and waits, of bans, and of an adaptive limit."""
     adapts = rule.adaptive is not None
-    return (takes_slots(rule) or adapts) + bool(rule.max_delay) + (_ADAPTIVE if adapts else 0)
+    return (takes_slots(rule) or adapts) + bool(rule.max_delay) + bool(rule.ban) + (_ADAPTIVE if adapts else 0)
 
 
 def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
     """The counts of limits by the names of their periods, the least of equal ones."""
     windows: dict[str, int] = {}
     for limit in limits:
-        window = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "at_once"
+        window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"
         windows[window] = min(limit.count, windows.get(window, limit.count))
     return windows
 

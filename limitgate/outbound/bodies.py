@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, nullcontext
 from io import BytesIO
 
@@ -12,6 +11,7 @@ from urllib3.util import parse_url
 
 from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES
+from limitgate.process.clock import monotonic
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -41,7 +41,7 @@ def kept(response: HTTPResponse) -> HTTPResponse:
 
 def _read(response: HTTPResponse) -> bytes | None:
     """Read the body as it is on the wire; None if it is longer than `MOST_READ`, late or broken."""
-    body, until = b"", time.monotonic() + LONGEST_READ
+    body, until = b"", monotonic() + LONGEST_READ
     try:
         with _deadline(response):
             while chunk := response.read(MOST_READ + 1 - len(body), decode_content=False):
@@ -53,7 +53,7 @@ def _read(response: HTTPResponse) -> bytes | None:
     finally:
         response.close()
         response.release_conn()
-    return None if response.length_remaining or time.monotonic() > until else body
+    return None if response.length_remaining or monotonic() > until else body
 
 
 def _deadline(response: HTTPResponse) -> AbstractContextManager[None]:

@@ -21,8 +21,18 @@ from limitgate.limits.limit import Limit
 from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, ClientThrottle, arun, is_idempotent, run
+from limitgate.outbound.throttle import (
+    LONGEST_READ,
+    MOST_READ,
+    OF_BODIES,
+    ClientThrottle,
+    ThrottledClient,
+    arun,
+    is_idempotent,
+    run,
+)
 from limitgate.process import waiting
+from limitgate.process.clock import monotonic
 
 _LIBRARIES = ("httpx", "httpx2")
 _PIECE = 64
@@ -68,7 +78,7 @@ def repeatable(request: AnyRequest) -> bool:
     return is_idempotent(request.method, request.headers)
 
 
-class _Transport(Generic[Request, Response, Inner]):
+class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
     """What both kinds of transports have in common."""
 
     _library: Any
@@ -368,19 +378,19 @@ class _SyncOutbound(_Outbound):
         return self._answered(request, self._transport.handle_request(request))
 
     def discard(self, response: Any) -> Any:
-        body, until = b"", time.monotonic() + LONGEST_READ
+        body, until = b"", monotonic() + LONGEST_READ
         try:
             with _reading_briefly(response.request), _deadline(response):
                 for chunk in response.stream:
                     body += chunk
-                    if len(body) > MOST_READ or time.monotonic() > until:
+                    if len(body) > MOST_READ or monotonic() > until:
                         return self._having_read(response, None)
         except self._library.TransportError:
             return self._having_read(response, None)
         finally:
             response.close()
         # The end of the body may be that of the deadline.
-        return self._having_read(response, body if time.monotonic() <= until else None)
+        return self._having_read(response, body if monotonic() <= until else None)
 
     def close(self, response: Any) -> None:
         response.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypedDict, get_args
 
 from limitgate.errors import ConfigError
+from limitgate.limits.duration import as_seconds
 from limitgate.messages.suggestions import expected_of
 from limitgate.observing.observer import Observer
 from limitgate.overload.options import Adaptive, as_adaptive
@@ -16,13 +17,15 @@ from limitgate.rules.options import OnError
 class ClientOptions(TypedDict, total=False):
     """Options of a polite client, beside its limits, its limiter, its key and whatever sends."""
 
-    timeout: float | None
-    """Seconds that a request may wait in all before it is sent for the last time; None: as long as it takes. Default: 120."""
+    timeout: float | str | None
+    """Seconds, or text such as ``2m``, that a request may wait in all before it is sent for the last time; None: as long as it
+    takes. Default: 120."""
     on_error: OnError
     """While the store fails: ``local`` counts in this process, ``open`` sends at once, ``closed`` raises `StoreError`.
     Default: ``local``."""
-    longest_pause: float
-    """The most seconds for which one response pauses a key for everybody on the store. Default: 3600."""
+    longest_pause: float | str
+    """The most seconds, or text such as ``1h``, for which one response pauses a key for everybody on the store. Default:
+    3600."""
     strict: bool
     """True if never more than the count of a limit is sent in any period, whatever the service counts by. Default: False."""
     adaptive: Adaptive | bool
@@ -53,9 +56,9 @@ class CheckedOptions(NamedTuple):
             known = [*ClientOptions.__annotations__, "limiter", "key", "repeatable"]
             raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(known))}")
         longest_pause, on_error, timeout = (
-            given.get("longest_pause", 3600.0),
+            as_seconds(given.get("longest_pause", 3600.0), "longest_pause"),
             given.get("on_error", "local"),
-            given.get("timeout", 120.0),
+            as_seconds(given.get("timeout", 120.0), "timeout"),
         )
         if not (isinstance(longest_pause, int | float) and longest_pause > 0) or isinstance(longest_pause, bool):
             raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")

@@ -1,14 +1,15 @@
 """Rate fields of a service's responses: ``Retry-After``, ``RateLimit`` and ``X-RateLimit``. Pure.
 
 A field that is malformed is ignored, as draft-ietf-httpapi-ratelimit-headers-11 section 7 demands, and the next one is read.
+A proxy and the service behind it may both send one, on two lines, which arrive as one list: then the longest wait counts.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_tz
 from typing import NamedTuple
 
 import http_sf
@@ -25,7 +26,9 @@ _SKEW = 2.0
 _IS_TIME = 1_000_000_000
 """A number from here on is Unix time (September 2001), not seconds to wait (31 years)."""
 _IS_MILLISECONDS = 1_000_000_000_000
-_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
+_VALUE = re.compile(r"\s*(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\s*,)?[^,]+", re.IGNORECASE)
+"""A value in a list of them: two of the three forms of HTTP dates have a comma behind the day of the week."""
 _COUNTS = (
     ("ratelimit-remaining", "ratelimit-reset"),  # the draft before 07, in seconds
     ("x-ratelimit-remaining", "x-ratelimit-reset-after"),
@@ -59,7 +62,7 @@ def answer_of(status: int, field: Field, now: float) -> Answer:
     field = _short(field)
     retry_after = field("retry-after") if status >= 400 else None
     wait = None if retry_after is None else _retry_after(retry_after, field("date"), now)
-    if _number(field("age")):
+    if any(_numbers(field("age")) or ()):
         return Answer(status, wait)  # a cache tells of limits as they were once (the draft's section 7.3)
     return Answer(status, wait, _exhausted(field, now))
 
@@ -75,7 +78,15 @@ def _short(field: Field) -> Field:
 
 
 def _retry_after(value: str, date: str | None, now: float) -> float | None:
-    """RFC 9110 section 10.2.3: seconds, or a date. Fractions of seconds and Unix time are sent nonetheless."""
+    """RFC 9110 section 10.2.3: seconds, or a date. Fractions of seconds and Unix time are sent nonetheless.
+
+    Of several values the longest; those that are malformed are ignored.
+    """
+    waits = [_delay(each, date, now) for each in _VALUE.findall(value)]
+    return max([wait for wait in waits if wait is not None], default=None)
+
+
+def _delay(value: str, date: str | None, now: float) -> float | None:
     number = _number(value)
     if number is not None:
         return _wait(number, date, now)
@@ -90,10 +101,11 @@ def _exhausted(field: Field, now: float) -> float | None:
         waits = [wait for remaining, wait in found if remaining == 0 and wait is not None]
         return min(max(waits), LONGEST) if waits else None
     for remaining_name, reset_name in _COUNTS:
-        remaining, reset = _number(field(remaining_name)), _number(field(reset_name))
-        if remaining is None or reset is None:
+        remaining, reset = _numbers(field(remaining_name)), _numbers(field(reset_name))
+        if remaining is None or reset is None or len(remaining) != len(reset):
             continue
-        return None if remaining > 0 else _wait(reset, field("date"), now)
+        resets = [_wait(until, field("date"), now) for left, until in zip(remaining, reset) if left <= 0]
+        return max(resets, default=None)
     return None
 
 
@@ -133,20 +145,27 @@ def _count(value: object) -> int:
     return value
 
 
-def _number(value: str | None) -> float | None:
-    match = _NUMBER.fullmatch(value.strip()) if value is not None else None
+def _numbers(value: str | None) -> list[float] | None:
+    """Numbers of a list; None if one of them is malformed, or there is no list."""
+    found = [] if value is None else [_number(each) for each in value.split(",")]
+    return None if not found or None in found else [number for number in found if number is not None]
+
+
+def _number(value: str) -> float | None:
+    match = _NUMBER.fullmatch(value.strip())
     return float(match[0]) if match else None
 
 
-def _time(value: str | None) -> float | None:
+def _time(value: str) -> float | None:
     """An HTTP date as seconds of Unix time, None if it is none."""
-    if value is None:
-        return None
     try:
-        found = parsedate_to_datetime(value)
-    except (ValueError, OverflowError):  # also where there is no such day, or time zone
+        year, month, day, hour, minute, second, _, _, _, offset = parsedate_tz(value)  # type: ignore[misc]
+        # Unix time has no leap seconds: one is the second after it.
+        leap = second == 60
+        zone = timezone(timedelta(seconds=offset or 0))
+        return datetime(year, month, day, hour, minute, second - leap, tzinfo=zone).timestamp() + leap
+    except (TypeError, ValueError, OverflowError):  # no date, no such day, or no such time zone
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _wait(number: float, date: str | None, now: float) -> float:
@@ -158,5 +177,5 @@ def _wait(number: float, date: str | None, now: float) -> float:
 
 def _until(at: float, date: str | None, now: float) -> float:
     """Seconds until a time by the service's clock; by ours if the two agree, or its response has no ``Date``."""
-    theirs = _time(date)
+    theirs = None if date is None else next(map(_time, _VALUE.findall(date)), None)
     return min(max(0.0, at - (now if theirs is None or abs(theirs - now) <= _SKEW else theirs)), LONGEST)

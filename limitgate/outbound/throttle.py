@@ -31,6 +31,7 @@ from limitgate.outbound.response_fields import Answer
 from limitgate.outbound.strict import check_is_strict, strict as strictly
 from limitgate.overload.adaptive_limit import Outcome
 from limitgate.process import switch, waiting
+from limitgate.process.remaking import Remade
 from limitgate.stores import MemoryStore
 
 
@@ -328,6 +329,18 @@ class ClientThrottle(Generic[Request, Kind]):
             yield self._limiter.ban(key, pause)
             if pause > _HEARD:
                 _remember(self._look_at, _short(key), waiting.monotonic() + _HEARD)
+
+
+class ThrottledClient(Remade):
+    """Base of what a client library takes from us: it has a throttle, and is pickled and copied by its arguments."""
+
+    _throttle: ClientThrottle[Any, Any]
+
+    @property
+    def state_here(self) -> str:
+        """That of a limiter that was made here."""
+        owned = self._throttle.owned
+        return "" if owned is None else owned.state_here.replace("expected the URL", "expected limiter= with the URL")
 
 
 def _limiter_of(limiter: Kind | str, kind: type[Kind], observers: Iterable[str | Observer]) -> Kind:

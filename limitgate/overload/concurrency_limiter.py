@@ -19,6 +19,7 @@ from weakref import WeakSet
 from limitgate.limits.priority import Priority
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Permit
 from limitgate.overload.options import Terms
+from limitgate.process.clock import call_later, monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.process.waiting import SHORTEST
 
@@ -72,8 +73,7 @@ class WaitingTask:
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
         """Look on the event loop of the task."""
         with suppress(RuntimeError):  # it is closed
-            later = partial(self.loop.call_later, seconds, look, context=Context())
-            self.loop.call_soon_threadsafe(later, context=Context())
+            self.loop.call_soon_threadsafe(call_later, self.loop, seconds, look, context=Context())
 
     def _set(self) -> None:
         if not self.woken.done():
@@ -87,7 +87,7 @@ class ConcurrencyLimiter:
     does not make the work any faster.
     """
 
-    def __init__(self, terms: Terms, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, terms: Terms, clock: Callable[[], float] = monotonic) -> None:
         self.terms = terms
         self._clock = clock
         self.reset_after_fork()
@@ -243,7 +243,7 @@ class ConcurrencyLimiter:
             pause_s = max(self.limit.due_at(now) - now, SHORTEST)
         if is_timed:
             self._timed.add(loop)
-            loop.call_later(pause_s, self._keep_time, loop, context=Context())
+            call_later(loop, pause_s, partial(self._keep_time, loop))
         else:
             self._timed.discard(loop)
 

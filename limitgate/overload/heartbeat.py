@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-import time
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from limitgate.overload.lag_guard import LagGuard
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.process.listen_queue import ListenQueue
 
@@ -84,7 +84,7 @@ class Lagging(Protocol):
 class Heartbeats:
     """The guards of event loops. ``clock`` gives seconds and never steps."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._others: WeakKeyDictionary[Lagging, None] = WeakKeyDictionary()
         self.reset_after_fork()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import socket
-import time
 from collections.abc import Callable
 from typing import Final
+
+from limitgate.process.clock import monotonic
 
 DESCRIPTORS = 256
 """File descriptors among which listening sockets are looked for: servers open theirs before they accept anything."""
@@ -23,7 +24,7 @@ _WAITING: Final = slice(24, 28)
 class ListenQueue:
     """The queues of all listening sockets of this process. ``clock`` gives seconds and never steps."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._sockets: list[int] = []
         """Their file descriptors, which may have been closed meanwhile, and be of something else."""

@@ -1,4 +1,4 @@
-"""Lines of access logs: Apache's and nginx's common and combined formats, and JSON with an object on each line.
+"""Lines of access logs: the common and combined formats, uvicorn's own, and JSON with an object on each line.
 
 A log is read as bytes, and only so much of a line as rules look at: it may have millions of lines. `TimeOrder` sorts requests
 as they came: servers write a line when a response ends, or each worker in its turn.
@@ -13,13 +13,15 @@ import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from limitgate.errors import ConfigError
+from limitgate.http.client_ip import canonical
 
 Format = Literal["combined", "common", "json"]
 
@@ -27,8 +29,26 @@ LONGEST_LINE = 1 << 20
 """Bytes of a line; a longer one is none of a request."""
 _TOO_LONG = b"-"
 """Stands for a line that is too long: no format reads it as a request."""
-_TEXT = re.compile(rb'(\S+) \S+ .*?\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: HTTP/[0-9.]+)?"(?: ([0-9]{3})(?= |$))?')
-"""Client, time, method, target and status; the user between the first two may have blanks."""
+_REQUEST = rb'\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: (?:HTTP/)?[0-9.]+)?"(?: ([0-9]{3})(?= |$))?'
+"""Time, method, target and status; hypercorn writes the version without ``HTTP/``."""
+_TEXT = re.compile(rb"(\S+) \S+ \S+ " + _REQUEST)
+"""Client, ident and user before a request, and nothing else: almost all lines."""
+_PREFIXED = re.compile(rb"(.*?) ?" + _REQUEST)
+"""The same after a virtual host, or after what syslog, Docker or Kubernetes put before a line; a user may have blanks."""
+_UVICORN = re.compile(
+    rb' - "(?:([A-Z]{1,20}) (\S+) HTTP/[0-9.]+" ([0-9]{3})(?![0-9])|WebSocket (\S+)" (?:\[accepted\]|([0-9]{3})))'
+)
+"""Method, target and status behind a client; of a WebSocket its target, and the status if it was refused."""
+_ANY_REQUEST = re.compile(rb'"(?:[A-Z]{1,20}|WebSocket) /\S*(?: [^"]*)?"')
+"""What looks like a request of a line that is not read."""
+_COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
+_ISO_TIME = re.compile(
+    rb"(?<![0-9])([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,]([0-9]{1,9}))?"
+    rb"(?: ?(Z|[+-][0-9]{2}:?[0-9]{2}))?"
+)
+"""The time that Docker, Kubernetes, rsyslog and Python's logging put before a line; UTC if it names no zone."""
+_SYSLOG_TIME = re.compile(rb"(?:^|[ >])([A-Z][a-z]{2}) ([ 0-9][0-9]) ([0-9]{2}:[0-9]{2}:[0-9]{2}) ")
+"""The time of RFC 3164, which journalctl prints, too. It has no year."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
@@ -59,27 +79,114 @@ Parse = Callable[[bytes], Entry | None]
 """Reads a line; None if it is none of a request."""
 
 
-def text_parser() -> Parse:
-    """A parser of lines in the common and the combined format."""
-    match, days, paths = _TEXT.match, _Clock(), _Paths()
+class TextParser:
+    """Parses lines in the common, the combined and uvicorn's format, whatever a log driver has put before them."""
 
-    def parse(line: bytes) -> Entry | None:
-        found = match(line)
-        if found is None:
-            return None
-        client, time, method, target, status = found.groups()
-        at = days.time(time)
+    def __init__(self) -> None:
+        self.untimed = 0
+        """Requests whose lines have no time. They count as of the time of the line before."""
+        self._clock, self._paths = _Clock(), _Paths()
+        self._latest = 0
+
+    def __call__(self, line: bytes) -> Entry | None:
+        """Read a line; None if it is none of a request of a known client."""
+        found = _TEXT.match(line)
+        if found is not None:
+            client, time, method, target, status = found.groups()
+        else:
+            if b"\x1b" in line:
+                line = _COLOURS.sub(b"", line)
+            found = _PREFIXED.match(line)
+            if found is None:
+                return self._of_uvicorn(line)
+            before, time, method, target, status = found.groups()
+            named = _client_in(before)
+            if named is None:
+                return None
+            client = named
+        at = self._clock.time(time)
         if at is None:
             return None
-        return Entry(at, client, method.decode(), paths.path(target), int(status) if status else None)
+        self._latest = at
+        return Entry(at, client, method.decode(), self._paths.path(target), int(status) if status else None)
 
-    return parse
+    def _of_uvicorn(self, line: bytes) -> Entry | None:
+        found = _UVICORN.search(line)
+        if found is None:
+            return None
+        method, target, status, socket, refused = found.groups()
+        before, _, client = line[: found.start()].rpartition(b" ")
+        if client and not _is_address(client):
+            return None
+        at = _time_before(before)
+        if at is None:
+            self.untimed += 1
+        else:
+            self._latest = at
+        status = status or refused or b"101"
+        path = self._paths.path(target or socket)
+        return Entry(self._latest, client or b"-", (method or b"GET").decode(), path, int(status))
+
+
+def text_parser() -> Parse:
+    """A parser of lines in the common, the combined and uvicorn's format."""
+    return TextParser()
+
+
+def _client_in(before: bytes) -> bytes | None:
+    """The client in what stands before the time of a request; None if that does not tell it from a host or a process.
+
+    A client is followed by its ident, which is ``-``, and by the user. A user may have blanks: clients choose it.
+    """
+    words = before.split()
+    if words[1:2] == [b"-"] or len(words) == 3:
+        return words[0]
+    for client, ident in pairwise(words):
+        if ident == b"-" and _is_address(client):
+            return client
+    if len(words) == 4 and words[2] == b"-" and (b":" in words[0] or b"." in words[0]):
+        return words[1]  # behind a virtual host
+    return words[0] if len(words) in (1, 2) and _is_address(words[0]) else None
+
+
+def _is_address(word: bytes) -> bool:
+    return canonical(word.decode("latin-1")) is not None
+
+
+def _time_before(before: bytes) -> int | None:
+    """Unix time in microseconds that a log driver or a logger has put before a line; None if there is none."""
+    if (found := _ISO_TIME.search(before)) is not None:
+        date, fraction, zone = found.groups()
+        text = b"%b.%b%b" % (date, (fraction or b"0")[:6].ljust(6, b"0"), zone or b"Z")
+    elif (found := _SYSLOG_TIME.search(before)) is not None:
+        month, day, clock = found.groups()
+        now = datetime.now(UTC)
+        year = now.year - ((_MONTHS.get(month, 0), int(day)) > (now.month, now.day + 1))
+        text = b"%d-%02d-%02dT%b.000000Z" % (year, _MONTHS.get(month, 0), int(day), clock)
+    else:
+        return None
+    with suppress(ValueError):
+        return _within_range(round(datetime.fromisoformat(text.decode()).timestamp() * _SECOND))
+    return None
+
+
+def why_unread(line: bytes) -> str | None:
+    """Why a line with a request in it is not read; None for a line that is of no request."""
+    text = _COLOURS.sub(b"", line)
+    if not _ANY_REQUEST.search(text):
+        return None
+    found = _PREFIXED.match(text)
+    if found is None:
+        return "no time or no client before the request"
+    return "cannot tell the client from a host" if _client_in(found[1]) is None else "the time cannot be read"
 
 
 def parse_json(line: bytes) -> Entry | None:
     """Read a JSON object with ``time``, ``client``, ``method``, ``path``, and maybe ``status`` and ``headers``."""
     try:
         entry = json.loads(line)
+        if "log" in entry and "client" not in entry:
+            return _of_docker(entry)
         at = _json_time(entry["time"])
         client, method, path, headers = entry["client"], entry["method"], entry["path"], entry.get("headers") or {}
         if not (isinstance(client, str) and isinstance(method, str) and isinstance(path, str)):
@@ -90,6 +197,13 @@ def parse_json(line: bytes) -> Entry | None:
         return Entry(at, client.encode(), method.upper(), _path(path.encode()), status if is_status else None, named or None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
+
+
+def _of_docker(entry: dict[str, Any]) -> Entry | None:
+    """Read a line of Docker's json-file driver. Its time is Docker's, unless the line has its own."""
+    untimed = _DOCKER.untimed
+    found = _DOCKER(entry["log"].encode())
+    return found._replace(at=_json_time(entry["time"])) if found is not None and _DOCKER.untimed > untimed else found
 
 
 def parser_of(form: Format) -> Parse:
@@ -105,8 +219,8 @@ def format_of(lines: Sequence[bytes], name: str) -> Format:
             return form
     if any(line.strip() for line in lines):
         raise ConfigError(
-            f"{name}: no line is of a request, expected the common or combined format of Apache and nginx, or JSON with time "
-            "(in seconds, or as a date with its zone), client, method and path on each line"
+            f"{name}: no line is of a request, expected the common or combined format of Apache, nginx and gunicorn, lines of "
+            "uvicorn, or JSON with time (in seconds, or as a date with its zone), client, method and path on each line"
         )
     return "combined"
 
@@ -206,6 +320,10 @@ class _Paths:
                 self._known.clear()
             path = self._known[target] = _path(target)
         return path
+
+
+_DOCKER = TextParser()
+"""Reads what Docker has put into JSON."""
 
 
 def _midnight(date: bytes, zone: bytes) -> int:

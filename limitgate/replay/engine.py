@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
-from limitgate.http.request import DescribedRequest
+from limitgate.http.client_ip import TrustedProxies, grouped
+from limitgate.http.request import DescribedRequest, Request
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
-from limitgate.replay.access_log import Entry
+from limitgate.replay.access_log import Entry, why_unread
 from limitgate.replay.figures import Figures
 from limitgate.replay.suggestion import Arrivals
+from limitgate.routes import NoRoutes, Routes
 from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
+Describe = Callable[[str, str, str, Mapping[str, str] | None], Request]
+"""Makes the request of a method, path, peer and headers."""
 MOST_BUCKETS = 1 << 24
 """As good as unbounded: no bucket is dropped that Redis would keep."""
 
@@ -27,14 +32,28 @@ class Engine:
     Requests have to come in order: its clock never goes back. Those of a second come at once where a log has whole seconds. A
     request is over as soon as it has come, since logs do not say how long it took: limits on requests in flight are left out.
     One that would have waited for its turn counts as admitted.
+
+    ``settings`` say who clients and callers are. ``routes`` are those of the application, which looks them up in requests
+    that ``describe`` makes.
     """
 
-    def __init__(self, rules: RuleSet) -> None:
+    def __init__(
+        self,
+        rules: RuleSet,
+        settings: Settings | None = None,
+        routes: Routes | None = None,
+        describe: Describe = DescribedRequest,
+    ) -> None:
         self.figures = Figures()
         self.arrivals: Arrivals | None = None
         """Notes when each bucket was met, None for nobody."""
         self._now = 0
-        self._gate = offline_gate(_without_places(rules), MemoryStore(lambda: self._now, max_buckets=MOST_BUCKETS))
+        settings = settings or Settings.model_construct()
+        store = MemoryStore(lambda: self._now, max_buckets=MOST_BUCKETS)
+        self._gate = offline_gate(_without_places(rules), store, settings, routes or NoRoutes())
+        self._describe = describe
+        self._ipv6_prefix = settings.ipv6_prefix
+        self._proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
         self._admitted: Counter[PlanTemplate] = Counter()
         for of_tier in rules.tiers.values():
             for rule in of_tier:
@@ -43,16 +62,17 @@ class Engine:
 
     def decide(self, entry: Entry) -> bool:
         """Decide about a request. True if it is admitted."""
-        at, client, method, path, status, headers = entry
+        at, peer, method, path, status, headers = entry
         figures = self.figures
         self._now = max(self._now, at)
         if figures.first is None:
             figures.first = at
         figures.lines += 1
+        request = self._describe(method, path, peer.decode("utf-8", "replace"), headers)
+        admission = self._gate.check(request, waits=False)
+        client = self._counted_as(peer, request)
         figures.requests_by[client] = figures.requests_by.get(client, 0) + 1
         figures.peaks.note(self._now, client)
-        request = DescribedRequest(method, path, client.decode("utf-8", "replace"), headers)
-        admission = self._gate.check(request, waits=False)
         reading = admission.reading
         if admission.is_plain and reading is not None:
             self._count_plain(reading)
@@ -68,14 +88,29 @@ class Engine:
                     self._gate.refunds.settle(admission)
         return is_admitted
 
+    def _counted_as(self, peer: bytes, request: Request) -> bytes:
+        """The client by the name that the gate counts it under: one for all spellings and ports, and for an IPv6 network."""
+        if self._proxies.trust_anybody:
+            client = request.client or ""
+            self.figures.of_proxies += self._proxies.trust(client)
+            peer = client.encode()
+        elif peer.replace(b".", b"").isdigit():  # an IPv4 address is spelled in one way
+            return peer
+        text = peer.decode("latin-1")
+        return grouped(text, self._ipv6_prefix).encode("latin-1")
+
     def advance(self, at: int) -> None:
         """Set the clock to Unix time in microseconds; it stays where that is past."""
         self._now = max(self._now, at)
 
-    def skip(self) -> None:
-        """Count a line that is of no request."""
+    def skip(self, line: bytes = b"") -> None:
+        """Count a line that is not read as a request."""
         self.figures.lines += 1
         self.figures.skipped += 1
+        why = why_unread(line)
+        if why is not None:
+            number, first = self.figures.unread.get(why, (0, line))
+            self.figures.unread[why] = number + 1, first
 
     def finish(self) -> Figures:
         """The figures of all requests so far."""
@@ -121,7 +156,7 @@ def _without_places(rules: RuleSet) -> RuleSet:
 
 def _timed(rule: Rule) -> Rule | None:
     """A rule without limits on requests in flight; None if it has no others."""
-    limits = [limit for limit in rule.every_limit if limit.period]
+    limits = [limit for limit in rule.every_limit if limit.period or not limit.count]
     if len(limits) == len(rule.every_limit):
         return rule
     return rule.having_limits(limits) if limits else None

@@ -67,7 +67,13 @@ class Figures:
     def __init__(self) -> None:
         self.lines = 0
         self.skipped = 0
-        """Lines that are of no request."""
+        """Lines that are of no request, or not read as one."""
+        self.unread: dict[str, tuple[int, bytes]] = {}
+        """By reason the number of lines with a request that is not read, and the first of them."""
+        self.untimed = 0
+        """Requests whose lines have no time."""
+        self.of_proxies = 0
+        """Requests whose lines name a trusted proxy in the place of the client."""
         self.refused_by: Counter[bytes] = Counter()
         """Refused requests by client."""
         self.requests_by: dict[bytes, int] = {}
@@ -121,6 +127,9 @@ class Figures:
         times = [each.first for each in (self, other) if each.first is not None]
         self.first, self.last = min(times, default=None), max(self.last, other.last)
         self.lines, self.skipped = self.lines + other.lines, self.skipped + other.skipped
+        self.unread |= other.unread
+        self.untimed += other.untimed
+        self.of_proxies += other.of_proxies
 
     def as_json(self, most: int) -> dict[str, Any]:
         """The figures as the command's ``--json`` has them."""

@@ -14,6 +14,7 @@ from limitgate.replay.engine import Engine
 from limitgate.replay.figures import Figures
 from limitgate.rules.files import load_rules
 from limitgate.rules.rule import RuleSet
+from limitgate.rules.settings import Settings
 
 Progress = Callable[[int], None]
 """Told the bytes of the file that were read so far."""
@@ -43,11 +44,12 @@ class Share(NamedTuple):
 
     place: int
     among: int
+    ipv6_prefix: int = 64
 
     def has(self, client: bytes) -> bool:
         """True if a client is of this share. All addresses of an IPv6 network are of one."""
         if b":" in client:
-            client = grouped(client.decode("latin-1"), 64).encode("latin-1")
+            client = grouped(client.decode("latin-1"), self.ipv6_prefix).encode("latin-1")
         return crc32(client) % self.among == self.place
 
 
@@ -69,11 +71,13 @@ def replay(
                 for each in order.push(entry):
                     lane.decide(each)
             elif line.strip():
-                lane.skip()
+                lane.skip(line)
         if progress is not None:
             progress(read)
     for each in order.rest():
         lane.decide(each)
+    if share is None or share.place == 0:
+        engine.figures.untimed = getattr(parse, "untimed", 0)
     return lane.finish()
 
 
@@ -98,12 +102,12 @@ class _Lane:
             self._newly_refused += is_admitted
             self._newly_admitted += not is_admitted
 
-    def skip(self) -> None:
-        """Count a line that is of no request, in one of the shares."""
+    def skip(self, line: bytes) -> None:
+        """Count a line that is not read as a request, in one of the shares."""
         if self._share is None or self._share.place == 0:
-            self._engine.skip()
+            self._engine.skip(line)
             if self._tried is not None:
-                self._tried.skip()
+                self._tried.skip(line)
 
     def finish(self) -> Comparison:
         """The figures."""
@@ -111,17 +115,20 @@ class _Lane:
         return Comparison(self._engine.finish(), tried, self._newly_refused, self._newly_admitted)
 
 
-def replay_shared(log: Log, rules: str, against: str | None, processes: int) -> Comparison:
+def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:
     """Send a file through the rules of a path, and maybe through others, by several processes."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        shares = [Share(place, processes) for place in range(processes)]
-        first, *others = [pool.submit(_replay_share, log.name, log.format, rules, against, share) for share in shares]
+        ipv6_prefix = 64 if settings is None else settings.ipv6_prefix
+        shares = [Share(place, processes, ipv6_prefix) for place in range(processes)]
+        first, *others = [pool.submit(_replay_share, log.name, log.format, rules, against, share, settings) for share in shares]
         whole = first.result()
         for other in others:
             whole = whole.added(other.result())
         return whole
 
 
-def _replay_share(name: str, form: Format, rules: str, against: str | None, share: Share) -> Comparison:
-    tried = Engine(load_rules(against)) if against is not None else None
-    return replay(Log(name, form), Engine(load_rules(rules)), tried, share)
+def _replay_share(  # noqa: PLR0917 - a pool gives them by place
+    name: str, form: Format, rules: str, against: str | None, share: Share, settings: Settings | None
+) -> Comparison:
+    tried = Engine(load_rules(against), settings) if against is not None else None
+    return replay(Log(name, form), Engine(load_rules(rules), settings), tried, share)

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import is_
-from time import monotonic
 from typing import Any
 
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
 from limitgate.internal_errors import raise_interruption
+from limitgate.process.clock import monotonic
 from limitgate.routes import FalconRoutes, NoRoutes, Pattern, Route, Routes, is_falcon
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from limitgate.http.rate_fields import Renamed, Style
-from limitgate.limits.limit import SECONDS, unit_of
+from limitgate.limits.limit import SECONDS
 from limitgate.rules.rule import Rule
 
 PROBLEM = "LimitGateProblem"
@@ -55,7 +55,7 @@ def _x_ratelimit(_: Sequence[Rule]) -> Headers:
 
 
 def _x_ratelimit_windows(rules: Sequence[Rule]) -> Headers:
-    limited = {unit_of(limit.period) for rule in rules for limit in rule.every_limit}
+    limited = {limit.unit for rule in rules for limit in rule.every_limit}
     headers: Headers = {}
     for unit in [unit for unit in SECONDS if unit in limited]:
         headers[f"X-RateLimit-Limit-{unit.title()}"] = _count(f"How many requests may come at once, by the limit per {unit}.")

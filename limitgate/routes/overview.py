@@ -222,6 +222,8 @@ def notes_on(each: Applied) -> list[str]:
         notes.append(f"{rule.adaptive.min} to {rule.adaptive.max} in flight in a process")
     if rule.charge_if is not None:
         notes.append(f"charged {rule.charge_if}")
+    if rule.ban is not None:
+        notes.append(f"bans for {rule.ban.duration:g} s after {rule.ban.after} refusals within {rule.ban.within:g} s")
     if rule.max_delay:
         notes.append(f"waits up to {rule.max_delay:g} s")
     if rule.shadow:

@@ -27,7 +27,7 @@ _LONGEST = 256
 Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Caller:
     """A caller as ``identify`` names it: an identity of the application's own, the tier whose rules apply, and a priority.
 
@@ -37,16 +37,26 @@ class Caller:
 
     id: str
     """The identity, which the part ``caller`` of keys goes by, of a user, a customer, an application: text, not empty."""
-    tier: str = DEFAULT_TIER
+    tier: str
     """The tier whose rules apply; ``default`` if not given, and for one that no rule names."""
-    limits: Mapping[str, Given] = field(default_factory=dict, hash=False)
-    """Own limits by the names of rules, in the place of theirs; none if not given."""
-    priority: Priority = NORMAL
+    limits: Mapping[str, Given] = field(hash=False)
+    """Own limits by the names of rules, in the place of theirs; none if None or not given."""
+    priority: Priority
     """``high``, ``normal`` or ``low``, which rules with a ``reserve`` look at; ``normal`` if not given."""
 
-    def __post_init__(self) -> None:
-        limits: object = self.limits
-        if not isinstance(limits, Mapping):
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - the contract names it so
+        tier: str = DEFAULT_TIER,
+        limits: Mapping[str, Given] | None = None,
+        priority: Priority = NORMAL,
+    ) -> None:
+        become = object.__setattr__
+        become(self, "id", id)
+        become(self, "tier", tier)
+        become(self, "limits", {} if limits is None else limits)
+        become(self, "priority", priority)
+        if not isinstance(self.limits, Mapping):
             raise TypeError(
                 f"a Caller with limits that are a {type(limits).__name__}, expected a mapping such as {{'api': '500/minute'}}"
             )
@@ -59,6 +69,8 @@ class Caller:
 
 
 def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:
+    if value is None:
+        return {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ConfigError("expected a mapping of rules to limits, such as {api: 500/minute}")
     limits, mistakes = {}, []

@@ -20,7 +20,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
-from limitgate.limits.limit import Limit, as_limit
+from limitgate.limits.limit import Limit, limit_of_rule
 from limitgate.process import switch
 from limitgate.rules.options import (
     LimitOptions,
@@ -91,7 +91,7 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
     for given in limits:
         if gives_limits(given):
             _check_gives_limits(given)
-    parsed = tuple(limit if gives_limits(limit) else as_limit(limit) for limit in limits)
+    parsed = tuple(limit if gives_limits(limit) else limit_of_rule(limit) for limit in limits)
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)

@@ -53,8 +53,9 @@ def canonical(rules: RuleSet) -> str:
 def _rule(rule: Rule) -> str:
     without = _IN_LIMITS if rule.limits_by is not None else (*_IN_LIMITS, *_OF_GIVEN_LIMITS)
     said = {name: getattr(rule, name) for name in Rule.model_fields if name not in without}
-    if rule.adaptive is None:  # whose digest is that of versions which did not know it
-        del said["adaptive"]
+    for name in ("adaptive", "ban"):
+        if said[name] is None:  # whose digest is that of versions which did not know it
+            del said[name]
     said |= {"path": rule.paths, "tier": rule.tier or DEFAULT_TIER}
     return _text({**said, "limits": rule.every_limit, "limits_by": rule.limits_by})
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from limitgate.errors import MOST_MISTAKES, ConfigError, Field
+from limitgate.errors import MOST_MISTAKES, SECRETS, ConfigError, Field
 from limitgate.messages.text import shortened
+from limitgate.rules.yaml_values import hint, misread
 
 MAX_BYTES = 1 << 20
 """Size of a rule file."""
@@ -72,13 +73,15 @@ def read_bytes(file: Path) -> bytes:
 class Document:
     """A YAML document that knows on which line each of its fields stands.
 
-    Raises `ConfigError` for a file that cannot be read on. ``mistakes`` are fields that stand there twice or have no name;
-    they are left out of ``data``. ``digest`` is the SHA-256 of the file.
+    Raises `ConfigError` for a file that cannot be read on. ``mistakes`` are fields that stand there twice or have no name,
+    which are left out of ``data``, and numbers that are not written in decimal. ``digest`` is the SHA-256 of the file.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.mistakes: list[ConfigError] = []
+        self.misread: set[Field] = set()
+        """Fields among the mistakes that are another value to YAML than to people."""
         try:
             text = read_bytes(file)
             self.digest = hashlib.sha256(text).digest()
@@ -114,17 +117,22 @@ class Document:
 
     def mistake(self, field: Field, message: str) -> ConfigError:
         """The error that names this file, the line of ``field``, and the field."""
-        return self._mistake(self.line_of(field), message, field)
+        node, line = self._find(field)
+        return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{hint(node)}", field)
 
     def line_of(self, field: Field) -> int:
         """The line of a field, counted from 1; of one that is not there, that of the nearest around it."""
+        return self._find(field)[1]
+
+    def _find(self, field: Field) -> tuple[Any, int]:
+        """The node and the line of a field; None and the line of the nearest around it if the field is not there."""
         node, line = self._root, self._root.start_mark.line if self._root else 0
         for part in field:
             child = _child(node, part)
             if child is None:
-                break
+                return None, int(line) + 1
             node, line = child
-        return int(line) + 1
+        return node, int(line) + 1
 
     def _mistake(self, line: int | None, message: str, field: Field = ()) -> ConfigError:
         return ConfigError.in_file(str(self.file), line, field, message)
@@ -139,7 +147,8 @@ class Document:
             for key, value in node.value:
                 here = (*field, key.value if isinstance(key, yaml.ScalarNode) else "?")
                 if key.tag not in _NAMES:
-                    self._note(key, here, "expected a name, in quotes if it looks like something else")
+                    quoted = f": {key.value!r:.80}" if isinstance(key, yaml.ScalarNode) else ""
+                    self._note(key, here, f"expected a name, in quotes if it looks like something else{quoted}")
                 elif key.value in pairs:
                     self._note(key, here, "expected once, is there twice")
                 else:
@@ -152,6 +161,9 @@ class Document:
         elif node is not None and node.tag != _TEXT and len(node.value) > MAX_NUMBER:
             message = f"expected at most {MAX_NUMBER} characters, or text in quotes"
             raise self._mistake(node.start_mark.line + 1, message, field)
+        elif node is not None and (wrong := misread(node, is_secret=not SECRETS.isdisjoint(field))):
+            self.misread.add(field)
+            self._note(node, field, wrong)
 
     def _note(self, node: Any, field: Field, message: str) -> None:
         if len(self.mistakes) < MOST_MISTAKES:

@@ -226,8 +226,9 @@ def _top(document: Document, data: dict[str, Any]) -> tuple[_File, list[ConfigEr
 
 
 def _placed(error: ConfigError, document: Document, where: Field) -> list[ConfigError]:
-    """The mistakes of an error about a part of a document, with file and line."""
-    return [document.mistake((*where, *each.field), each.reason) for each in error.every]
+    """The mistakes of an error about a part of a document, with file and line, but for those that were found before."""
+    fields = [((*where, *each.field), each.reason) for each in error.every]
+    return [document.mistake(field, reason) for field, reason in fields if field not in document.misread]
 
 
 def _rule(entry: object, tier: str) -> Rule:

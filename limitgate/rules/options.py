@@ -13,10 +13,11 @@ from pydantic import BaseModel, PlainValidator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
-from limitgate.limits.limit import Limit, as_limit
+from limitgate.limits.limit import Limit, limit_of_rule
 from limitgate.limits.priority import Priority
 from limitgate.messages.suggestions import expected_of
 from limitgate.overload.options import Adaptive
+from limitgate.rules.ban import Ban
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnError = Literal["open", "closed", "local"]
@@ -75,6 +76,10 @@ Bounds = Adaptive | Mapping[str, float | str] | bool | None
 """Bounds of an adaptive limit, as they may be given."""
 
 
+BanTerms = Ban | Mapping[str, int | float | str] | None
+"""The ban of clients that a rule refuses too often, as it may be given."""
+
+
 class ThrottleOptions(TypedDict, total=False):
     """Options of a throttle of Django REST framework; the fields of `Rule` say what each means."""
 
@@ -85,6 +90,7 @@ class ThrottleOptions(TypedDict, total=False):
     on_error: OnError | None
     shadow: bool
     charge_if: Outcomes | None
+    ban: BanTerms
     algorithm: str | None
     align: str | None
     max_delay: float | str | None
@@ -169,8 +175,8 @@ def check_is_plain(function: object, what: str) -> None:
 
 
 def read_limits(given: object) -> tuple[Limit, ...]:
-    """Limits of a limit or a list of them. Raises `ConfigError` for anything else."""
-    limits = tuple([as_limit(each) for each in (given if isinstance(given, list | tuple) else [given])])
+    """Limits for a rule of a limit or a list of them. Raises `ConfigError` for anything else."""
+    limits = tuple([limit_of_rule(each) for each in (given if isinstance(given, list | tuple) else [given])])
     if not limits:
         raise ConfigError("a list without limits, expected some, or None for no limit")
     return limits

@@ -32,11 +32,12 @@ from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket, buckets_of
 from limitgate.limits.duration import seconds_of
-from limitgate.limits.limit import NAMES, SECONDS, Limit, as_limit
+from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule
 from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.messages.suggestions import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
+from limitgate.rules.ban import Ban, as_ban
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.options import (
     ChargeIf,
@@ -54,7 +55,7 @@ from limitgate.rules.options import (
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
 NameOrEvery = Annotated[StrictStr, Field(pattern=r"^(?:\*|[A-Za-z0-9._-]{1,64})\z")]
-Count = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
 
 MAX_DELAY = 60.0
 """Seconds that a request may be made to wait for its turn."""
@@ -67,7 +68,7 @@ METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 _METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 _EVERY_METHOD = ("ALL", "ANY")
-_NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "lease", "algorithm", "align")
+_NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
 """Options about what is counted in buckets, of which a rule that is only adaptive has none."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
@@ -153,10 +154,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     name: Name
     """Up to 64 letters, digits, dots, hyphens and underscores; once in a tier. Clients read it in ``violated-policies``."""
-    limits: tuple[Annotated[Limit, PlainValidator(as_limit)], ...] = ()
+    limits: tuple[Annotated[Limit, PlainValidator(limit_of_rule)], ...] = ()
     """Limits such as ``100/minute`` or ``10/s burst 20``; all of them have to have room. In Python a callable, too."""
     qps: Count | None = None
-    """Requests per second."""
+    """Requests per second; 0 refuses every request, as in any limit."""
     qpm: Count | None = None
     """Requests per minute."""
     qph: Count | None = None
@@ -189,6 +190,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """The answer to requests while the store fails; the option of this name if not given."""
     charge_if: ChargeIf | None = None
     """Which outcomes are charged: every request is while it is under way, and others get it back when they are over."""
+    ban: Annotated[Ban | None, PlainValidator(as_ban)] = None
+    """Bans clients that the rule refuses too often: ``{after: 20, within: 10m, for: 1h}``; in Python a ``Ban``."""
     per: Per = "request"
     """Unit of counting: requests, or each message that a client sends over a WebSocket."""
     shadow: StrictBool = False
@@ -266,7 +269,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def _is_quick(self) -> bool:
-        return any(getattr(self, field) for field in _QUICK)
+        return any(getattr(self, field) is not None for field in _QUICK)
 
     @property
     def limits_by(self) -> LimitsBy | None:
@@ -310,7 +313,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     @cached_property
     def every_limit(self) -> tuple[Limit, ...]:
         """The limits and the qps, qpm, qph, qpd and concurrency, in this order."""
-        given = {field: getattr(self, field) for field in _QUICK if getattr(self, field)}
+        given = {field: getattr(self, field) for field in _QUICK if getattr(self, field) is not None}
         quick = [self._checked(field, Limit, _QUICK[field].format(count)) for field, count in given.items()]
         limits = [*self.limits, *quick]
         if self.algorithm:
@@ -327,19 +330,25 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def limit_fields(self) -> list[Place]:
         """The fields that give `every_limit`, in its order."""
         written: list[Place] = [("limits", place) for place in range(len(self.limits))]
-        return written + [(name,) for name in _QUICK if getattr(self, name)]
+        return written + [(name,) for name in _QUICK if getattr(self, name) is not None]
 
     def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
         """The limits, some of them with an option that the rule has for them."""
         ((field, value),) = option.items()
         if not some and field != "lease" and self.limits_by is None:
-            what = "a fixed_window that says none itself" if field == "align" else "a limit that says none itself"
-            raise ConfigError(f"rule {self.name!r}: {field}: expected {what}", (field,), f"expected {what}")
+            raise ConfigError.at((field,), self._useless(field, limits), f"rule {self.name!r}")
 
         def having(limit: Limit) -> Limit:
             return self._checked(field, lambda given: limit.having(**{field: given}), value)
 
         return [having(limit) if limit in some else limit for limit in limits]
+
+    def _useless(self, field: str, limits: Sequence[Limit]) -> str:
+        """Say why none of the limits takes an option of the rule, and what was expected."""
+        value = f"{getattr(self, field)!r:.80}"
+        if field == "align" and not any(limit.algorithm == "fixed_window" for limit in limits):
+            return f"{value} is for a fixed_window, and no limit is one, expected algorithm: fixed_window beside it"
+        return f"{value} is for limits that have no {field} of their own, and all have one, expected none here"
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -517,7 +526,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             )
         self._check_limits()
         for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
-            if isinstance(self.cost, int) and self.cost > limit.most and limit.period:
+            if isinstance(self.cost, int) and self.cost > limit.most and limit.period and limit.count:
                 raise ConfigError(
                     f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
                     ("cost",),
@@ -568,7 +577,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.has_counts or self.adaptive is not None:
             field = "exempt" if self.exempt else "deny"
             raise ConfigError(f"rule {self.name!r} {what} and has limits, expected one or the other", (field,))
-        for field in ("charge_if", "max_delay", "reserve", "priority", "replaces"):
+        for field in ("charge_if", "ban", "max_delay", "reserve", "priority", "replaces"):
             if getattr(self, field):
                 raise ConfigError(f"rule {self.name!r} {what}, expected no {field}: it has no limits at all", (field,))
         if self.per == "message":
@@ -597,7 +606,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
                 message = f"rule {self.name!r}: max_delay: {self.max_delay:g} is no delay, {_DELAY_EXPECTED}"
                 raise ConfigError(message, ("max_delay",))
             return  # that of `Limiter.adaptive`, where it is the default
-        unable = next((limit for limit in self.every_limit if not ALGORITHMS[limit.algorithm].CAN_WAIT), None)
+        unable = next((limit for limit in self.every_limit if limit.count and not ALGORITHMS[limit.algorithm].CAN_WAIT), None)
         if unable is not None:
             able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.CAN_WAIT)
             what, expected = f"has a {unable.algorithm}, in which no turn can be booked", f"{able}, or no max_delay"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
 
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import canonical
+from limitgate.limits.duration import seconds_of
 from limitgate.messages.suggestions import expected_of
 from limitgate.rules.callers import Text
 from limitgate.rules.rule import METHOD, Name
@@ -35,6 +36,10 @@ def _address(value: str) -> str:
     return value
 
 
+def _duration(value: object) -> object:
+    return seconds_of(value) if isinstance(value, str) else value
+
+
 class Given(BaseModel, extra="forbid", frozen=True):
     """A request of a test, and when it comes."""
 
@@ -48,8 +53,10 @@ class Given(BaseModel, extra="forbid", frozen=True):
     """Address of the peer, which is the client unless it is a trusted proxy; 192.0.2.1 if not given."""
     headers: dict[StrictStr, StrictStr] = {}
     """Headers of the request by name; none if not given."""
-    at: Annotated[float | None, Field(strict=True, ge=0, le=_LATEST)] = None
-    """When the request comes: seconds since the clock of the tests began; with the request before it if not given.
+    at: Annotated[float | None, Field(strict=True, ge=0, le=_LATEST), BeforeValidator(_duration)] = None
+    """When the request comes: seconds, or text such as ``2m``, since the clock of the tests began.
+
+    With the request before it if not given.
 
     The clock begins at midnight UTC on the first of January 2026, with which a day, a week and a month begin, too.
     """
@@ -68,8 +75,9 @@ class Expected(BaseModel, extra="forbid", frozen=True):
     """Requests that still fit afterwards, by the window with the least; null where no rule applies."""
     tier: Text = "default"
     """The tier whose rules apply."""
-    retry_after: Annotated[float, Field(strict=True, ge=0)] = 0.0
-    """Seconds to wait, 0 when allowed; a whole number is compared with the wait rounded up, as Retry-After is."""
+    retry_after: Annotated[float, Field(strict=True, ge=0), BeforeValidator(_duration)] = 0.0
+    """Seconds to wait, or text such as ``2m``; 0 when allowed. A whole number is compared with the wait rounded up, as
+    Retry-After is."""
 
 
 class RuleTest(NamedTuple):

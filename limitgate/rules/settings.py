@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import STYLES, Style, renamed_styles
+from limitgate.limits.duration import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import expected_of, meant
 from limitgate.messages.text import Names
@@ -71,6 +73,19 @@ def _mapped(value: object) -> object:
     return {name.strip(): other.strip() for name, _, other in pairs}
 
 
+def _duration(value: object) -> object:
+    """Seconds of a duration with a unit. Numbers stay as they are, also as the text of an environment variable."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        float(value)
+        return value
+    try:
+        return seconds_of(value)
+    except ConfigError:
+        raise ConfigError(f"{EXPECTED}, not {value!r:.80}") from None
+
+
 Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
 
 
@@ -98,10 +113,11 @@ class Settings(BaseSettings):
     """The answer to requests while the store fails: they pass, get a 503, or are limited by this process alone."""
     processes: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Processes that serve together. While the store fails, each grants its share of the limits under ``local``."""
-    timeout: Annotated[float, Field(gt=0, le=60)] = 0.1
-    """Seconds that a request may wait for the store, all together."""
+    timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
+    """Seconds, or text such as ``100ms``, that a request may wait for the store, all together."""
     trusted_proxies: Strings = ()
-    """Addresses and CIDRs of proxies whose forwarding header is believed; ``unix`` for a peer on a unix socket."""
+    """Addresses and CIDRs of proxies whose forwarding header is believed, named lists of them such as ``cloudflare``,
+    ``file:PATH`` for one of yours, and ``unix`` for a peer on a unix socket."""
     forwarded_header: Annotated[str, Field(min_length=1)] = "x-forwarded-for"
     """The one header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
     ipv6_prefix: Annotated[int, Field(ge=32, le=128)] = 64
@@ -126,8 +142,8 @@ class Settings(BaseSettings):
     """First part of every key in the store."""
     require_store: bool = False
     """Fail at start where the store does not answer within 5 seconds, instead of starting under ``on_error``."""
-    reload: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0
-    """Seconds between two looks at whether the files of the rules have changed; 0 never looks."""
+    reload: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False), BeforeValidator(_duration)] = 0.0
+    """Seconds, or text such as ``2s``, between two looks at whether the files of the rules have changed; 0 never looks."""
     names: Names = "masked"
     """How much of a client's name log lines about refusals show: first and last characters, all (``full``), or nothing."""
     refusal_logs: Annotated[int, Field(ge=0, le=10_000)] = 60

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from limitgate.errors import ConfigError
+from limitgate.process.clock import monotonic
 from limitgate.rules.document import read_bytes
 from limitgate.rules.files import digest_of, files_at, load_rules
 from limitgate.rules.rule import RuleSet
@@ -101,7 +101,7 @@ class WatchedFiles:
         self,
         list_files: Callable[[], Sequence[Path]],
         known: bytes | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._list_files = list_files
         self._clock = clock
@@ -130,7 +130,7 @@ class WatchedFiles:
 class WatchedRules(WatchedFiles):
     """Rule files at a path, as `load_rules` reads them; ``known`` is `RuleSet.files_digest` of the rules that are in use."""
 
-    def __init__(self, path: Path, known: bytes | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, known: bytes | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.name = str(path)
         self._path = path.absolute()  # whatever becomes of the working folder
         super().__init__(lambda: files_at(self._path), known, clock)

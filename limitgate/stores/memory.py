@@ -21,6 +21,7 @@ from itertools import repeat
 from threading import RLock
 from typing import Any, overload
 
+from limitgate.algorithms import ban, refusals
 from limitgate.algorithms.base import State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
@@ -29,6 +30,7 @@ from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.forking import reset_in_children
+from limitgate.process.remaking import IN_MEMORY, Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
@@ -62,7 +64,7 @@ _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
 layout if it is plain: of the asked windows, a number for each."""
 
 
-class MemoryStore:
+class MemoryStore(Remade):
     """Keeps at most ``max_buckets`` buckets in this process; each process limits by itself.
 
     Bans and configuration are never dropped, and kept even where there is no room: clients can make none of them.
@@ -103,6 +105,11 @@ class MemoryStore:
         self.clock_steps = 0
         self._furthest_step = 0
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
+
+    @property
+    def state_here(self) -> str:
+        """The buckets."""
+        return IN_MEMORY
 
     def forget(self) -> None:
         """Forget every bucket, bans included. What is configured under a name stays."""
@@ -345,18 +352,22 @@ class MemoryStore:
     def _ban(self, plan: Plan, now: int) -> None:
         """Ban the buckets of a plan, or lift their bans. Where there is no room they are kept all the same."""
         for charge in plan.charges:
-            key, bucket = charge.key, charge.bucket
-            if not plan.ban_us:
-                self._bans.pop(key, None)  # the value is as others when it is written again
-                continue
-            shard = self._shard(key)
-            if key not in shard:
-                self._reclaim(now)
-            value = shard.get(key)
-            home = shard, key, value, None if value is None else self._bucket(key, value), None
-            states = self._read(home, charge, now)
-            self._bans[key] = now, max(plan.ban_us, self._ban_left(key, now))
-            self._write(home, bucket, now, states)
+            if plan.ban_us:
+                self._ban_bucket(charge, plan.ban_us, now)
+            else:
+                self._bans.pop(charge.key, None)  # the value is as others when it is written again
+
+    def _ban_bucket(self, charge: Charge, us: int, now: int) -> None:
+        """Ban the bucket of a charge for at least so many microseconds."""
+        key = charge.key
+        shard = self._shard(key)
+        if key not in shard:
+            self._reclaim(now)
+        value = shard.get(key)
+        home = shard, key, value, None if value is None else self._bucket(key, value), None
+        states = self._read(home, charge, now)
+        self._bans[key] = now, max(us, self._ban_left(key, now))
+        self._write(home, charge.bucket, now, states)
 
     def _bans_of(self, charges: Sequence[Charge], now: int) -> dict[int, int]:
         """Microseconds for which buckets are still banned that something is charged to, by the places of the charges."""
@@ -443,11 +454,22 @@ class MemoryStore:
     def _adjust(self, home: _Home, charge: Charge, states: Sequence[State], now: int) -> Sequence[State]:
         """Make the adjustment of a charge to states, and put how they stand then."""
         bucket, adjustment = charge.bucket, charge.adjustment
+        if bucket.algorithm is refusals and not self._counts_refusals(home, charge, now):
+            return states
         if adjustment is not None:
             elapsed_us = max(0, now - adjustment.as_of)
             states = bucket.algorithm.apply_adjustment(states, adjustment.back, elapsed_us, adjustment.grace, bucket)
             self._write(home, bucket, now, states)
+            if bucket.algorithm is refusals and states[0].began_us:
+                self._ban_bucket(adjustment.back[0].refusing, states[0].began_us, now)
         return states
+
+    def _counts_refusals(self, home: _Home, charge: Charge, now: int) -> bool:
+        """True unless the bucket that refuses is banned, or there is no room for the count of its refusals."""
+        adjustment = charge.adjustment
+        if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now):
+            return False
+        return home[2] is not None or self._count < self._max_buckets
 
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
         """Put how the asked windows stand; windows of the bucket that were not asked stay as they are.
@@ -641,7 +663,7 @@ def _refuses_until(entry: Entry) -> int:
     """
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
-    is_kept = not bucket.algorithm.IS_LIMIT or (wait and bucket.has_slots)  # a hint is no promise
+    is_kept = bucket.algorithm is ban or (wait and bucket.has_slots)  # a hint is no promise
     return _full_at(entry) if is_kept else written + wait
 
 

@@ -465,7 +465,6 @@ def test_a_limit_of_so_many_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "options"),
     [
-        ("0 at once", {}),
         ("-1 at once", {}),
         ("1.5 at once", {}),
         ("at once", {}),
@@ -500,7 +499,7 @@ def test_a_rule_with_concurrency() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"concurrency": 0},
+        {"concurrency": -1},
         {"concurrency": True},
         {"concurrency": "20"},
         {"concurrency": 10_001},

@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit, Limiter, MemoryStore
 from limitgate.algorithms import fixed_window
+from limitgate.algorithms.calendar_windows import longest_days
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb
@@ -25,7 +26,18 @@ from limitgate.rules.review.lint import most_within
 from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
-from tests.support.oracles import DAY, US, Answer, Counter, FixedWindow, SlidingLog, SlidingWindow, days_of, multiples_of
+from tests.support.oracles import (
+    DAY,
+    US,
+    Answer,
+    Counter,
+    FixedWindow,
+    SlidingLog,
+    SlidingWindow,
+    days_of,
+    months_of,
+    multiples_of,
+)
 from tests.support.scripted import Scripted
 from tests.support.stored import buckets
 
@@ -69,6 +81,7 @@ class Event(NamedTuple):
 def a_kind(rnd: random.Random, algorithm: str) -> Kind:
     """Any limit of an algorithm; every third fixed window is aligned in another way than usual."""
     how, count, period, start = {"algorithm": algorithm}, rnd.choice(COUNTS), rnd.choice(PERIODS), START + rnd.randrange(US)
+    months = 0
     oracle: Counter
     if algorithm == "sliding_log":
         oracle = SlidingLog(count, period * US)
@@ -84,11 +97,17 @@ def a_kind(rnd: random.Random, algorithm: str) -> Kind:
             days = rnd.choice((1, 1, 2, 7))
             start, period = around * US + rnd.randrange(-days * DAY * US, DAY * US), days * DAY
             how, end = {**how, "align": zone}, days_of(zone, days, around)
+        elif style == 2:
+            (zone, around), months = rnd.choice(list(ZONES.values())), rnd.choice((1, 1, 3))
+            zone, how = rnd.choice(((zone, {**how, "align": zone}), ("UTC", {**how, "align": "utc"}), ("UTC", how)))
+            period = longest_days(months) * DAY
+            start, end = around * US + rnd.randrange(-period * US, DAY * US), months_of(zone, months, around)
         oracle = FixedWindow(count, period * US, end=end)
     counts = [count, count, rnd.choice(COUNTS)]
     if algorithm != "sliding_log" and rnd.random() < 0.3:
         counts = [min(rnd.choice(LARGE), 1_000_000 * period) for _ in range(3)]
-    return Kind([Limit(f"{each} per {period} seconds", **how) for each in counts], oracle, start)
+    length = f"{months} months" if months else f"{period} seconds"
+    return Kind([Limit(f"{each} per {length}", **how) for each in counts], oracle, start)
 
 
 def a_step(rnd: random.Random, period: int, last: Answer | None, *, back: bool) -> int:
@@ -420,13 +439,87 @@ def test_a_day_is_as_long_as_it_is_there(
 
 
 def test_windows_of_several_days(hit: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of a week begin on Thursdays, as 1970 did, at local midnight."""
+    """Windows of ten days begin at local midnight, counted from 1970."""
     monkeypatch.setattr(fixed_window, "time", SimpleNamespace(time_ns=lambda: hit.clock.now * 1000))
-    limit = Limit("3 per 7 days", algorithm="fixed_window", align="Europe/Berlin")
-    hit.clock.now = moment("2026-10-22T00:00+02:00")
-    assert hit(limit, 3).reset_after == (7 * 24 + 1) * 3600
-    hit.clock.now = moment("2026-10-28T23:59:59+01:00")
+    limit = Limit("3 per 10 days", algorithm="fixed_window", align="Europe/Berlin")
+    hit.clock.now = moment("2026-10-24T00:00+02:00")
+    assert hit(limit, 3).reset_after == (10 * 24 + 1) * 3600
+    hit.clock.now = moment("2026-11-02T23:59:59+01:00")
     assert hit(limit).retry_after == 1
+
+
+WEEKS = [
+    ("utc", "5/week", "2026-11-25T10:00+00:00", "2026-11-30T00:00+00:00"),
+    ("utc", "5 per 7 days", "2026-11-29T23:59:59+00:00", "2026-11-30T00:00+00:00"),
+    ("utc", "5/week", "2026-11-30T00:00+00:00", "2026-12-07T00:00+00:00"),
+    ("utc", "5 per 2 weeks", "2026-11-25T10:00+00:00", "2026-12-07T00:00+00:00"),
+    ("Europe/Berlin", "5/week", "2026-10-19T00:00+02:00", "2026-10-26T00:00+01:00"),
+    ("America/New_York", "5/w", "2026-03-07T12:00-05:00", "2026-03-09T00:00-04:00"),
+    ("Pacific/Apia", "5/week", "2011-12-29T12:00-10:00", "2012-01-02T00:00+14:00"),
+]
+
+
+@pytest.mark.parametrize(("align", "text", "now", "end"), WEEKS, ids=[f"{text} {now}" for _, text, now, _ in WEEKS])
+def test_aligned_weeks_begin_on_monday(
+    hit: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch, align: str, text: str, now: str, *, end: str
+) -> None:
+    """In UTC and in any time zone, also where clocks change within the week."""
+    monkeypatch.setattr(fixed_window, "time", SimpleNamespace(time_ns=lambda: hit.clock.now * 1000))
+    limit = Limit(text, algorithm="fixed_window", align=align)
+    hit.clock.now = moment(now)
+    assert hit(limit, 5).reset_after == (moment(end) - moment(now)) / US
+    hit.clock.now = moment(end) - 1
+    assert hit(limit).retry_after == 0.000_001
+    hit.clock.now = moment(end)
+    assert hit(limit, 5).allowed
+
+
+def test_weeks_without_align_begin_as_before(hit: Callable[..., Decision]) -> None:
+    """Windows are multiples of the period since 1970, which began on a Thursday, unless align says otherwise."""
+    hit.clock.now = moment("2026-11-25T10:00+00:00")
+    assert hit(Limit("5/week", algorithm="fixed_window")).reset_after == 14 * 3600
+
+
+MONTHS = [
+    (None, "5/month", "2026-11-25T10:00+00:00", "2026-12-01T00:00+00:00"),
+    (None, "5 per month", "2026-12-31T23:59:59+00:00", "2027-01-01T00:00+00:00"),
+    ("utc", "5 per 1 months", "2026-12-01T00:00+00:00", "2027-01-01T00:00+00:00"),
+    ("utc", "5/month", "2028-02-01T00:00+00:00", "2028-03-01T00:00+00:00"),
+    ("utc", "5/month", "2026-02-28T23:00+00:00", "2026-03-01T00:00+00:00"),
+    ("utc", "5/month", "2100-02-28T23:00+00:00", "2100-03-01T00:00+00:00"),
+    ("utc", "5 per 3 months", "2026-11-25T10:00+00:00", "2027-01-01T00:00+00:00"),
+    ("utc", "5 per 12 months", "2028-01-01T00:00+00:00", "2029-01-01T00:00+00:00"),
+    ("Europe/Berlin", "5/month", "2026-03-01T00:00+01:00", "2026-04-01T00:00+02:00"),
+    ("Europe/Berlin", "5/month", "2026-10-01T00:00+02:00", "2026-11-01T00:00+01:00"),
+    ("Asia/Kolkata", "5/month", "2026-10-31T18:29:59+00:00", "2026-11-01T00:00+05:30"),
+    ("Pacific/Apia", "5/month", "2011-12-29T12:00-10:00", "2012-01-01T00:00+14:00"),
+    ("Africa/Cairo", "5/month", "1995-09-30T12:00+02:00", "1995-10-01T00:00+02:00"),
+]
+
+
+@pytest.mark.parametrize(("align", "text", "now", "end"), MONTHS, ids=[f"{text} {now}" for _, text, now, _ in MONTHS])
+def test_a_month_ends_with_its_last_day(
+    hit: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch, align: str | None, text: str, now: str, *, end: str
+) -> None:
+    """However long it is, leap years and changes of clocks included; several months are counted from January."""
+    monkeypatch.setattr(fixed_window, "time", SimpleNamespace(time_ns=lambda: hit.clock.now * 1000))
+    limit = Limit(text, algorithm="fixed_window", align=align)
+    hit.clock.now = moment(now)
+    assert hit(limit, 5).reset_after == (moment(end) - moment(now)) / US
+    hit.clock.now = moment(end) - 1
+    assert hit(limit).retry_after == 0.000_001
+    hit.clock.now = moment(end)
+    assert hit(limit, 5).allowed
+
+
+def test_a_month_finds_what_was_used_in_days(hit: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored windows of 31 days, and those of another zone, stay valid: only their ends are those of the month."""
+    monkeypatch.setattr(fixed_window, "time", SimpleNamespace(time_ns=lambda: hit.clock.now * 1000))
+    hit.clock.now = moment("2026-11-25T10:00+00:00")
+    hit(Limit("5 per 31 days", algorithm="fixed_window"), 2)
+    assert hit(Limit("5/month", algorithm="fixed_window", align="Asia/Kolkata"), 2).remaining == 1
+    told = hit(Limit("5/month", algorithm="fixed_window"))
+    assert (told.remaining, told.reset_after) == (0, moment("2026-12-01T00:00+00:00") / US - hit.clock.now / US)
 
 
 @pytest.mark.parametrize("off", [-400 * DAY, -DAY, -3600, 3600, DAY, 400 * DAY])

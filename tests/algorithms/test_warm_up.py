@@ -495,7 +495,7 @@ MISTAKES = [
     ({"warm_up": "10s", "burst": 1}, "expected a rate without burst"),
     ({"warm_up": "10s", "lease": 1}, "expected no lease"),
     ({"warm_up": "10s", "borrow": True}, "expected borrow for gcra only"),
-    ({"warm_up": "10s", "align": "utc"}, "expected align for a fixed_window only"),
+    ({"warm_up": "10s", "align": "utc"}, "is for a fixed_window only"),
     ({"warm_up": "10s", "limit": "10 at once"}, "expected a rate without burst"),
     ({"algorithm": "warm_up"}, "expected a duration for warm_up"),
     ({"warm_up": "0.9ms"}, "at least 1 ms"),

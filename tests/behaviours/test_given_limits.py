@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from starlette.routing import Route
 
 from limitgate import Caller, ConfigError, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, limit
 from limitgate.fastapi import RateLimit
+from limitgate.messages.diagnostics import OncePerValue
 from limitgate.routes.overview import overview
 from limitgate.rules.callers import KnownCaller
 from tests.routes.test_overview import listed
@@ -129,11 +131,13 @@ def test_what_was_used_stays_when_limits_change(opened: Any) -> None:
     assert it.statuses(1, headers={"X-Plan": "2/minute"}) == [429]
 
 
-@pytest.mark.parametrize("given", ["often", "0/minute", 5, [], ["9/minute", None], [{}], {}, "9/minute " * 50, Limit])
+@pytest.mark.parametrize(
+    "given", ["often", "5/month", "5/minute burst 0", 5, [], ["9/minute", None], [{}], {}, "9/minute " * 50, Limit]
+)
 def test_what_cannot_be_read_is_told_and_the_written_limits_apply(
     opened: Any, caplog: pytest.LogCaptureFixture, given: Any
 ) -> None:
-    """Once for a rule, however many requests come."""
+    """Once for a rule and a value, however many requests come."""
     with caplog.at_level(logging.WARNING, "limitgate"):
         it = opened(Rule("api", lambda _: given, qpm=2))
         assert it.statuses(3) == [200, 200, 429]
@@ -141,6 +145,60 @@ def test_what_cannot_be_read_is_told_and_the_written_limits_apply(
     assert len(told) == 1
     assert told[0].startswith("LG026 the limits that rule api is given at run time cannot be read")
     assert len(told[0]) < 400
+
+
+UNREADABLE = "the limits that rule api is given at run time cannot be read, so those that are written apply: "
+
+
+@pytest.mark.parametrize("names", ["masked", "full", "off"])
+def test_each_value_that_cannot_be_read_is_told_with_its_caller(
+    opened: Any, caplog: pytest.LogCaptureFixture, names: str
+) -> None:
+    """A second customer's mistake is not hidden by the first one's; the name is as in the log of refusals."""
+    known = {"anna-4711": "5 per fortnight", "bert-0815": "plenty", "cora-2342": "5 per fortnight", "dora-1234": "99/minute"}
+
+    def identify(request: Any) -> Caller:
+        name = request.headers["x-who"]
+        return Caller(name, limits={"api": known[name], "other": known[name]})
+
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        it = opened(Rule("api", qpm=99), identify=identify, names=names)
+        for _ in range(3):
+            assert [it.ask(headers={"X-Who": name}).status for name in known] == [200] * 4
+    told = [record.getMessage() for record in caplog.records]
+    assert [UNREADABLE in line for line in told] == [True, True]
+    callers = {"masked": ["an…11", "be…15"], "full": ["anna-4711", "bert-0815"], "off": ["", ""]}[names]
+    for line, value, caller in zip(told, ("'5 per fortnight'", "'plenty'"), callers):
+        assert value in line
+        assert (f"(caller {caller})" in line) is bool(caller)
+        assert "-" not in line.replace(caller, "") or names == "full"
+
+
+def test_a_callers_values_by_a_callable_are_told_for_each_rule(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The same value is told for another rule, and a request without a caller is told without one."""
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        it = opened(Rule("api", by_header, qpm=99), Rule("all", by_header, qpm=99))
+        for plan in ("plenty", "often", "plenty"):
+            assert it.ask(headers={"X-Plan": plan}).status == 200
+    told = [record.getMessage() for record in caplog.records]
+    assert [("rule api" in line, "'plenty'" in line) for line in told] == [
+        (True, True),
+        (False, True),
+        (True, False),
+        (False, False),
+    ]
+    assert not [line for line in told if "caller" in line]
+
+
+def test_only_so_many_values_are_told(opened: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither memory nor the log grows with what an application invents; objects that differ in nothing are one value."""
+    monkeypatch.setattr(OncePerValue, "MOST", 5)
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        it = opened(Rule("api", lambda _: object(), qpm=99), Rule("all", by_header, qpm=99))
+        for number in range(9):
+            assert it.ask(headers={"X-Plan": f"{number} often"}).status == 200
+    assert len(caplog.records) == 5
+    assert sum("object object" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("given", ["often", [], 5])
@@ -161,6 +219,15 @@ def test_own_limits_that_cannot_be_read(opened: Any, caplog: pytest.LogCaptureFi
     it = opened(Rule("api", "1/minute"), identify=named)
     assert it.statuses(2, headers={"X-Plan": "plenty"}) == [200, 429]
     assert "LG026" in caplog.text
+
+
+def test_no_own_limits(opened: Any) -> None:
+    """None, no mapping at all and an empty one are the same: the limits of the rule apply."""
+    assert Caller("me", limits=None) == Caller("me") == Caller("me", limits={})
+    assert (Caller("me", limits=None).limits, hash(Caller("me", limits=None))) == ({}, hash(Caller("me")))
+    assert replace(Caller("me", "vip", {"api": "5/s"}), limits=None) == Caller("me", "vip")
+    it = opened(Rule("api", "1/minute"), identify=lambda _: Caller("me", limits=None))
+    assert it.statuses(2) == [200, 429]
 
 
 def test_own_limits_of_none(opened: Any) -> None:

@@ -167,7 +167,7 @@ LIMITS = {
     "several limits in one text": (lambda: Limit("100/minute, 5/second"), A_LIST_OF_LIMITS),
     "several limits in one list": (lambda: Rule("a", ["5/minute"]), A_LIST_OF_LIMITS),
     "a count that is no whole number": (lambda: Limit("1.5/second"), "such as '3 per 2 seconds'"),
-    "a count of nothing": (lambda: Limit("0/minute"), "expected a count of at least 1"),
+    "a burst of nothing": (lambda: Limit("5/minute burst 0"), "expected a burst of at least 1"),
     "a number instead of text": (lambda: Limit(5), "expected for example '100/minute'"),
     "a number as text": (lambda: Limit("5/minute", burst="20"), "a whole number, not '20'"),
     "an algorithm with hyphens": (lambda: Limit("5/m", algorithm="sliding-window"), "did you mean 'sliding_window'?"),
@@ -420,9 +420,15 @@ WITHOUT_HTTP = {
         "expected text, or a function of the call's arguments that gives it",
     ),
     "half a request": (lambda: Limiter("memory://").hit("ann", "5/m", cost=0.5), "expected an integer"),
-    "a duration as text": (lambda: Limiter("memory://").ban("ann", "1h"), "seconds is '1h', expected a number"),
-    "a timeout as text": (lambda: Limiter("memory://", timeout="1s"), "expected seconds above 0"),
-    "a wait as text": (lambda: Limiter("memory://").wait("a", "5/m", timeout="5s"), "expected seconds of at least 0"),
+    "a duration as text": (
+        lambda: Limiter("memory://").ban("ann", "1 hour"),
+        "seconds is '1 hour', expected seconds, or text",
+    ),
+    "a timeout as text": (lambda: Limiter("memory://", timeout="2m"), "expected seconds above 0, at most 60"),
+    "a wait as text": (
+        lambda: Limiter("memory://").wait("a", "5/m", timeout="5"),
+        "timeout is '5', expected seconds, or text",
+    ),
     "turns in a window": (
         lambda: Limiter("memory://").wait("ann", Limit("5/m", algorithm="fixed_window")),
         "expected another algorithm, or a timeout of 0",
@@ -444,7 +450,10 @@ WITHOUT_HTTP = {
         lambda: Limiter("memory://").__aenter__(),
         "expected with, or an AsyncLimiter",
     ),
-    "a frozen clock told in text": (lambda: FrozenClock().advance("1m"), "seconds is '1m', expected a number"),
+    "a frozen clock told in text": (
+        lambda: FrozenClock().advance("-1m"),
+        "seconds is '-1m', expected seconds, or",
+    ),
     "a context manager for a decorator": (lambda: by(off()), "expected a with block, or the fixtures of pytest"),
     "a context manager for a decorator, without parentheses": (lambda: by(off), "expected a with block, with off():"),
     "a name that nobody configured": (
@@ -580,7 +589,11 @@ IN_YAML = {
         3,
         "rules[0].limits[1]: '5/year' is not a limit",
     ),
-    "a time of day": ("rules:\n  - name: api\n    limits: [1:30]\n", 3, "rules[0].limits[0]: 90 is not a limit"),
+    "a time of day": (
+        "rules:\n  - name: api\n    limits: [1:30]\n",
+        3,
+        "rules[0].limits[0]: 1:30 is 90 to YAML, expected 90 for the number, or '1:30' in quotes",
+    ),
     "a header as a mapping": ("rules:\n  - name: api\n    qpm: 5\n    key: [header: X-Id]\n", 4, "such as header:X-Id"),
     "a policy that YAML reads": (
         "rules:\n  - name: api\n    qpm: 5\n    on_error: off\n",
@@ -625,7 +638,7 @@ def test_a_mistake_in_a_file_is_told_with_its_place_and_cure(text: str, line: in
 
 
 VARIABLES = {
-    "LIMITGATE_TIMEOUT": ("100ms", "expected a number (in seconds), not '100ms' (by the variable LIMITGATE_TIMEOUT)"),
+    "LIMITGATE_TIMEOUT": ("soon", "'1h' or '1d', not 'soon' (by the variable LIMITGATE_TIMEOUT)"),
     "LIMITGATE_ENABLED": ("off?", "expected true or false"),
     "LIMITGATE_TRUSTED_PROXIES": ("[10.0.0.1]", 'as JSON ["10.0.0.1", "::1"], or without brackets'),
     "LIMITGATE_HEADERS": (

@@ -102,7 +102,7 @@ def reply_of(app: Any) -> Reply:
 RULES = pytest.mark.parametrize(
     ("rule", "detail"),
     [
-        (TOO_DEAR, "This request costs more than its limit ever allows at once. Waiting does not help."),
+        (TOO_DEAR, "This request is more than its limit ever allows. Waiting does not help."),
         (BANNED, "You are banned permanently. Waiting does not help."),
     ],
     ids=["cost", "ban"],

@@ -18,7 +18,7 @@ from click.testing import Result
 
 from limitgate import Limiter, LimitGateWSGI, open_sync_store
 from limitgate.command.group import limitgate
-from limitgate.command.journal import MOST_EVENTS, Journal
+from limitgate.gate.journal import MOST_EVENTS, Journal
 from limitgate.stores.base import ConfigRequest
 from tests.support.command_line import CliRunner
 from tests.support.redis_cluster import RedisCluster
@@ -154,7 +154,8 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     for peeked in (world.json("peek", *whom, status=1), world.json("peek", *whom, "--path", "/api/hello", status=1)):
         assert peeked["retry_after"] is None
         assert [window["retry_after"] for window in peeked["windows"]] == [None]
-    assert "would be refused, for ever" in world.run("peek", *whom).stdout
+    assert "would be refused, as it is banned permanently" in world.run("peek", *whom).stdout
+    assert "banned permanently" in world.run("ban", *whom, "-y").stdout
 
 
 def test_a_listed_caller_has_the_rule_of_its_tier(redis_server: RedisServer, tmp_path: Path) -> None:
@@ -293,14 +294,14 @@ def test_the_journal_is_bounded_and_loses_nothing(redis_server: RedisServer, mon
     store = open_sync_store(redis_server.url)
     prefix = f"t{uuid.uuid4().hex}"
     one, other = (Journal(store, prefix, 10, lambda: now[0]) for _ in range(2))
-    write: Callable[..., bool] = one._write
+    write: Callable[..., Any] = one._writing
 
-    def interrupted(*args: Any) -> bool:
-        monkeypatch.setattr(one, "_write", write)
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(one, "_writing", write)
         other.note("ban", "b", ["k2"], "theirs", 60, bans=True)
         return write(*args)
 
-    monkeypatch.setattr(one, "_write", interrupted)
+    monkeypatch.setattr(one, "_writing", interrupted)
     one.note("ban", "a", ["k1"], "ours", 10, bans=True)
     assert [(ban.key, ban.reason) for ban in one.bans()] == [("a", "ours"), ("b", "theirs")]
     one.note("ban", "a", ["k1"], "shorter", 5, bans=True)
@@ -308,7 +309,7 @@ def test_the_journal_is_bounded_and_loses_nothing(redis_server: RedisServer, mon
     now[0] += 30
     assert [ban.key for ban in one.bans()] == ["b"]
     for number in range(MOST_EVENTS // 100 + 1):
-        monkeypatch.setattr("limitgate.command.journal.MOST_EVENTS", 5)
+        monkeypatch.setattr("limitgate.gate.journal.MOST_EVENTS", 5)
         one.note("reset", str(number), ["k"], None)
     assert [event.key for event in one.events()] == [str(number) for number in range(10, 5, -1)]
     store.close()

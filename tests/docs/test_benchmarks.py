@@ -36,10 +36,16 @@ from benchmarks.report import BEGIN, END, inserted, number, page, summary
 from benchmarks.results import Results, bars
 from benchmarks.rounds import Plan, alternate, numbers_of
 from benchmarks.setting import Setting
-from limitgate import MemoryStore
+from limitgate import Limiter, LimitGateWSGI, MemoryStore, Rule
+from tests.support.doors import wsgi_reply
 
 ROOT = Path(__file__).parents[2]
 SETTING = Setting("2026-11-21", "a machine", "3.11.7", "7.0.15", "redis 8.1.0")
+
+
+def hello(_, start_response):
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"hello"]
 
 
 def taken(*client: float, server: float = 0.0, commands: float = 0.0) -> Taken:
@@ -277,6 +283,37 @@ def test_what_algorithms_cost_redis(own_redis) -> None:
     assert min(cost.time for cost in costs.values()) > 0
     assert costs["gcra"].memory < costs["sliding_log, 10"].memory < costs["sliding_log, 100"].memory
     assert costs["gcra"].memory < costs["10 at once"].memory < costs["100 at once"].memory
+
+
+def test_the_page_has_what_algorithms_cost_redis(own_redis) -> None:
+    """The bytes in docs/algorithms.md are those of a run; a Redis of another version may differ a little."""
+    costs = algorithms.measured(own_redis, algorithms.LIMITS, rounds=1)
+    page = algorithms.PAGE.read_text()
+    rows = [row.split("|")[1:4] for row in page.partition("<!-- costs -->")[2].partition("<!-- /costs -->")[0].splitlines()[3:]]
+    found = {name.strip(): tuple(int(each.replace(",", "")) for each in figures) for name, *figures in rows}
+    assert found.keys() == algorithms.LIMITS.keys()
+    for name, figures in found.items():
+        assert figures == pytest.approx((costs[name].memory, costs[name].of_limiter), rel=0.1), name
+    assert algorithms.page(page, costs).count("\n") == page.count("\n")
+
+
+def test_memory_is_that_of_real_keys(own_redis) -> None:
+    """A rule and a limiter have keys of the lengths that were measured."""
+    several = {"fixed_window": algorithms.LIMITS["fixed_window"], "gcra": algorithms.LIMITS["gcra"]}
+    costs = algorithms.measured(own_redis, several, rounds=1)
+    for name, limits in several.items():
+        with own_redis.client() as client, Limiter(own_redis.url) as limiter:
+            client.flushall()
+            limiter.hit_up_to("somebody", *limits, cost=1000)
+            (key,) = client.keys()
+            assert client.memory_usage(key, samples=0) == costs[name].of_limiter
+            client.flushall()
+            gate = LimitGateWSGI(hello, rules=[Rule("api", *limits)], store=own_redis.url)
+            for _ in range(1000):
+                wsgi_reply(gate)
+            (key,) = [key for key in client.scan_iter() if b"refusal-ids" not in key]
+            assert client.memory_usage(key, samples=0) == costs[name].memory
+            gate.gate.store.close()
 
 
 def test_the_floor_asks_redis_for_what_limitgate_asks_for(redis_server) -> None:

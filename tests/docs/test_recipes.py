@@ -434,6 +434,23 @@ def from_address(shop: ModuleType, address: str, count: int) -> list[int]:
     return [reply.status for reply in replies]
 
 
+def test_ban_after_refusals(kitchen: Kitchen) -> None:
+    """The ban begins with the twentieth refusal, and the next one is twice as long."""
+
+    async def main(guarded: ModuleType) -> None:
+        replies = [await ask(guarded.app, "/api/hello") for _ in range(30)]
+        assert [reply.status for reply in replies] == [200] * 5 + [429] * 25
+        assert all(reply.wait <= 60 for reply in replies[5:24])
+        assert all(3540 < reply.wait <= 3600 for reply in replies[24:])
+        if kitchen.clock:
+            kitchen.clock.advance(3600)
+            replies = [await ask(guarded.app, "/api/hello") for _ in range(26)]
+            assert 7140 < replies[-1].wait <= 7200
+
+    with kitchen.recipe("guarded.py") as guarded:
+        asyncio.run(main(guarded))
+
+
 @pytest.mark.parametrize("kitchen", ["redis"], indirect=True)
 def test_a_scraper_is_kept_out_while_it_runs(kitchen: Kitchen) -> None:
     """The command on the page, and the one that ends it; both ask unless told not to."""

@@ -14,9 +14,9 @@ from hypothesis import given, strategies as st
 from jsonschema import Draft7Validator
 
 from handbook import schema
-from limitgate import Limit, Rule, load_rules
+from limitgate import Rule, load_rules
 from limitgate.errors import ConfigError
-from limitgate.limits.limit import ABBREVIATIONS, SECONDS
+from limitgate.limits.limit import ABBREVIATIONS, SECONDS, limit_of_rule
 from limitgate.rules.document import Document
 from tests.rules.test_files import DEFAULT, MISTAKES, PLACES, VIP
 from tests.support.markdown import ROOT
@@ -86,11 +86,11 @@ def test_what_the_schema_refuses_is_a_mistake(tmp_path: Path, text: str, where: 
         {"qps": 5},
         {"name": "a b", "qps": 5},
         {"name": "a"},
-        {"name": "a", "qps": 0},
+        {"name": "a", "qps": -1},
         {"name": "a", "qps": True},
         {"name": "a", "qps": 5, "burts": 3},
         {"name": "a", "limits": ["often"]},
-        {"name": "a", "limits": ["0/s"]},
+        {"name": "a", "limits": ["-1/s"]},
         {"name": "a", "limits": ["5/fortnight"]},
         {"name": "a", "limits": [{"limit": "5/s", "brust": 3}]},
         {"name": "a", "limits": "5/s"},
@@ -110,6 +110,14 @@ def test_what_the_schema_refuses_is_a_mistake(tmp_path: Path, text: str, where: 
         {"name": "a", "adaptive": {"tolerance": 1}},
         {"name": "a", "adaptive": {"delay": 0}},
         {"name": "a", "adaptive": {"delay": 10.5}},
+        {"name": "a", "qps": 5, "ban": True},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": "10m"}},
+        {"name": "a", "qps": 5, "ban": {"after": 0, "within": "10m", "for": "1h"}},
+        {"name": "a", "qps": 5, "ban": {"after": 2.5, "within": "10m", "for": "1h"}},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": 0, "for": "1h"}},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": "10m", "for": "never"}},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": "10m", "for": "1h", "growing": 0.5}},
+        {"name": "a", "qps": 5, "ban": {"after": 20, "within": "10m", "for": "1h", "longest": "1d"}},
     ],
 )
 def test_a_mistake_in_one_field_is_underlined(rule: dict[str, Any]) -> None:
@@ -160,9 +168,9 @@ texts = st.builds(
 
 @given(texts)
 def test_the_pattern_of_limits_is_that_of_limits_property(text: str) -> None:
-    """In any spelling: letters of either case, blanks, plurals and abbreviations."""
+    """In any spelling: letters of either case, blanks, plurals and abbreviations. A rule may say the algorithm for months."""
     try:
-        Limit(text)
+        limit_of_rule(text)
     except ConfigError:
         is_limit = False
     else:

@@ -219,7 +219,7 @@ class Keeping:
 def test_a_store_is_asked_again_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """By refusals, however many there are; once it answers, it is read and written."""
     now = [1000.0]
-    monkeypatch.setattr(refusals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(refusals, "monotonic", lambda: now[0])
     store = Keeping()
     made = Refusals(store, "p")
 

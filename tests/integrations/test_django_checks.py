@@ -74,6 +74,7 @@ def test_what_is_right_is_not_told(settings: dict[str, Any]) -> None:
         (RULES | {"rules": []}, "E001", "'rules' is there twice"),
         (RULES | {"TIMEOUT": 0}, "E002", "timeout: expected"),
         (RULES | {"TRUSTED_PROXIES": ["10.0.0.0/99"]}, "E002", "10.0.0.0/99"),
+        (RULES | {"TRUSTED_PROXIES": ["private", "cloudflair"]}, "E002", "did you mean 'cloudflare'?"),
         (RULES | {"HEADERS": ["draft-99"]}, "E002", "draft-99"),
         (RULES | {"STORE": "postgres://"}, "E002", "store: scheme 'postgres' is unknown, expected"),
         (RULES | {"STORE": 5}, "E002", "is no store, expected a URL or a store"),

@@ -275,7 +275,7 @@ def test_no_limits_is_a_type_error(limiter: Subject, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["hit", "peek", "reset"])
-@pytest.mark.parametrize("limit", ["5/fortnight", "0/second", "", "1000001/second", 5, None, ["5/day"]], ids=str)
+@pytest.mark.parametrize("limit", ["5/fortnight", "-1/second", "", "1000001/second", 5, None, ["5/day"]], ids=str)
 def test_a_bad_limit_is_a_config_error(limiter: Subject, verb: str, limit: Any) -> None:
     """A limit that cannot be read is a ConfigError, and the good ones beside it are not charged."""
     with pytest.raises(ConfigError, match="expected"):

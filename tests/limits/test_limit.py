@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -13,7 +14,7 @@ from hypothesis import given, strategies as st
 from limitgate import ConfigError, Limit
 from limitgate.algorithms import fixed_window
 from limitgate.limits.bucket import MAX_WINDOWS, Bucket, bucket_of
-from limitgate.limits.limit import as_limit, unit_of
+from limitgate.limits.limit import NAMES, as_limit
 
 DAY = 86400
 YEAR = 366 * DAY
@@ -70,7 +71,6 @@ NO_LIMITS = [
     "1.5/second",
     "1e3/second",
     "1_000/second",
-    "0/second",
     "5 per 0 seconds",
     "5/fortnight",
     "5/month",
@@ -106,8 +106,8 @@ def test_any_text_is_a_limit_or_a_config_error_property(text: str) -> None:
         limit = Limit(text)
     except ConfigError:
         return
-    assert limit.count >= 1
-    assert limit.burst >= 1
+    assert limit.count >= 0
+    assert limit.burst >= min(limit.count, 1)
     assert 1 <= limit.period <= YEAR
 
 
@@ -265,7 +265,7 @@ def test_other_forms_of_a_limit_are_refused(value: object) -> None:
 @pytest.mark.parametrize(("period", "unit"), [(1, "second"), (60, "minute"), (3600, "hour"), (DAY, "day"), (900, None)])
 def test_a_unit_has_just_its_length(period: int, unit: str | None) -> None:
     """Only periods of exactly one unit have a name."""
-    assert unit_of(period) == unit
+    assert Limit(f"5 per {period} seconds").unit == unit
 
 
 def test_a_window_is_found_under_any_count() -> None:
@@ -316,7 +316,7 @@ def test_a_week_is_a_unit(text: str) -> None:
     assert (Limit(text).period, str(Limit(text))) == (604_800, "5/week")
 
 
-@pytest.mark.parametrize("unit", ["month", "fortnight", "x"])
+@pytest.mark.parametrize("unit", ["year", "fortnight", "x"])
 def test_what_is_no_unit_is_told_with_those_that_are(unit: str) -> None:
     """Months are the commonest: it is said how to write one."""
     expected = (
@@ -324,6 +324,121 @@ def test_what_is_no_unit_is_told_with_those_that_are(unit: str) -> None:
     )
     with pytest.raises(ConfigError, match=re.escape(expected)):
         Limit(f"5/{unit}")
+
+
+FIXED = {"algorithm": "fixed_window"}
+MONTHS = [
+    (Limit("1000/month", **FIXED), "1000/month", 31 * DAY, "month"),
+    (Limit("1000 per 1 months", **FIXED), "1000/month", 31 * DAY, "month"),
+    (Limit("5 per 3 Months", **FIXED, align="Europe/Berlin"), "5 per 3 months", 92 * DAY, None),
+    (Limit("5 per 12 months", **FIXED, align="utc"), "5 per 12 months", 366 * DAY, None),
+]
+
+
+@pytest.mark.parametrize(("limit", "text", "period", "unit"), MONTHS, ids=str)
+def test_a_month_is_a_unit_of_fixed_windows(limit: Limit, text: str, period: int, unit: str | None) -> None:
+    """Its period is that of the longest month, and it is not as many days: those begin at other times."""
+    assert (str(limit), limit.period, limit.unit) == (text, period, unit)
+    assert as_limit(limit.given) == eval(repr(limit)) == limit.having(align=limit.align) == limit
+    assert Limit(f"{limit.count} per {period} seconds", **FIXED, align=limit.align) != limit
+    assert limit.share(4).months == limit.months
+
+
+OTHERS = [name for name in NAMES if name not in ("fixed_window", "warm_up")]
+OTHER_MONTHS = [
+    ("5/month", {}, "gcra is the default; expected algorithm: fixed_window, or days"),
+    ("5 per 2 months", {}, "expected algorithm: fixed_window, or days, such as '30 days' for a month"),
+    *[("5/month", {"algorithm": each}, f"not of {each}; expected algorithm: fixed_window") for each in OTHERS],
+    ("5/month", {"warm_up": 5}, "not of warm_up"),
+    ("5/month burst 9", FIXED, "expected no burst"),
+    ("5/month", {**FIXED, "align": "first-request"}, "expected align to be utc or a time zone: a month begins on its first"),
+    ("5 per 0 months", FIXED, "expected a period of at least 1 month"),
+    ("5 per 13 months", FIXED, "expected a period of at most 12 months"),
+    ("5 per 999999999 months", FIXED, "expected a period of at most 12 months"),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "expected"), OTHER_MONTHS, ids=str)
+def test_months_of_other_limits_are_refused(text: str, options: dict[str, Any], expected: str) -> None:
+    """The error says which algorithm knows them, wherever the limit is given."""
+    for make in (lambda: Limit(text, **options), lambda: bucket_of(as_limit({"limit": text, **options}))):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            make()
+
+
+BLOCKED = [
+    ("0/day", {}),
+    ("0 per 15 minutes", {}),
+    ("0/s burst 20", {}),
+    ("0/second", {"burst": 5}),
+    ("0/day", {"lease": 5}),
+    ("0/day", {"borrow": True}),
+    ("0/day", {"warm_up": "10s"}),
+    ("0/month", {}),
+    ("0/month", {"align": "Europe/Berlin"}),
+    ("0 at once", {}),
+    ("0 at once", {"algorithm": "concurrency"}),
+    *[("0/day", {"algorithm": each}) for each in NAMES],
+]
+
+
+@pytest.mark.parametrize(("text", "options"), BLOCKED, ids=str)
+def test_a_count_of_0_is_a_limit(text: str, options: dict[str, Any]) -> None:
+    """Whatever else is said, it is a limit of nothing, and can be written down and read again."""
+    limit = Limit(text, **options)
+    assert (limit.count, limit.burst, limit.lease, limit.most) == (0, 0, 0, 0)
+    assert as_limit(limit.given) == eval(repr(limit)) == limit
+    assert limit.share(4).count == limit.less(0).burst == 0
+    assert bucket_of(limit).refuses_all
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("0/day", {"algorithm": "gcrb"}, "'gcrb' is no algorithm, did you mean 'gcra'?"),
+        ("0/day", {"algorithm": "concurrency"}, "expected '20 at once' for a concurrency"),
+        ("0/day", {"align": "Europe/Berln"}, "did you mean 'Europe/Berlin'?"),
+        ("0 per 400 days", {}, "expected a period of at most 366 days"),
+        ("5/day burst 0", {}, "expected a burst of at least 1"),
+        ("-0/day", {}, "is not a limit"),
+    ],
+)
+def test_what_is_wrong_with_a_count_of_0(text: str, options: dict[str, Any], expected: str) -> None:
+    """Names that do not exist are mistakes there, too."""
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        Limit(text, **options)
+
+
+NO_ALIGN = [
+    ({"align": "utc"}, "align 'utc' is for a fixed_window only, expected algorithm: fixed_window beside it"),
+    ({"align": "Europe/Berln"}, "align 'Europe/Berln' is for a fixed_window only, expected algorithm: fixed_window beside it"),
+    ({**FIXED, "align": "Europe/Berln"}, "not 'Europe/Berln'; did you mean 'Europe/Berlin'?"),
+    ({**FIXED, "align": "europe/berlin "}, "did you mean 'Europe/Berlin'?"),
+    ({**FIXED, "align": "Berlin"}, "did you mean 'Europe/Berlin'?"),
+    ({**FIXED, "align": "New York"}, "did you mean 'America/New_York'?"),
+    ({**FIXED, "align": "first request"}, "did you mean 'first-request'?"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), NO_ALIGN, ids=str)
+def test_an_align_that_says_nothing(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        Limit("5/day", **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((5, 60), "(5, 60) is a tuple, expected text such as '5 per 60 seconds'"),
+        ([5, 60], "[5, 60] is a list, expected text such as '5 per 60 seconds'"),
+        ((5, "minute"), "expected text such as '5/minute'"),
+        (("5/second", "9/minute"), "is a tuple, expected each limit by itself"),
+    ],
+)
+def test_a_pair_is_no_limit(given: object, expected: str) -> None:
+    """It is said how a pair of other limiters is written here."""
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        as_limit(given)
 
 
 @pytest.mark.parametrize("limit", ["5/fortnight", 5, None], ids=str)

@@ -21,11 +21,12 @@ from uuid import UUID
 
 import pytest
 
-from limitgate import Caller, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError
+from limitgate import AsyncRedisStore, Caller, ConfigError, LimitGateWSGI, MemoryStore, RedisStore, Rule, RuleSet, StoreError
 from limitgate.messages.diagnostics import PAGE, Diagnosis, Once
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
 from tests.support.doors import PATIENCE, PEER, SITES, Site, wsgi_reply
+from tests.support.impostor import Impostor
 from tests.support.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +34,8 @@ DOCS = (ROOT / PAGE).read_text()
 ACL = re.search(r"^ACL SETUSER .*$", (ROOT / "docs/deployment.md").read_text(), re.MULTILINE)[0].split()
 CODES = {diagnosis.code for diagnosis in Diagnosis}
 RULE = Rule("api", "99/minute burst 1", path="/api/**")
-ERRORS = {"LG021", "LG022", "LG023", "LG024", "LG025", "LG034"}
-"""What no waiting can cure, and rules that cannot be used."""
+ERRORS = {"LG021", "LG022", "LG023", "LG024", "LG025", "LG034", "LG061", "LG062", "LG063", "LG071"}
+"""What no waiting can cure, rules that cannot be used, and requests that fail."""
 DIGEST = f"sha256:{'0' * 64}"
 XFF = {"X-Forwarded-For": "203.0.113.77"}
 
@@ -93,6 +94,10 @@ CURES = {
     "LG035": "takes effect with a restart",
     "LG039": "expected %s",  # the code that keeps it
     "LG049": "expected %s",  # what has an id
+    "LG061": ": %s",
+    "LG062": ": %s",
+    "LG063": ": %s",
+    "LG071": "expected a Caller or None from it",
 }
 """What each line says to do: who installs with pip has no folder of docs."""
 
@@ -169,6 +174,10 @@ class Stage:
         self._opened.callback(until_nobody_connects)
         return server
 
+    def impostor(self, **words: bytes) -> Impostor:
+        """A server of these words for this situation alone."""
+        return self._opened.enter_context(Impostor(**words))
+
     def asked(self, *rules: Rule, peer: str | None = "192.0.2.1", headers: Any = (), **options: Any) -> Site:
         it = self.site(*rules, **options)
         for _ in range(3):
@@ -189,6 +198,13 @@ Play = Callable[[Stage], object]
 def workers(stage: Stage, arguments: tuple[str, ...], store: Any = "memory://", **options: Any) -> None:
     stage.argv(*arguments)
     stage.asked(store=store, **options)
+
+
+def failing(stage: Stage, identify: Callable[[Any], Any]) -> None:
+    it = stage.site(RULE, identify=identify)
+    for _ in range(3):
+        with contextlib.suppress(ArithmeticError, TypeError):
+            it.ask("/api")
 
 
 def variable(stage: Stage, name: str, value: str) -> None:
@@ -252,7 +268,7 @@ def permitted(stage: Stage, *words: str, **options: Any) -> None:
     it.statuses(9)
 
 
-def told(stage: Stage, url: str, code: str = "", timeout: float = 2, **options: Any) -> None:
+def told(stage: Stage, url: Any, code: str = "", timeout: float = 2, **options: Any) -> None:
     """Three requests on a store, and then time for what is told without them, if a gate is there that asks the store."""
     it = stage.asked(store=url, timeout=timeout, **options)
     deadline = time.monotonic() + 20
@@ -273,6 +289,19 @@ def listening(
         with server.client() as client:
             client.config_set("requirepass", password)
     told(stage, f"{scheme}://{login}127.0.0.1:{port}{database}", **options)
+
+
+def told_by_impostor(stage: Stage, **words: bytes) -> None:
+    """Requests to a server of these words."""
+    server = stage.impostor(**words)
+    told(stage, f"redis://{server.place}")
+
+
+def without_login(stage: Stage, credentials: Callable[[], object]) -> None:
+    """Requests to a Redis with credentials that give no login."""
+    for kind in (AsyncRedisStore, RedisStore):
+        with contextlib.suppress(ConfigError):  # each door has its kind
+            told(stage, kind(stage.redis().url, credentials=credentials), code="LG063")
 
 
 def behind_tls(stage: Stage, folder: Path, scheme: str, trust: str = "", **options: Any) -> None:
@@ -391,7 +420,10 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: behind_tls(stage, Path.cwd(), "redis", code="LG024"),
         lambda stage: behind_tls(stage, Path.cwd(), "rediss", code="LG024"),
     ],
-    "LG025": [lambda stage: listening(stage, database="/m", scheme="redis+sentinel")],
+    "LG025": [
+        lambda stage: listening(stage, database="/m", scheme="redis+sentinel"),
+        lambda stage: told_by_impostor(stage, EVALSHA=b"-MOVED 1 127.0.0.1:1\r\n"),
+    ],
     "LG026": [
         lambda stage: stage.asked(Rule("a", lambda _: "often", qpm=9)),
         lambda stage: stage.asked(Rule("a", "9/m"), identify=lambda _: Caller("b", limits={"a": "often"})),
@@ -412,6 +444,17 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: by_user(stage, {"name": "Ada"}, {"name": "Bob"}, "ada", object()),
         lambda stage: by_user(stage, object()),
         lambda stage: by_user(stage, ("acme", None)),
+    ],
+    "LG061": [lambda stage: told_by_impostor(stage, EVAL=b"-ERR unknown command 'EVAL'\r\n")],
+    "LG063": [
+        lambda stage: without_login(stage, lambda: "secret-203"),
+        lambda stage: without_login(stage, lambda: 1 / 0),
+        lambda stage: without_login(stage, lambda: ("user", "secret-203", 0)),
+    ],
+    "LG062": [lambda stage: told(stage, stage.redis(replicaof="127.0.0.1 1").url, code="LG062")],
+    "LG071": [
+        lambda stage: failing(stage, lambda _: 1 // 0),
+        lambda stage: failing(stage, lambda _: "ada"),
     ],
 }
 
@@ -515,10 +558,20 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=one\nOTHER=1"),
         lambda stage: rewritten(stage, "rules.yaml", "rules: [{name: all, qpm: 9}]"),
     ],
+    "LG061": [listening],
+    "LG062": [
+        lambda stage: told_by_impostor(stage, EVALSHA=b"-LOADING Redis is loading the dataset in memory\r\n"),
+        listening,
+    ],
+    "LG063": [listening],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
     "LG049": [
         lambda stage: by_user(stage, 5, UUID(int=7), {"sub": "ada"}, ("acme", 5), "ada", SimpleNamespace(email="a@b.example")),
         lambda stage: by_user(stage, None, "", True, {}, SimpleNamespace(is_authenticated=False)),
+    ],
+    "LG071": [
+        lambda stage: stage.asked(RULE, identify=lambda _: None),
+        lambda stage: stage.asked(RULE, identify=lambda _: Caller("ada")),
     ],
 }
 

@@ -221,6 +221,13 @@ def test_no_response_pauses_a_key_for_longer_than_the_longest_pause(use: Opens, 
     assert len(service.asked) == 1
 
 
+@pytest.mark.parametrize(("mine", "theirs"), [("5", "90"), ("90", "5"), ("90", "90"), ("soon", "90")])
+def test_a_retry_after_on_two_lines_is_obeyed(use: Opens, service: Service, mine: str, theirs: str) -> None:
+    """A proxy and the service behind it may each send one: the longer wait counts."""
+    service.answers = [Told(429, {"Retry-After": mine, "retry-after": theirs})]
+    assert use(timeout=0).refused("GET", service.url).decision.retry_after == 90
+
+
 KEYED = {"headers": {"idempotency-KEY": "1"}}
 REPEATED: list[tuple[str, dict[str, Any], bool]] = [
     ("PUT", {"body": b"x"}, True),

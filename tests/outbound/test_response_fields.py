@@ -21,6 +21,7 @@ from tests.support.effort import EXAMPLES
 
 NOW = 1_790_000_000
 HTTP_DATE = formatdate(NOW + 90, usegmt=True)
+NEW_YEAR = 1_798_761_600 - NOW
 
 
 def heard(status: int = 429, **fields: str) -> Answer:
@@ -47,9 +48,11 @@ RETRY_AFTER: list[tuple[str, float | None]] = [
     (str(NOW - 90), 0),
     ("999999999", LONGEST),
     ("Fri, 31 Dec 9999 23:59:59 GMT", LONGEST),
-    ("9" * 15, LONGEST),
-    ("9" * 16, None),
-    ("9" * 5000, None),
+    *[("9" * digits, LONGEST) for digits in (15, 16, 400, 4096)],
+    (f"{'9' * 16}.{'9' * 16}", LONGEST),
+    ("0." + "3" * 20, 1 / 3),
+    ("0" * 20 + "5", 5),
+    ("9" * 5000, None),  # no field of more than 4 KB is read
     ("-5", None),
     ("+5", None),
     ("1e308", None),
@@ -58,7 +61,31 @@ RETRY_AFTER: list[tuple[str, float | None]] = [
     ("5.", None),
     (".5", None),
     ("5 s", None),
-    ("5, 5", None),  # two lines
+    ("Sun, 31 Dec 2023 23:59:60 GMT", 0),  # leap seconds
+    ("Thu, 31 Dec 2026 23:59:60 GMT", NEW_YEAR),
+    ("Thursday, 31-Dec-26 23:59:60 GMT", NEW_YEAR),
+    ("Thu Dec 31 23:59:60 2026", NEW_YEAR),
+    ("Fri, 01 Jan 2027 01:59:60 +0200", NEW_YEAR),
+    ("Thu, 31 Dec 2026 23:59:61 GMT", None),
+    ("Thu, 31 Dec 2026 23:60:00 GMT", None),
+    ("Thu, 31 Dec 2026 24:00:00 GMT", None),
+    ("Sun, 30 Feb 2027 00:00:00 GMT", None),
+    ("5, 5", 5),  # two lines
+    ("5,30", 30),
+    ("30, 5 ,\t7", 30),
+    ("5, ", 5),
+    (" ,5", 5),
+    ("5, soon", 5),
+    ("soon, 5", 5),
+    ("-5, 5", 5),
+    (", ", None),
+    ("soon, later", None),
+    (f"{HTTP_DATE}, 30", 90),
+    (f"120, {HTTP_DATE}", 120),
+    (f"{HTTP_DATE}, {formatdate(NOW + 95, usegmt=True)}", 95),
+    ("Monday, 21-Sep-26 14:14:50 GMT, Mon Sep 21 14:14:51 2026, Mon, 21 Sep 2026 14:14:52 GMT", 92),
+    (f"soon, {HTTP_DATE}, Mon, 32 Sep 2026 14:14:50 GMT", 90),
+    ("Mon, 5", None),
     ("1m30s", None),
     ("\u0665", None),
     ("", None),
@@ -128,6 +155,11 @@ LEFT: list[tuple[str, dict[str, str], float | None]] = [
     ("OpenAI", {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, None),
     ("Shopify", {"x-shopify-shop-api-call-limit": "40/40"}, None),
     ("Stripe", {"stripe-rate-limited-reason": "global-rate"}, None),
+    ("of proxy and service", {"x-ratelimit-remaining": "0, 3", "x-ratelimit-reset": "7, 50"}, 7),
+    ("of both, exhausted", {"ratelimit-remaining": "0,0", "ratelimit-reset": f"7,{NOW + 50}"}, 50),
+    ("of both, some left", {"x-ratelimit-remaining": "2, 3", "x-ratelimit-reset": "7, 50"}, None),
+    ("nobody knows whose", {"x-ratelimit-remaining": "0, 0", "x-ratelimit-reset": "7"}, None),
+    ("too many digits", {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1" * 30}, LONGEST),
     ("no reset", {"x-ratelimit-remaining": "0"}, None),
     ("no remaining", {"x-ratelimit-reset": str(NOW + 21)}, None),
 ]
@@ -179,7 +211,7 @@ def test_what_is_malformed_is_ignored_and_the_next_is_read(value: str) -> None:
     assert heard(ratelimit=value, x_ratelimit_remaining="0", x_ratelimit_reset="9").exhausted == 9
 
 
-@pytest.mark.parametrize("value", ["-1", "1e308", "1" * 30, "nan", "0x10", "5, 6", "", "6m0s", "2026-09-21T14:14:50Z"])
+@pytest.mark.parametrize("value", ["-1", "1e308", "nan", "0x10", "5, 6", "5,", "", "6m0s", "2026-09-21T14:14:50Z"])
 def test_a_number_that_is_none_is_ignored(value: str) -> None:
     """Of what is left, and of when there is more."""
     assert heard(x_ratelimit_remaining="0", x_ratelimit_reset=value).exhausted is None
@@ -212,6 +244,7 @@ def test_a_time_is_by_the_clock_of_who_says_it(skew: float) -> None:
     """Where the other side's clock differs from ours, it counts from its own ``Date``."""
     date = formatdate(NOW + skew, usegmt=True)
     assert heard(date=date, retry_after=formatdate(NOW + skew + 90, usegmt=True)).retry_after == 90
+    assert heard(date=f"{date}, {date}", retry_after=formatdate(NOW + skew + 90, usegmt=True)).retry_after == 90
     assert heard(date=date, x_ratelimit_remaining="0", x_ratelimit_reset=f"{NOW + skew + 90}").exhausted == 90
 
 
@@ -227,7 +260,9 @@ def test_seconds_need_no_clock() -> None:
     assert heard(date=date, retry_after="5", ratelimit='"default";r=0;t=50') == Answer(429, 5, 50)
 
 
-@pytest.mark.parametrize(("age", "exhausted"), [("1", None), ("3600", None), ("0", 50), ("", 50), ("old", 50)])
+@pytest.mark.parametrize(
+    ("age", "exhausted"), [("1", None), ("3600", None), ("0, 7", None), ("0", 50), ("0, 0", 50), ("", 50), ("old", 50)]
+)
 def test_what_a_cache_says_of_limits_is_past(age: str, exhausted: float | None) -> None:
     """Fields of a response that has been stored are ignored (the draft's section 7.3); ``Age: 0`` comes from caches, too."""
     assert heard(age=age, retry_after="5", ratelimit='"default";r=0;t=50') == Answer(429, 5, exhausted)

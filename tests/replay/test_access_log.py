@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import json
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from limitgate import ConfigError
-from limitgate.replay.access_log import LONGEST_LINE, Entry, Log, format_of, parse_json, parser_of, text_parser
+from limitgate.replay.access_log import (
+    LONGEST_LINE,
+    Entry,
+    Log,
+    TextParser,
+    format_of,
+    parse_json,
+    parser_of,
+    text_parser,
+    why_unread,
+)
 
 AT = 1_431_857_103_000_000  # 17 May 2015, 10:05:03 UTC
 TIME = b"[17/May/2015:10:05:03 +0000]"
@@ -29,6 +42,125 @@ TIME = b"[17/May/2015:10:05:03 +0000]"
 def test_lines_of_the_common_and_combined_format(line: bytes, entry: Entry) -> None:
     """Client, time with its zone, method and decoded path; no query, and no host of a request to a proxy."""
     assert text_parser()(line) == entry
+
+
+@pytest.mark.parametrize(
+    ("before", "client"),
+    [
+        (b"www.example.com:80 203.0.113.7 - -", b"203.0.113.7"),
+        (b"10.0.0.1:80 203.0.113.7 - -", b"203.0.113.7"),
+        (b"www.example.com:443 host.example.org - ann", b"host.example.org"),
+        (b"May 17 10:05:03 web1 nginx: 203.0.113.7 - -", b"203.0.113.7"),
+        (b"May 17 10:05:03 10.0.0.5 nginx: 203.0.113.7 - -", b"203.0.113.7"),
+        (b"<190>May 17 10:05:03 web1 nginx[123]: 2001:db8::1 - ann b", b"2001:db8::1"),
+        (b"<165>1 2015-05-17T10:05:03Z web1 nginx 12 - - 203.0.113.7 - -", b"203.0.113.7"),
+        (b"2015-05-17T10:05:03.123456789Z stdout F 203.0.113.7 - -", b"203.0.113.7"),
+        (b"[pod/web-5d8f/container-of-it] 203.0.113.7 - -", b"203.0.113.7"),
+        (b"web-1  | [2001:db8::1]:443 - -", b"[2001:db8::1]:443"),
+        (b"[2015-05-17 10:05:03 +0000] [12] [INFO] 203.0.113.7:5000 - -", b"203.0.113.7:5000"),
+        (b"203.0.113.7 - x 198.51.100.1 - -", b"203.0.113.7"),
+        (b"- - -", b"-"),
+        (b"203.0.113.7", b"203.0.113.7"),
+    ],
+)
+def test_what_stands_before_a_line_is_not_the_client(before: bytes, client: bytes) -> None:
+    """A virtual host, or what syslog, Kubernetes, Docker and servers put there; nor is an address in a user's name."""
+    assert text_parser()(b'%b %b "GET / HTTP/1.1" 200 12' % (before, TIME)) == Entry(AT, client, "GET", "/", 200)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (
+            b'<165>1 2015-05-17T10:05:03Z web1 nginx 12 - - host.example - - %b "GET / HTTP/1.1" 200 1' % TIME,
+            "cannot tell the client",
+        ),
+        (b'web1 nginx: host x y %b "GET / HTTP/1.1" 200 1' % TIME, "cannot tell the client"),
+        (b'%b "GET / HTTP/1.1" 200 12' % TIME, "cannot tell the client"),
+        (b'203.0.113.7 - - [yesterday] "GET / HTTP/1.1" 200 12', "no time or no client"),
+        (b'203.0.113.7 - - [32/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 12', "the time cannot be read"),
+        (b'host.example - "GET / HTTP/1.1" 200', "no time"),
+        (b"nonsense", None),
+        (b'h - - %b "-" 408 0' % TIME, None),
+    ],
+)
+def test_a_client_is_not_guessed(line: bytes, why: str | None) -> None:
+    """A line whose client is not told from a host or a process is not read; one with a request in it says why."""
+    assert text_parser()(line) is None
+    told = why_unread(line)
+    assert told is None if why is None else told is not None and told.startswith(why)
+
+
+OWN_TIME = 1_795_881_600_000_000  # 28 November 2026, 16:00
+
+
+@pytest.mark.parametrize(
+    ("line", "entry"),
+    [
+        (b'127.0.0.1:52000 - "GET /a?b HTTP/1.1" 200', Entry(0, b"127.0.0.1:52000", "GET", "/a", 200)),
+        (b'INFO:     127.0.0.1:52000 - "POST /a HTTP/1.1" 404 Not Found', Entry(0, b"127.0.0.1:52000", "POST", "/a", 404)),
+        (
+            b'\x1b[32mINFO\x1b[0m:     [::1]:33142 - "\x1b[1mGET / HTTP/1.1\x1b[0m" \x1b[32m200 OK\x1b[0m',
+            Entry(0, b"[::1]:33142", "GET", "/", 200),
+        ),
+        (b'INFO:      - "GET /a HTTP/1.1" 200 OK', Entry(0, b"-", "GET", "/a", 200)),
+        (b'INFO:     127.0.0.1:5000 - "WebSocket /ws" [accepted]', Entry(0, b"127.0.0.1:5000", "GET", "/ws", 101)),
+        (b'INFO:     127.0.0.1:5000 - "WebSocket /ws" 403', Entry(0, b"127.0.0.1:5000", "GET", "/ws", 403)),
+        (
+            b'2026-11-28 16:00:00,123 INFO uvicorn.access 127.0.0.1:5000 - "GET /a HTTP/1.1" 200',
+            Entry(OWN_TIME + 123_000, b"127.0.0.1:5000", "GET", "/a", 200),
+        ),
+        (
+            b'2026-11-28T17:00:00.123456789+01:00 stdout F INFO:     127.0.0.1:5000 - "GET /a HTTP/1.1" 200 OK',
+            Entry(OWN_TIME + 123_456, b"127.0.0.1:5000", "GET", "/a", 200),
+        ),
+    ],
+)
+def test_lines_of_uvicorn(line: bytes, entry: Entry) -> None:
+    """They have no time of their own: the time is what stands before them, else that of the line before."""
+    parse = TextParser()
+    assert parse(line) == entry
+    assert parse.untimed == (entry.at == 0)
+
+
+def test_a_line_without_a_time_has_that_of_the_one_before() -> None:
+    """So the log of a server is in order, whatever of it has times."""
+    parse = TextParser()
+    parse(b'h - - %b "GET / HTTP/1.1" 200 1' % TIME)
+    found = parse(b'INFO:     127.0.0.1:52000 - "GET / HTTP/1.1" 200 OK')
+    assert (found and found.at, parse.untimed) == (AT, 1)
+
+
+@pytest.mark.parametrize("day", [1, 28])
+def test_times_of_syslog_have_no_year(day: int) -> None:
+    """They are of the last twelve months."""
+    for month in ("Jan", "Jul", "Dec"):
+        found = TextParser()(b'%b %2d 16:00:00 web1 uvicorn[12]: 127.0.0.1:1 - "GET / HTTP/1.1" 200' % (month.encode(), day))
+        assert found is not None
+        at = datetime.fromtimestamp(found.at / 1e6, UTC)
+        assert (at.strftime("%b"), at.day, at.hour) == (month, day, 16)
+        assert timedelta() <= datetime.now(UTC) - at + timedelta(days=2) <= timedelta(days=369)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_lines_that_docker_has_put_into_json(*, own: bool) -> None:
+    """With the time of the line, or else with Docker's."""
+    text = f"203.0.113.7 - - {TIME.decode()}" if own else "INFO:     203.0.113.7 -"
+    line = json.dumps(
+        {"log": f'{text} "GET /a HTTP/1.1" 200 OK\n', "stream": "stdout", "time": "2026-11-28T16:00:00.000000001Z"}
+    )
+    assert parse_json(line.encode()) == Entry(AT if own else OWN_TIME, b"203.0.113.7", "GET", "/a", 200)
+
+
+@pytest.mark.parametrize(
+    "line", [b"x" * LONGEST_LINE, b"[" * LONGEST_LINE, b' - "' * (LONGEST_LINE // 4), b'"A /' * (LONGEST_LINE // 4)]
+)
+def test_long_lines_take_no_long_time(line: bytes) -> None:
+    """Clients may have a hand in them: a second is no more than a slow machine needs for some of them."""
+    began = time.process_time()
+    assert TextParser()(line) is None
+    why_unread(line)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(
@@ -93,10 +225,10 @@ def test_json_that_is_of_no_request(line: str) -> None:
 
 def test_the_format_is_found() -> None:
     """By the first line that is of a request."""
-    text, json = b'h - - %b "GET / HTTP/1.1" 200 1' % TIME, b'{"time": 1, "client": "h", "method": "GET", "path": "/"}'
+    text, line = b'h - - %b "GET / HTTP/1.1" 200 1' % TIME, b'{"time": 1, "client": "h", "method": "GET", "path": "/"}'
     assert format_of([b"# comment", text], "log") == "combined"
-    assert format_of([b"", json], "log") == "json"
-    assert format_of([b"# comment"] * 1000 + [json], "log") == "json"
+    assert format_of([b"", line], "log") == "json"
+    assert format_of([b"# comment"] * 1000 + [line], "log") == "json"
     assert format_of([b"", b" "], "log") == "combined"
     with pytest.raises(ConfigError, match=r"log: no line is of a request, expected the common or combined format"):
         format_of([b"nonsense"], "log")

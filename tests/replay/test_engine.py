@@ -17,6 +17,8 @@ from limitgate.limits.template import PlainSpend
 from limitgate.replay.access_log import Entry, Log, text_parser
 from limitgate.replay.engine import Engine
 from limitgate.replay.shares import Share, counts_by_client, replay, replay_shared
+from limitgate.replay.suggestion import Arrivals
+from limitgate.rules.settings import Settings
 
 LOG = Path(__file__).parents[1] / "data" / "access.log.gz"
 SECOND = 1_000_000
@@ -126,6 +128,44 @@ def test_every_request_is_counted_once() -> None:
     }
     assert (figures.first, figures.last) == (0, 5 * SECOND)
     assert [each.client for each in figures.clients(1)] == ["h"]
+
+
+@pytest.mark.parametrize(
+    ("spellings", "client"),
+    [
+        (["203.0.113.7", "203.0.113.7:5000", "::ffff:203.0.113.7", "[::ffff:203.0.113.7]:80"], "203.0.113.7"),
+        (["2001:db8::1", "2001:DB8:0::2", "[2001:db8::3]:443", "2001:db8:0:0:ffff::4"], "2001:db8::/64"),
+        (["host.example"] * 4, "host.example"),
+        (["-"] * 4, "-"),
+    ],
+)
+def test_spellings_of_a_client_are_one_client(spellings: list[str], client: str) -> None:
+    """In the figures and in what is suggested, as for the gate: ports, brackets, IPv4 in IPv6, addresses of a network."""
+    engine = engine_of(Rule("all", "2/minute"))
+    engine.arrivals = Arrivals()
+    assert [engine.decide(entry(0, each)) for each in spellings] == [True, True, False, False]
+    figures = engine.finish()
+    assert figures.clients(9) == [(client, 4, 2)]
+    assert figures.peaks.as_json()["minute"] == {"client": client, "requests": 4}
+    assert engine.arrivals.suggestions()["all"]["minute"] == (4, 4)
+
+
+def test_settings_say_who_clients_are() -> None:
+    """The network that IPv6 clients are grouped by, and proxies in front of the service."""
+    settings = Settings(ipv6_prefix=48, trusted_proxies=["10.0.0.1"])
+    engine = Engine(RuleSet([Rule("all", "1/minute")]), settings)
+    behind = [{"x-forwarded-for": each} for each in ("2001:db8:0:1::1", "2001:db8:0:2::1", "203.0.113.7")]
+    assert [engine.decide(entry(0, "10.0.0.1:80", headers=each)) for each in behind] == [True, False, True]
+    assert {each.client for each in engine.finish().clients(9)} == {"2001:db8::/48", "203.0.113.7"}
+    assert engine.figures.of_proxies == 0
+    engine.decide(entry(0, "10.0.0.1:80"))
+    assert engine.figures.of_proxies == 1
+
+
+def test_a_wider_network_is_of_one_share() -> None:
+    """Where the service groups by more than a /64."""
+    shares = [Share(place, 3, 48) for place in range(3)]
+    assert [share.has(b"2001:db8:0:1::1") for share in shares] == [share.has(b"2001:db8:0:2::1") for share in shares]
 
 
 def test_plain_rules_go_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,7 @@ MISTAKES = [
     # limits and counts
     (ONE_RULE.format("limits: [often]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("limits: [5/s, 5/fortnight]"), "7: rules[1].limits[1]"),
-    (ONE_RULE.format("limits:\n      - 5/s\n      - 0/s"), "9: rules[1].limits[1]"),
+    (ONE_RULE.format("limits:\n      - 5/s\n      - -1/s"), "9: rules[1].limits[1]"),
     (ONE_RULE.format("limits: [-5/s]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("limits: [5/0 seconds]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("limits: [5]"), "7: rules[1].limits[0]"),
@@ -263,7 +263,7 @@ MISTAKES = [
     (ONE_RULE.format("limits: [2000000/s]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("limits: [1 per 400 days]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("path: /login"), "6: rules[1].limits"),
-    (ONE_RULE.format("qps: 0"), "7: rules[1].qps"),
+    (ONE_RULE.format("qps: -1"), "7: rules[1].qps"),
     (ONE_RULE.format("qpm: -3"), "7: rules[1].qpm"),
     (ONE_RULE.format('qph: "5"'), "7: rules[1].qph"),
     (ONE_RULE.format("qpd: five"), "7: rules[1].qpd"),
@@ -509,7 +509,7 @@ def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
 
 def test_a_windows_line_end_does_no_harm(tmp_path: Path) -> None:
     """Lines are counted the same however they end."""
-    text = DEFAULT.replace("qpd: 2000", "qpd: 0").replace("\n", "\r\n").encode()
+    text = DEFAULT.replace("qpd: 2000", "qpd: -1").replace("\n", "\r\n").encode()
     with pytest.raises(ConfigError, match=r"rules\.yaml:8: rules\[0\]\.qpd: "):
         load_rules(written(tmp_path, rules__yaml=text))
 
@@ -671,7 +671,7 @@ def test_any_file_is_rules_or_a_mistake_fuzz(tmp_path: Path, text: str | bytes) 
 
 def test_further_mistakes_are_notes_of_the_first(tmp_path: Path) -> None:
     """Whoever starts the service reads of all of them in its traceback; the error itself stays one line."""
-    text = "rules:\n  - {name: a, qps: 0, qpm: 0}\n  - {name: b, qps: 5, cost: 6}\n"
+    text = "rules:\n  - {name: a, qps: -1, qpm: -1}\n  - {name: b, qps: 5, cost: 6}\n"
     with pytest.raises(ConfigError) as caught:
         load_rules(written(tmp_path, rules__yaml=text))
     error, file = caught.value, tmp_path / "rules.yaml"

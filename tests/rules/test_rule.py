@@ -73,7 +73,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"limits": []}, "limits"),
     ({"limits": ()}, "limits"),
     ({"limits": ["often"]}, "limits"),
-    ({"limits": ["1/s", "0/s"]}, "limits"),
+    ({"limits": ["1/s", "1/month"]}, "limits"),
     ({"limits": [5]}, "limits"),
     ({"limits": "5/s"}, "limits"),
     ({"limits": ["5/fortnight"]}, "limits"),
@@ -83,7 +83,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"limits": [{"limit": "5/s", "burst": 0}]}, "limits"),
     ({"limits": [{"limit": "5/s", "burst": True}]}, "limits"),
     ({"limits": [{"limit": "5/s", "algorithm": "magic"}]}, "limits"),
-    ({"qps": 0}, "qps"),
+    ({"qps": -1}, "qps"),
     ({"qpm": -1}, "qpm"),
     ({"qph": "5"}, "qph"),
     ({"qpd": 5.0}, "qpd"),
@@ -315,7 +315,7 @@ def test_a_mistake_in_what_is_charged_says_where_it_is(charge_if: Any, message: 
 
 def test_a_mistake_beside_limits_is_told_with_the_fields_of_a_rule() -> None:
     """An unknown field of a rule is told with those of a rule, also where there is a ``charge_if``."""
-    with pytest.raises(ConfigError, match=r"expected one of name, limits, .*, charge_if, per"):
+    with pytest.raises(ConfigError, match=r"expected one of name, limits, .*, charge_if, ban, per"):
         Rule("r", "5/s", charge_if={"status": [401]}, statsu=[401])
 
 

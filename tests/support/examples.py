@@ -7,6 +7,7 @@ What a block says it ``# prints``, it has to print. Functions named ``test_...``
     # GET /api/hello -> 200 (5 times), 429                  just so often, with just these statuses
     # POST /login with {"user": "ann"} -> 401, 401, 429     with a body of JSON
     # GET /hello with X-Token: abc -> 200                   with a header
+    # GET /hello from 10.0.0.1 with X-Token: abc -> 200     from this peer
     # WS /chat -> 101, 429                                  a WebSocket's handshake
 
 Django can be set up only once in a process, so what uses it runs in one of its own: ``python -m tests.support.examples``.
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from limitgate import testing
-from tests.support.doors import PATIENCE, PROCESS_PATIENCE, asgi_through_httpx, handshake, wsgi_reply
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE, asgi_reply, asgi_through_httpx, handshake, wsgi_reply
 from tests.support.markdown import ROOT, Block, blocks
 
 REDIS = "redis://localhost:6379/0"
@@ -51,7 +52,9 @@ FIXTURES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 """What functions named ``test_...`` may ask for."""
 
 _ASK = re.compile(r"^ *# (GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|WS) (/\S*)(.*)$", re.MULTILINE)
-_HOW = re.compile(r"(?: with (?P<header>[\w-]+: [^{]+?|(?P<json>\{.*\})))?(?: -> (?P<statuses>[\d(), a-z]+))?")
+_HOW = re.compile(
+    r"(?: from (?P<peer>[0-9a-f.:]+))?(?: with (?P<header>[\w-]+: [^{]+?|(?P<json>\{.*\})))?(?: -> (?P<statuses>[\d(), a-z]+))?"
+)
 _STATUS = re.compile(r"(\d{3,4})(?: \((\d+) times\))?")
 _REFUSED = (429, 1013)
 
@@ -65,6 +68,8 @@ class Ask(NamedTuple):
     body: bytes
     statuses: list[int]
     """Those that it has to get in turn; none to ask until it is refused."""
+    peer: str | None = None
+    """Address that it comes from; None for that of all others."""
 
 
 def write(block: Block, folder: Path, redis_url: str) -> str:
@@ -115,13 +120,16 @@ def _write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Afterwards the environment and the loggers are as before, whatever an example does to them."""
+    """Afterwards the environment, the loggers and the event loop are as before, whatever an example does to them."""
     environment = dict(os.environ)
     loggers = [logging.getLogger(name) for name in (None, "limitgate", "limitgate.store")]
     before = [(list(logger.handlers), list(logger.filters), logger.level) for logger in loggers]
     try:
-        yield
+        with asyncio.Runner() as runner:
+            asyncio.set_event_loop(runner.get_loop())  # Mangum makes one that nobody closes where there is none
+            yield
     finally:
+        asyncio.set_event_loop(None)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
@@ -158,7 +166,7 @@ def _asks(code: str) -> Iterator[Ask]:
             json.loads(body)
         statuses = [int(status) for status, times in _STATUS.findall(found["statuses"] or "") for _ in range(int(times or 1))]
         assert bool(statuses) == bool(found["statuses"])
-        yield Ask(method, path, {name: value} if name else {}, body.encode(), statuses)
+        yield Ask(method, path, {name: value} if name else {}, body.encode(), statuses, found["peer"])
 
 
 def _routes(app: Any) -> list[Ask]:
@@ -202,7 +210,8 @@ def _until_refused(asks: list[Ask], status: Callable[[Ask], int]) -> set[int]:
 def _asking(app: Any) -> Iterator[Callable[[Ask], int]]:
     """What asks an ASGI or a WSGI application and gives the status."""
     if len(inspect.signature(app).parameters) == 2:
-        yield lambda ask: wsgi_reply(app, ask.path, ask.method, ask.headers, ask.body).status
+        peer = lambda ask: {"REMOTE_ADDR": ask.peer} if ask.peer else {}  # noqa: E731
+        yield lambda ask: wsgi_reply(app, ask.path, ask.method, ask.headers, ask.body, **peer(ask)).status
         return
     with asyncio.Runner() as runner:
         lifespan = _Lifespan(app)
@@ -214,6 +223,8 @@ def _asking(app: Any) -> Iterator[Callable[[Ask], int]]:
 async def _asgi_status(app: Any, ask: Ask) -> int:
     if ask.method == "WS":
         return (await handshake(app, ask.path, ask.headers)).status
+    if ask.peer:
+        return (await asgi_reply(app, ask.path, ask.method, ask.headers, ask.body, peer=ask.peer)).status
     return (await asgi_through_httpx(app, ask.path, ask.method, ask.headers, ask.body)).status
 
 

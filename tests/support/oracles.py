@@ -228,19 +228,31 @@ def multiples_of(period: int) -> Callable[[int], int]:
 
 
 def days_of(zone: str, days: int, around: int) -> Callable[[int], int]:
-    """When windows of so many days end, by the calendar of a time zone; some time around a time in Unix seconds."""
-    begins = _begins(zone, days, around)
+    """When windows of so many days end, by the calendar of a time zone; some time around a time in Unix seconds.
+
+    Whole weeks begin on Monday.
+    """
+    begins = _begins(zone, days, 0, around)
+    return lambda now: begins[bisect_right(begins, now)]
+
+
+def months_of(zone: str, months: int, around: int) -> Callable[[int], int]:
+    """`days_of`, for windows of so many months."""
+    begins = _begins(zone, 31 * months, months, around)
     return lambda now: begins[bisect_right(begins, now)]
 
 
 @lru_cache(maxsize=256)
-def _begins(zone: str, days: int, around: int) -> list[int]:
+def _begins(zone: str, days: int, months: int, around: int) -> list[int]:
     """When windows begin, in Unix µs: at the first minute of which the calendar shows a date of the next one."""
     clock, span = ZoneInfo(zone), 25 * (days + 1) * DAY
 
     def looked_up(moment: int) -> tuple[int, timedelta | None]:
         local = datetime.fromtimestamp(moment, clock)
-        return (local.date() - date(1970, 1, 1)).days // days, local.utcoffset()
+        if months:
+            return (local.year * 12 + local.month - 1) // months, local.utcoffset()
+        first = date(1970, 1, 1) if days % 7 else date(1970, 1, 5)
+        return (local.date() - first).days // days, local.utcoffset()
 
     begins, first = [], around - around % 3600 - span
     latest, _ = before = looked_up(first)

@@ -46,7 +46,7 @@ def under_threads(limiter: Limiter, on_asyncio: AsyncLimiter) -> None:
     assert_type(transport.handle_request(httpx.Request("GET", "https://example.com")), httpx.Response)
     RateLimitTransport("10/second", limiter=on_asyncio)  # type: ignore[arg-type]
     RateLimitTransport("10/second", key=lambda _: 42)  # type: ignore[arg-type,return-value]
-    RateLimitTransport("10/second", timeout="5")  # type: ignore[arg-type]
+    RateLimitTransport("10/second", timeout=[5])  # type: ignore[arg-type]
     RateLimitTransport("10/second", retries=5)  # type: ignore[call-arg]
     RateLimitTransport("10/second", adaptive=20)  # type: ignore[arg-type]
     RateLimitTransport("10/second", throttle="yes")  # type: ignore[arg-type]

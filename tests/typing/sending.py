@@ -42,7 +42,7 @@ RateLimitAdapter(10)  # type: ignore[arg-type]
 RateLimitAdapter("10/second", limiter=AsyncLimiter("memory://"))  # type: ignore[arg-type]
 RateLimitAdapter("10/second", adapter=urllib3.PoolManager())  # type: ignore[arg-type]
 RateLimitAdapter("10/second", key=tenant_of)  # type: ignore[arg-type]
-RateLimitAdapter("10/second", timeout="1")  # type: ignore[arg-type]
+RateLimitAdapter("10/second", timeout=[1])  # type: ignore[arg-type]
 RateLimitAdapter("10/second", on_error="sometimes")  # type: ignore[arg-type]
 
 # --- urllib3 ----------------------------------------------------------------------------------------------------------

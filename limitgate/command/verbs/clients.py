@@ -20,9 +20,9 @@ from limitgate.command.client_state import (
     store_options,
 )
 from limitgate.command.decisions import decision_fields, print_decision, seconds
-from limitgate.command.journal import Journal
 from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.errors import ConfigError
+from limitgate.gate.journal import Journal
 from limitgate.limits.duration import seconds_of
 
 _DAY = 86_400
@@ -73,6 +73,11 @@ def _seconds(text: str) -> float:
 _DURATION = _Duration()
 
 
+def _say_hint(hint: str | None) -> None:
+    if hint is not None:
+        say("", hint)
+
+
 @click.command("peek")
 @state_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -85,14 +90,16 @@ def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
 
     For example: limitgate peek --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
-    with on_store(options) as (limiter, _):
-        decision = state_of(limiter, options, needs_limits=False).peek()
+    with on_store(options, options["rules"]) as opened:
+        state = state_of(opened, options, needs_limits=False)
+        decision, hint = state.peek(), state.hint()
     if as_json:
         print_json(decision_fields(decision))
     elif len(options["words"]) == 1 and decision.allowed:
         say("not banned; limits after the key show what is left of them")
     else:
         print_decision(decision)
+        _say_hint(hint)
     ctx.exit(0 if decision.allowed else FOUND)
 
 
@@ -106,24 +113,28 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
 
     For example: limitgate reset --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --reason "ticket 7"
     """
-    with on_store(options) as (limiter, journal):
-        state = state_of(limiter, options, needs_limits=True)
+    with on_store(options, options["rules"]) as opened:
+        state = state_of(opened, options, needs_limits=True)
+        hint = state.hint()
         if dry_run:
             decision = state.peek()
         else:
             _confirm(f"Forget what {state.name} has used?", yes=yes)
             decision = state.reset(reason)
-            journal.note("reset", state.name, state.keys, reason)
+            opened.journal.note("reset", state.name, state.keys, reason)
     if as_json:
         print_json(decision_fields(decision))
         return
     say(f"{state.name}: {'would be reset; now a request' if dry_run else 'reset; a request'}")
     print_decision(decision)
+    _say_hint(hint)
 
 
 @click.command("ban")
 @change_options
-@click.option("--for", "duration", type=_DURATION, metavar="DURATION", help="Such as 90s, 30m, 1h or 7d; without it, for ever.")
+@click.option(
+    "--for", "duration", type=_DURATION, metavar="DURATION", help="Such as 90s, 30m, 1h or 7d; without it, permanently."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def ban(
     *, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]
@@ -134,17 +145,19 @@ def ban(
 
     For example: limitgate ban --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --for 1h --reason scraper
     """
-    how_long = "for ever" if duration is None else f"for {seconds(duration)}"
-    with on_store(options) as (limiter, journal):
-        state = state_of(limiter, options, needs_limits=False)
+    how_long = "permanently" if duration is None else f"for {seconds(duration)}"
+    with on_store(options, options["rules"]) as opened:
+        state = state_of(opened, options, needs_limits=False)
+        hint = state.hint()
         if not dry_run:
             _confirm(f"Ban {state.name} {how_long}?", yes=yes)
             state.ban(duration, reason)
-            journal.note("ban", state.name, state.keys, reason, duration, bans=True)
+            opened.journal.note("ban", state.name, state.keys, reason, duration, bans=True)
     if as_json:
         print_json({"key": state.name, "retry_after": duration, "reason": reason})
     else:
         say(f"{state.name}: {'would be banned' if dry_run else 'banned'} {how_long}")
+        _say_hint(hint)
 
 
 @click.command("pardon")
@@ -157,12 +170,12 @@ def pardon(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opt
 
     For example: limitgate pardon --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
-    with on_store(options) as (limiter, journal):
-        state = state_of(limiter, options, needs_limits=False)
+    with on_store(options, options["rules"]) as opened:
+        state = state_of(opened, options, needs_limits=False)
         if not dry_run:
             _confirm(f"Lift the ban of {state.name}?", yes=yes)
             state.pardon(reason)
-            journal.note("pardon", state.name, state.keys, reason)
+            opened.journal.note("pardon", state.name, state.keys, reason)
     if as_json:
         print_json({"key": state.name, "retry_after": 0.0, "reason": reason})
     else:
@@ -180,11 +193,11 @@ def bans(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> Non
 
     For example: limitgate bans --store redis://localhost
     """
-    with on_store(options) as (_, journal):
+    with on_store(options) as opened:
         if events:
-            _print_events(journal, as_json=as_json)
+            _print_events(opened.journal, as_json=as_json)
             return
-        bans = journal.bans()
+        bans = opened.journal.bans()
     now = time.time()
     if as_json:
         print_json([{"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason} for ban in bans])

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from limitgate.command.output import print_json, print_table, say
+from limitgate.command.rule_sets import RULES, is_in_python, rules_named
+from limitgate.command.service import Service, service
+from limitgate.http.request import Request
 from limitgate.messages.text import shortened
 from limitgate.replay.access_log import Format, Log
 from limitgate.replay.engine import Engine
 from limitgate.replay.figures import Figures, name_of
 from limitgate.replay.shares import Comparison, Progress, counts_by_client, replay, replay_shared
 from limitgate.replay.suggestion import Arrivals
-from limitgate.rules.files import load_rules
 from limitgate.rules.rule import RuleSet
 
 _WORTH_PROCESSES = 100 << 20
 """Bytes of a log from which on several processes take less time than one."""
+_SHOWN = 120
+"""Characters of a line that is not read."""
 _MOST_CLIENTS = 10_000
 """Clients in JSON: of a million the list would take more memory than all else."""
 
 
 @click.command("replay")
 @click.argument("log", metavar="LOG", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--rules", required=True, metavar="PATH", help="Rule file or folder.")
+@click.option("--rules", metavar="PATH", help=f"{RULES}; if not given, those of --app.")
+@click.option("--app", metavar="MODULE:APP", help="The application, for its routes, their decorators, and who clients are.")
 @click.option("--against", metavar="PATH", help="Rules to try beside them: who would be refused newly?")
 @click.option("--suggest", is_flag=True, help="Find the smallest limits that would have refused nobody. Keeps all times.")
 @click.option(
@@ -41,7 +47,8 @@ _MOST_CLIENTS = 10_000
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def verb(  # noqa: PLR0917 - click gives them by name
     log: str,
-    rules: str,
+    rules: str | None,
+    app: str | None,
     against: str | None,
     form: Format | None,
     clients: int | None,
@@ -52,25 +59,29 @@ def verb(  # noqa: PLR0917 - click gives them by name
 ) -> None:
     """Send an access log through rules, on its own clock, and show what would have been refused.
 
-    LOG is a file in Apache's or nginx's common or combined format, or with a JSON object on each line (time, client, method,
-    path, headers), compressed by gzip or not; "-" is standard input. Its clients are taken as they stand there. Lines may be
-    late by two minutes; the requests of a second come at once, where the log knows no more of their times.
+    LOG is a file in the common or combined format of Apache, nginx and gunicorn, with lines of uvicorn, or with a JSON object
+    on each line (time, client, method, path, headers), compressed by gzip or not; "-" is standard input. Prefixes of syslog,
+    Docker and Kubernetes are skipped. Lines may be late by two minutes; the requests of a second come at once, where the log
+    knows no more of their times.
 
     For example: limitgate replay access.log --rules config/ --against new/ --suggest
     """
-    sets = [load_rules(path) for path in (rules, against) if path is not None]
+    asked = service(rules, app)
+    tried = None if against is None else rules_named(against)
     opened = Log(log, form)
     arrivals = Arrivals() if suggest else None
-    number = _processes(opened, sets, processes, suggest=suggest)
+    in_files = rules is not None and not any(map(is_in_python, filter(None, (rules, against)))) and app is None
+    sets = [asked.rules, *([] if tried is None else [tried])]
+    number = _processes(opened, sets, processes, can_share=in_files and not suggest and not asked.settings.trusted_proxies)
     if number > 1:
         try:
-            found = replay_shared(opened, rules, against, number)
+            found = replay_shared(opened, str(rules), against, number, asked.settings)
         except BrokenProcessPool as error:
             raise click.ClickException(
                 "one of the processes was ended, as for want of memory; expected --processes 1"
             ) from error
     else:
-        first, *others = [Engine(each) for each in sets]
+        first, *others = [_engine(each, asked) for each in sets]
         first.arrivals = arrivals
         with _progress(opened) as progress:
             found = replay(opened, first, others[0] if others else None, progress=progress)
@@ -81,11 +92,25 @@ def verb(  # noqa: PLR0917 - click gives them by name
         _print(found, suggestions, 10 if clients is None else clients)
 
 
-def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, suggest: bool) -> int:
+def _engine(rules: RuleSet, asked: Service) -> Engine:
+    """An engine for a service; where its routes are known, they are looked up in requests as its server would make them."""
+    if not asked.knows_routes:
+        return Engine(rules, asked.settings)
+
+    def describe(method: str, path: str, peer: str, headers: Mapping[str, str] | None) -> Request:
+        return asked.request(method, quote(path), peer, (headers or {}).items())
+
+    return Engine(rules, asked.settings, asked.routes, describe)
+
+
+def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, can_share: bool) -> int:
     """Number of processes to use. Raises `click.UsageError` for more than can be exact."""
-    can_share = log.is_file and not suggest and all(map(counts_by_client, sets))
+    can_share = can_share and log.is_file and all(map(counts_by_client, sets))
     if wished is not None and wished > 1 and not can_share:
-        raise click.UsageError("several processes are exact for a file, without --suggest, under rules with ip in every key")
+        raise click.UsageError(
+            "several processes are exact for a file, without --suggest, --app and trusted proxies, under rule files with ip in "
+            "every key"
+        )
     if wished is None:
         wished = len(os.sched_getaffinity(0)) if can_share and log.size >= _WORTH_PROCESSES else 1
     return wished
@@ -110,6 +135,10 @@ _Suggestions = dict[str, dict[str, tuple[int, int]]]
 
 def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) -> dict[str, Any]:
     value = found.figures.as_json(clients)
+    value["untimed"], value["of_proxies"] = found.figures.untimed, found.figures.of_proxies
+    value["unread"] = [
+        {"reason": reason, "lines": number, "first": name_of(line)} for reason, (number, line) in found.figures.unread.items()
+    ]
     if found.tried is not None:
         value["against"] = {
             **found.tried.as_json(clients),
@@ -125,6 +154,7 @@ def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) 
 def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) -> None:
     figures, tried = found.figures, found.tried
     say(*_summary(figures))
+    _print_unread(figures)
     _print_peaks(figures)
     say()
     _print_rules(figures, tried)
@@ -148,7 +178,7 @@ def _both(for_all: int, almost: int) -> str:
 
 def _summary(figures: Figures) -> tuple[str, str]:
     when = ""
-    if figures.first is not None:
+    if figures.first is not None and figures.last:
         when = f", {_moment(figures.first)} to {_moment(figures.last)}"
     skipped = f" ({figures.skipped:,} of {figures.lines:,} lines are of no request)" if figures.skipped else ""
     share = figures.refused / figures.requests if figures.requests else 0.0
@@ -156,6 +186,22 @@ def _summary(figures: Figures) -> tuple[str, str]:
         f"{figures.requests:,} requests of {len(figures.requests_by):,} clients{when}{skipped}",
         f"{figures.admitted:,} admitted, {figures.refused:,} refused ({share:.2%})",
     )
+
+
+def _print_unread(figures: Figures) -> None:
+    """What could not be read of the log, and what was taken for it."""
+    for reason, (number, line) in figures.unread.items():
+        say(f"{number:,} lines with a request were not read: {reason}, for example {shortened(name_of(line), _SHOWN)!r}")
+    if figures.untimed:
+        say(
+            f"{figures.untimed:,} requests have no time and count as simultaneous with the line before, so the refusals are an "
+            "upper bound; expected times before the lines, as of docker logs -t or kubectl logs --timestamps"
+        )
+    if figures.of_proxies:
+        say(
+            f"{figures.of_proxies:,} requests are logged under the address of a trusted proxy, so their clients count as one; "
+            "expected a log with the resolved address"
+        )
 
 
 def _print_peaks(figures: Figures) -> None:

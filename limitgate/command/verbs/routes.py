@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.applications import application, look_here
+from limitgate.command.applications import application, inwards, is_of_django, look_here, routes_of
+from limitgate.command.gates import gates
 from limitgate.command.output import FOUND, print_json, say
-from limitgate.command.rule_sets import gates_around, inwards, is_of_django, rules_named
+from limitgate.command.rule_sets import rules_named
 from limitgate.routes import starlette_listing
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched
 from limitgate.rules.files import rules_of
@@ -22,7 +23,7 @@ class _Application(NamedTuple):
     """An application, as far as its limits go."""
 
     routes: list[Listed]
-    gates: list[RuleSet]
+    rule_sets: list[RuleSet]
     """The rules of the gates around it, from the outside, as far as they can be seen."""
     mounted: list[Mounted]
     """The gates around applications that are mounted in it."""
@@ -46,18 +47,18 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
         raise click.UsageError(f"{name} shows no routes, expected an application of Starlette, FastAPI, Flask or Django")
     if rules:
         found = _Application(found.routes, [rules_named(rules)], [])
-    gates, mounted = found.gates or [RuleSet([])], found.mounted
-    if not (found.gates or mounted):
+    rule_sets, mounted = found.rule_sets or [RuleSet([])], found.mounted
+    if not (found.rule_sets or mounted):
         say("limitgate: no LimitGate around it is seen, so only decorators are; --rules names rules", err=True)
     idle = [
         each
-        for its_rules, routes in [*[(each, found.routes) for each in gates], *mounted]
+        for its_rules, routes in [*[(each, found.routes) for each in rule_sets], *mounted]
         for each in unmatched(its_rules, routes)
     ]
     if as_json:
-        print_json(_as_json(entries(gates, found.routes, mounted), idle))
+        print_json(_as_json(entries(rule_sets, found.routes, mounted), idle))
     else:
-        say(*overview(gates, found.routes, mounted).split("\n"))
+        say(*overview(rule_sets, found.routes, mounted).split("\n"))
     ctx.exit(FOUND if idle else 0)
 
 
@@ -91,13 +92,8 @@ def _entry(entry: Entry) -> dict[str, Any]:
 def _application(app: Any) -> _Application:
     """The routes and rules of an application of any framework, behind the middleware around it."""
     if any(map(is_of_django, inwards(app))):
-        return _Application(_django(None).routes, list(gates_around(app)), [])
-    flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
-    if flask is not None:
-        from limitgate.flask import routes_of  # noqa: PLC0415 - Flask is there where an application of it is
-
-        return _Application(list(routes_of(flask)), list(gates_around(app)), [])
-    return _Application(starlette_listing.routes_of(app), list(gates_around(app)), list(_mounted(app, frozenset())))
+        return _Application(_django(None).routes, [each.rules for each in gates(app)], [])
+    return _Application(routes_of(app), [each.rules for each in gates(app)], list(_mounted(app, frozenset())))
 
 
 def _mounted(app: Any, around: frozenset[int]) -> Iterator[Mounted]:
@@ -106,7 +102,7 @@ def _mounted(app: Any, around: frozenset[int]) -> Iterator[Mounted]:
         routes = starlette_listing.routes_of(within)
         if id(within) in around or not routes:
             continue
-        yield from [(rules, [_below(template, route) for route in routes]) for rules in gates_around(within)]
+        yield from [(each.rules, [_below(template, route) for route in routes]) for each in gates(within)]
         for rules, further in _mounted(within, around | {id(within)}):
             yield rules, [_below(template, route) for route in further]
 
@@ -127,9 +123,9 @@ def _django(settings: str | None) -> _Application:
     except Exception as error:  # settings run code of their own
         raise click.UsageError(f"{settings}: {error}, expected MODULE:APP, or the module of Django's settings") from error
     from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
-    from limitgate.routes.django import routes_of  # noqa: PLC0415 - needs the settings
+    from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
 
     if not hasattr(django.conf.settings, "ROOT_URLCONF"):
         raise click.UsageError(f"{settings} has no ROOT_URLCONF, expected MODULE:APP, or the module of Django's settings")
     chosen = GateSettings(**options())
-    return _Application(routes_of(), [rules_of(chosen.rules)] if chosen.rules is not None else [], [])
+    return _Application(routes_of_django(), [rules_of(chosen.rules)] if chosen.rules is not None else [], [])

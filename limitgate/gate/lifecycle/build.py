@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
 
 from limitgate.errors import ConfigError
+from limitgate.gate.bans import Bans
 from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.reload import OptionsWatch, Reloader
@@ -27,6 +27,7 @@ from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch
+from limitgate.process.clock import monotonic
 from limitgate.process.poller import Pollable, Poller
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of
@@ -122,6 +123,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     store = opened(settings.store, open_store, settings.key_prefix)
     _warn_about_workers(settings, rules, store)
     ready = _compiler(settings, routes, proxies, counts, store)
+    refusal_log = RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None
     gate = Gate(
         ready(rules),
         store,
@@ -130,7 +132,8 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         processes=settings.processes,
         refusals=Refusals(store, settings.key_prefix, settings.secret_bytes),
         identify=settings.identify,
-        refusal_log=RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None,
+        refusal_log=refusal_log,
+        bans=Bans(store, settings.key_prefix, settings.names, settings.timeout, refusal_log),
     )
     if settings.reload:
         gate.poller = _poller(settings, gate, rules, ready, lambda: GateSettings(**options))
@@ -160,7 +163,7 @@ def _compiler(
     store: object,
 ) -> Callable[[RuleSet], ActiveRules]:
     """Make the function that makes a rule set ready for a gate with these settings."""
-    cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
+    cardinality = CardinalityGuard(settings.new_buckets, monotonic) if settings.new_buckets else None
     no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
 
     def compiled(rules: RuleSet) -> ActiveRules:
@@ -184,6 +187,7 @@ def _compiler(
             cardinality=cardinality,
             counts=counts,
             adaptive_limits=adaptive_limits,
+            names=settings.names,
         )
         return ActiveRules(
             planner,

@@ -8,6 +8,7 @@ from typing import Literal
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.identity import Subject
+from limitgate.gate.planning.refusal_count import count_key
 from limitgate.keys import Key, PreparedKey, Value, given, overflow
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge
@@ -15,6 +16,7 @@ from limitgate.limits.priority import NORMAL, Priority
 from limitgate.limits.written_out import compiled
 from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import Counts
+from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule
 
 
@@ -30,6 +32,7 @@ class CompiledRule:
         "_prefix",
         "enforced",
         "has_slots",
+        "id_name",
         "is_by_outcome",
         "is_decorator",
         "is_graded",
@@ -58,6 +61,8 @@ class CompiledRule:
     ) -> None:
         self.rule = rule
         self.name = rule.name
+        self.id_name = id_name(rule)
+        """The name by which ids of refusals know it."""
         self.written = rule
         """The rule as it was written, where ``rule`` has other limits."""
         self.is_decorator = kind != "rule"
@@ -72,6 +77,8 @@ class CompiledRule:
         self.row = None if counts is None or rule.exempt else counts.rule(rule)
         """Its figures, None without observers."""
         self._prefix = f"{key_prefix}:{rule.name}:"
+        if rule.ban is not None:
+            count_key(self._prefix)  # raises for a prefix that counts cannot have
         self._max_wait_us = rule.max_wait_us
         self._cost = None if callable(rule.cost) else rule.cost
         self.is_graded = rule.reserve is not None
@@ -144,6 +151,11 @@ class CompiledRule:
             return key
         source = subject.address()
         return key if cardinality.open(key, source, self.rule.name) else self._prefix + self._key.digest(overflow(source))
+
+
+def id_name(rule: Rule) -> str:
+    """The name by which ids of refusals know a rule: with its tier, unless that is the default, as tiers share names."""
+    return rule.name if rule.tier in (None, DEFAULT_TIER) else f"{rule.name} {rule.tier}"
 
 
 _copy_slots = compiled(

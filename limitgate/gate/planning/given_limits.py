@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
@@ -15,7 +16,8 @@ from limitgate.http.request import Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.limit import Limit
 from limitgate.limits.remembered import Remembered
-from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.diagnostics import Diagnosis, OncePerValue
+from limitgate.messages.text import Names, shown
 from limitgate.rules.decorators import Mark
 from limitgate.rules.options import read_limits
 
@@ -28,6 +30,8 @@ _AS_WRITTEN = object()
 """Stands for the limits of a rule to which none are given."""
 _TOLD = 200
 """Characters of a mistake that are logged."""
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Part of the text of an object that is another one for each object."""
 
 
 class PendingLimits:
@@ -67,11 +71,15 @@ class PendingLimits:
 
 
 class GivenLimits:
-    """Puts limits that are given at run time in the place of those that are written."""
+    """Puts limits that are given at run time in the place of those that are written.
 
-    def __init__(self) -> None:
+    ``names`` says how much of a caller's name is logged.
+    """
+
+    def __init__(self, names: Names = "masked") -> None:
         self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
-        self._told: set[str] = set()
+        self._names: Names = names
+        self._unreadable = OncePerValue(Diagnosis.UNREADABLE_LIMITS)
 
     def applied(
         self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
@@ -86,7 +94,7 @@ class GivenLimits:
         for compiled_rule in compiled_rules:
             limited: CompiledRule | None = compiled_rule
             if own and compiled_rule.rule.name in own:
-                limited = self._limited(compiled_rule, own[compiled_rule.rule.name], remembers=remembers)
+                limited = self._limited(compiled_rule, own[compiled_rule.rule.name], request, remembers=remembers)
             elif compiled_rule.limits_by is not None:
                 key = id(compiled_rule.written)
                 if given is None:
@@ -95,15 +103,15 @@ class GivenLimits:
                     given[key] = compiled_rule.limits_by(request)
                 limits = given[key]
                 if isinstance(limits, _AT_HAND) or not isawaitable(limits):
-                    limited = self._limited(compiled_rule, limits, remembers=remembers)
+                    limited = self._limited(compiled_rule, limits, request, remembers=remembers)
                 else:
                     pending.append(key)
             if limited is not None:
                 found.append(limited)
         return tuple(found), pending
 
-    def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
-        """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""
+    def _limited(self, compiled_rule: CompiledRule, limits: Any, request: Request, *, remembers: bool) -> CompiledRule | None:
+        """A rule with these limits, None if they are; as it was written if they cannot be read."""
         if limits is None:
             return None
         try:
@@ -117,10 +125,14 @@ class GivenLimits:
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
             if not compiled_rule.rule.every_limit:
                 raise ConfigError(f"rule {name!r}: the limits given at run time cannot be read: {reason}") from error
-            if name not in self._told:
-                self._told.add(name)
-                Diagnosis.UNREADABLE_LIMITS.log(name, reason[:_TOLD])
+            self._report(name, reason[:_TOLD], request)
             return compiled_rule
+
+    def _report(self, rule: str, reason: str, request: Request) -> None:
+        """Log limits that cannot be read once for a rule and a mistake, which repeats them (LG026)."""
+        name = shown("caller", request.caller.id, self._names) if request.caller is not None else ""
+        said = f"{reason} (caller {name})" if name else reason
+        self._unreadable.log((rule, _ADDRESS.sub("", reason)), rule, said)
 
     def _read(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule:
         """A rule with limits that are not known yet. Raises `ConfigError` if they cannot be read."""

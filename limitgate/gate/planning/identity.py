@@ -127,8 +127,6 @@ class Identities:
         """The caller behind a request: the one that the application has named, else one that is listed, if any."""
         if identified is None:
             return self.listed(request) if self._callers else None
-        if not isinstance(identified, Caller):
-            raise TypeError(f"identify gave a {type(identified).__name__}, expected a Caller or None")
         return identified
 
     def listed(self, request: Request) -> Caller | None:

@@ -21,7 +21,7 @@ from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.text import listed
+from limitgate.messages.text import Names, listed
 from limitgate.observing.counts import Counts
 from limitgate.routes import NoRoutes, Routes, fills_with_nothing, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
@@ -91,6 +91,7 @@ class Planner:
         counts: Counts | None = None,
         adaptive_limits: AdaptiveLimits | None = None,
         paths: int = _PATHS,
+        names: Names = "masked",
     ) -> None:
         self.rule_set = rules
         self._most_paths = paths
@@ -134,7 +135,7 @@ class Planner:
         """True if headers of any peer are believed."""
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
-        self._given = GivenLimits()
+        self._given = GivenLimits(names)
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         for rule in every:

@@ -37,6 +37,11 @@ class RequestPlan(NamedTuple):
     has_slots: bool = False
     """True if it takes slots for requests in flight, which have to be given back."""
 
+    @property
+    def bans(self) -> bool:
+        """True if a rule bans clients that it refuses too often."""
+        return any(each.rule.ban is not None for each in self.compiled_rules)
+
     def row(self, charge: Charge) -> RuleSeries | None:
         """The figures of the rule behind a charge; None without observers."""
         charges = self.plan.charges if self.plan else ()
@@ -102,6 +107,7 @@ class PreparedPlan:
         "_by_costs",
         "_field_writer",
         "adaptive",
+        "bans",
         "charged_rules",
         "compiled_rules",
         "costs",
@@ -165,6 +171,8 @@ class PreparedPlan:
         self.has_slots = any(each.has_slots for each in compiled_rules)
         """True if it takes slots for requests in flight, which have to be given back."""
         is_settled = not (self.is_by_outcome or self.has_slots)
+        self.bans = any(each.rule.ban is not None for each in compiled_rules)
+        """True if a rule bans clients that it refuses too often."""
         self.is_simple = self.template is not None and self.template.is_enforced and is_settled
         """True if rate fields are all that is due where the template is carried out."""
         self.given: PlansByLimits | None = None

@@ -39,13 +39,13 @@ def is_tighter(limit: Limit, other: Limit) -> bool:
     A bucket that drains faster owes no more than one that drains slower, whatever comes. So it has room where the other one
     has, if it also holds at least as much as that can have admitted at once. False as well where that is not known.
     """
-    if not (limit.period and other.period):
-        return not (limit.period or other.period) and limit.burst <= other.burst
+    if not (limit.count and other.count and limit.period and other.period):
+        return not limit.count or (not (limit.period or other.period) and limit.burst <= other.burst)
     if limit.borrow or other.borrow or limit.warm_up or other.warm_up:
         return False
     if _window(limit) == _window(other):
         return limit.count <= other.count and limit.burst <= other.burst
-    if limit.align not in _FIXED_LENGTHS or other.align not in _FIXED_LENGTHS:
+    if not (_has_fixed_length(limit) and _has_fixed_length(other)):
         return False
     if ALGORITHMS[other.algorithm] is gcra:
         at_once = limit.burst if ALGORITHMS[limit.algorithm] is gcra else limit.count
@@ -55,8 +55,12 @@ def is_tighter(limit: Limit, other: Limit) -> bool:
     return other.algorithm != "sliding_window" and most_within(other.period, [limit]) <= other.count
 
 
-def _window(limit: Limit) -> tuple[str, int, str | None]:
-    return limit.algorithm, limit.period, limit.align
+def _has_fixed_length(limit: Limit) -> bool:
+    return limit.align in _FIXED_LENGTHS and not limit.months
+
+
+def _window(limit: Limit) -> tuple[str, int, int, str | None]:
+    return limit.algorithm, limit.period, limit.months, limit.align
 
 
 def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
@@ -81,7 +85,7 @@ def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
 def _is_compared(rule: Rule) -> bool:
     if not (rule.has_limits and rule.every_limit) or rule.limits_by is not None:
         return False
-    return not (rule.replaces or rule.charge_if or rule.max_delay or callable(rule.cost))
+    return not (rule.replaces or rule.charge_if or rule.ban or rule.max_delay or callable(rule.cost))
 
 
 def _kind(rule: Rule) -> tuple[object, ...]:

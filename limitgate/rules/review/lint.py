@@ -6,10 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.http.paths import covers, segments
-from limitgate.limits.limit import Limit
+from limitgate.limits.limit import SECONDS, Limit
 from limitgate.limits.priority import Priority
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule, RuleSet
+
+_SHORTER = 3 * SECONDS["day"]
+"""Seconds by which calendar months are shorter than the longest ones at most."""
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
@@ -18,7 +21,8 @@ def most_within(period: int, limits: Sequence[Limit]) -> int:
 
 
 def _most_within(period: int, limit: Limit) -> int:
-    periods = -(-period // limit.period)
+    shortest = limit.period - _SHORTER if limit.months else limit.period
+    periods = -(-period // shortest)
     if limit.algorithm == "sliding_log":
         return limit.count * periods
     if limit.algorithm in ("fixed_window", "sliding_window"):  # so many periods touch one more window of the calendar

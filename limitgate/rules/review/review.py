@@ -159,7 +159,7 @@ def _on_error(rule: Rule) -> Iterator[Oddity]:
         what = "is a shadow" if rule.shadow else "has no limits"
         yield Oddity(rule, ("on_error",), f"has no effect, as the rule {what}, expected none")
     elif rule.on_error == "local" and isinstance(rule.cost, int):
-        tight = next((limit for limit in rule.every_limit if limit.period and limit.burst < 2 * max(1, rule.cost)), None)
+        tight = next((limit for limit in rule.every_limit if limit.period and 0 < limit.burst < 2 * max(1, rule.cost)), None)
         if tight is not None:
             message = f"each process admits a request by {tight} while the store fails, expected closed where one is too many"
             yield Oddity(rule, ("on_error",), message)
@@ -172,7 +172,7 @@ def _callers(rules: RuleSet, callers: Sequence[KnownCaller]) -> Iterator[Oddity]
         for name, limits in caller.limits.items():
             cost = of_tier[name].cost
             for limit in limits:
-                if isinstance(cost, int) and limit.period and cost > limit.most:
+                if isinstance(cost, int) and limit.period and cost > limit.most > 0:
                     message = f"cost {cost} of rule {name!r} never fits into {limit}, expected at least that much"
                     yield Oddity(caller, ("limits", name), message)
 

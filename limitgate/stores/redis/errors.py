@@ -6,14 +6,18 @@ import errno
 import re
 import socket
 import ssl
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from redis.exceptions import (
     AskError,
     AuthenticationError,
+    ConnectionError as RedisConnectionError,
     InvalidResponse,
+    MasterDownError,
     NoPermissionError,
     OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError as RedisTimeoutError,
@@ -36,30 +40,52 @@ _LONGEST = 500
 """Characters of what a server says that are repeated."""
 
 
+class CredentialsError(RedisConnectionError):
+    """There is no login for a connection: the ``credentials`` of a store gave none. Its text has nothing of what they gave."""
+
+
 class Hindrance(NamedTuple):
-    """A reason why there is no connection to a server that no waiting cures."""
+    """A reason why a server cannot be used that no waiting cures."""
 
     diagnosis: Diagnosis
     reason: str
     """The reason, and the cure. Contains no password."""
 
 
-_LOGIN = Diagnosis.LOGIN
+_LOGIN, _COMMANDS, _WRITES = Diagnosis.LOGIN, Diagnosis.COMMANDS, Diagnosis.WRITES
+_NO_LOGIN = "it wants a password, and has got none: redis://user:password@host, or :password@, or credentials="
+_REPLICA = "it is a replica: name its master in the URL, or use redis+sentinel://"
+_CLUSTER = "it is a node of a cluster: redis+cluster:// instead of redis://"
 _HINDRANCES = (
-    ("HELLO must be called", _LOGIN, "it wants a password, and the URL has none: redis://user:password@host, or :password@"),
-    ("Authentication required", _LOGIN, "it wants a password, and the URL has none: redis://user:password@host, or :password@"),
-    ("invalid username-password", _LOGIN, "the user or the password in the URL is wrong, or the user is switched off"),
-    ("invalid password", _LOGIN, "the password in the URL is wrong"),
+    ("HELLO must be called", _LOGIN, _NO_LOGIN),
+    ("Authentication required", _LOGIN, _NO_LOGIN),
+    ("invalid username-password", _LOGIN, "the user or the password is wrong, or the user is switched off"),
+    ("invalid password", _LOGIN, "the password is wrong"),
     ("without any password configured", _LOGIN, "it has no password, and the URL has one: leave it out"),
     ("running in protected mode", _LOGIN, "it is in protected mode, and so serves its own machine alone: give it a password"),
     ("DB index", Diagnosis.DATABASE, "the number is too high, see CONFIG GET databases there"),
     ("SELECT is not allowed", Diagnosis.DATABASE, "a cluster has one, so leave the number out, or make it 0"),
     ("cluster support disabled", Diagnosis.SERVER_KIND, "it is no node of a cluster: redis:// instead of redis+cluster://"),
+    ("CROSSSLOT", Diagnosis.SERVER_KIND, _CLUSTER),
     ("unknown command 'SENTINEL'", Diagnosis.SERVER_KIND, "it is no Sentinel: redis:// instead of redis+sentinel://"),
+    ("NOPROTO", _COMMANDS, "it does not speak RESP3: add ?protocol=2 to the URL"),
+    ("unsupported protocol version", _COMMANDS, "it does not speak RESP3: add ?protocol=2 to the URL"),
+    ("READONLY You can't write", _WRITES, _REPLICA),
+    ("MISCONF", _WRITES, "it cannot save its data to disk: mend that, or CONFIG SET stop-writes-on-bgsave-error no"),
+    ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that"),
 )
-"""Errors of servers by a part of their texts. redis-py has taken the error's code away."""
+"""Errors of servers by a part of their texts. redis-py has taken the error's code away, mostly."""
+_UNKNOWN_COMMAND = re.compile(r"""unknown command[ '"`]*([a-z|]+)""", re.IGNORECASE)
+_REFUSED = "not supported|unsupported|not allowed|disabled"
+_HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
+_NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
+"""What proxies and hosted servers say of commands that they do not have, each in words of its own."""
+_FULL = "its memory is full, and it may evict nothing that is left: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Errors of TLS that say no more than that a connection has ended."""
+NO_CERTIFICATE = "it wants a certificate of ours: add ?ssl_certfile= and &ssl_keyfile= to the URL"
+_EXPIRED, _OTHER_NAME = 10, (62, 64)
+"""Codes of OpenSSL for a certificate that has expired, and for one of another host or address."""
 
 
 _REPEATED = ", with args beginning with"
@@ -97,31 +123,76 @@ def _masked(text: str, user: str | None, password: str | None) -> str:
 
 
 def hindrance_of(error: BaseException) -> Hindrance | None:
-    """Find the reason why there is no connection; None if it may pass by itself."""
-    if isinstance(error, RedisError):
-        text = str(error)
-        for part, diagnosis, reason in _HINDRANCES:
-            if part in text:
-                return Hindrance(diagnosis, reason)
-        if isinstance(error, AuthenticationError):
-            return Hindrance(_LOGIN, "it refuses the user and password in the URL")
-        if isinstance(error, NoPermissionError):
-            command = re.search(r"'([a-z|]+)' command", text)
-            return Hindrance(Diagnosis.RIGHTS, f"+{command[1]}") if command else None
-    return _hindrance_of_tls(error)
+    """Find the reason why a server cannot be used; None if it may pass by itself."""
+    if isinstance(error, CredentialsError):
+        return Hindrance(Diagnosis.CREDENTIALS, str(error))
+    of_server = isinstance(error, RedisError) and (_hindrance_by_class(error) or _hindrance_by_text(error, str(error)))
+    return of_server or _hindrance_of_tls(error)
+
+
+def _hindrance_by_class(error: RedisError) -> Hindrance | None:
+    if isinstance(error, Redirection):
+        return Hindrance(Diagnosis.SERVER_KIND, _CLUSTER)
+    if isinstance(error, ReadOnlyError | MasterDownError):
+        return Hindrance(_WRITES, _REPLICA)
+    if is_out_of_memory(error):
+        return Hindrance(_WRITES, _FULL)
+    return None
+
+
+def _hindrance_by_text(error: RedisError, text: str) -> Hindrance | None:
+    for part, diagnosis, reason in _HINDRANCES:
+        if part in text:
+            return Hindrance(diagnosis, reason)
+    if isinstance(error, AuthenticationError):
+        return Hindrance(_LOGIN, "it refuses the user and password")
+    if isinstance(error, NoPermissionError):
+        command = re.search(r"'([a-z|]+)' command", text)
+        instead = ", or add ?protocol=2 to the URL" if command and command[1] == "hello" else ""
+        return Hindrance(Diagnosis.RIGHTS, f"+{command[1]}{instead}") if command else None
+    return _hindrance_by_command(text)
+
+
+def _hindrance_by_command(text: str) -> Hindrance | None:
+    if command := _UNKNOWN_COMMAND.search(text):
+        return unknown_commands([command[1]])
+    if _HELLO_REFUSED.search(text):
+        return unknown_commands(["HELLO"])
+    if _NO_SCRIPTS.search(text):
+        return Hindrance(_COMMANDS, "it runs no scripts: allow EVAL and EVALSHA there")
+    return None
+
+
+def unknown_commands(names: Sequence[str]) -> Hindrance:
+    """A server does not know some commands."""
+    if [name.upper() for name in names] == ["HELLO"]:
+        return Hindrance(_COMMANDS, "it does not know HELLO: add ?protocol=2 to the URL")
+    listed = ", ".join(name.upper() for name in names)
+    return Hindrance(_COMMANDS, f"it does not know {listed}: take away its rename-command, or use a server that has them all")
 
 
 def _hindrance_of_tls(error: BaseException | None) -> Hindrance | None:
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
-            reason = f"its certificate is not trusted ({error.verify_message}): name the authority with option ssl_ca_certs"
-            return Hindrance(Diagnosis.TLS, reason)
+            return Hindrance(Diagnosis.TLS, f"its certificate is not trusted ({error.verify_message}): {_cure_of(error)}")
         if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
             return Hindrance(Diagnosis.TLS, "it does not speak TLS at this port; use redis:// or its port for TLS")
+        if isinstance(error, ssl.SSLError) and error.reason and "CERTIFICATE_REQUIRED" in error.reason:
+            return Hindrance(Diagnosis.TLS, NO_CERTIFICATE)
         if isinstance(error, ssl.SSLError) and error.reason and not isinstance(error, _PASSING):
             return Hindrance(Diagnosis.TLS, f"no agreement on TLS ({error.reason}): see the ssl_ options of the URL")
         error = error.__cause__ or error.__context__
     return None
+
+
+def _cure_of(error: ssl.SSLCertVerificationError) -> str:
+    """What makes a certificate trusted, and what does without."""
+    unchecked = "or add ?ssl_cert_reqs=none to trust any, on a network of your own"
+    if error.verify_code in _OTHER_NAME:
+        return f"use a name that is in it, or add ?ssl_check_hostname=false, {unchecked}"
+    if error.verify_code == _EXPIRED:
+        return f"renew it, {unchecked}"
+    return f"name its authority by ?ssl_ca_certs=, {unchecked}"
 
 
 def is_no_room(error: BaseException | None) -> bool:
@@ -136,6 +207,10 @@ def is_no_room(error: BaseException | None) -> bool:
 def no_room() -> StoreError:
     """The failure of this process to make a connection: no fault of the store's."""
     return StoreError("this process has no room for a connection to Redis", "overload")
+
+
+OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")
+"""The error that a script has met and reports among its readings."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -165,6 +240,7 @@ def _meaning(error: Exception) -> StoreError:
     fault: StoreFault = "reply" if isinstance(error, ResponseError) else "connection"
     hindrance = hindrance_of(error)
     if hindrance is not None and hindrance.diagnosis is not Diagnosis.RIGHTS:
-        return StoreError(f"no connection to Redis: {hindrance.reason}", fault)
+        refuses = hindrance.diagnosis in (_COMMANDS, _WRITES)
+        return StoreError(f"{'Redis refuses the call' if refuses else 'no connection to Redis'}: {hindrance.reason}", fault)
     what = f"Redis refused the call ({type(error).__name__})" if fault == "reply" else "cannot reach Redis"
     return StoreError(f"{what}: {shortened(str(error), _LONGEST)}", fault)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -15,10 +14,12 @@ from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, ScriptVar
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallSeries, StoreCounts
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache, KnownBans
 from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.errors import OUT_OF_MEMORY
 from limitgate.stores.redis.leases import Leases
 from limitgate.stores.redis.protocol import plain, wire
 from limitgate.stores.redis.server_clock import ServerClock
@@ -54,7 +55,7 @@ class RedisStoreBase:
     not_given_back = 0
     """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 
-    def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
         self.leases = Leases()
         self._bans = KnownBans()
@@ -141,6 +142,8 @@ class RedisStoreBase:
         if leap := clock.leap(readings[0].now, sent, heard):
             self._note_leap(clock, leap)
         lost = _lost(plans, readings) if unwritten else ()
+        if unwritten:
+            self.inspection.refused(clock.name, OUT_OF_MEMORY)
         outcomes: list[Outcome] = list(readings)
         bans = self._bans
         bans.drop_ended(heard)
@@ -177,6 +180,8 @@ class RedisStoreBase:
             if not (unwritten or has_bans or (cache is not None and cache.refusals)):
                 return plans  # type: ignore[no-any-return] # mostly there is nothing to note
             verdicts = [plain.ADMITTED] * len(plans)
+        if unwritten:
+            self.inspection.refused(clock.name, OUT_OF_MEMORY)
         self._bans.drop_ended(heard)
         outcomes: list[Outcome] = [*plans]
         for place, (plan, verdict) in enumerate(zip(plans, verdicts)):

@@ -89,6 +89,7 @@ class Server:
             replies.note_call(call, failure.fault)
             with logged_errors():
                 replies.unanswered(call)
+                replies.inspection.refused(self.name, error.__cause__ or error)
             if blames_server(failure):
                 session.retire()
             elif call.is_wanted:

@@ -21,7 +21,7 @@ tier: vip
 rulez: []
 rules:
   - name: api
-    qps: 0
+    qps: -1
     qpm: many
     paht: /x
     limits: [often, 5/s, seldom]
@@ -81,7 +81,7 @@ def test_mistakes_of_all_files_are_told_and_those_between_them(tmp_path: Path) -
     """A rule with a mistake of its own is known to the others all the same."""
     written(
         tmp_path,
-        default="rules:\n  - {name: api, qps: 0}\n  - {name: api, qps: 1}\n",
+        default="rules:\n  - {name: api, qps: -1}\n  - {name: api, qps: 1}\n",
         vip="tier: vip\nrules:\n  - {name: a, qps: 5, replaces: [api, apy]}\n  - {name: b, qps: 5, tier: gold}\n",
     )
     assert [(Path(each["file"]).name, each["line"], each["field"]) for each in found(tmp_path)] == [
@@ -94,7 +94,7 @@ def test_mistakes_of_all_files_are_told_and_those_between_them(tmp_path: Path) -
 
 def test_a_file_that_is_no_yaml_hides_no_mistake_of_others(tmp_path: Path) -> None:
     """But tiers and names that it may describe are not missed."""
-    written(tmp_path, default="rules: [", vip="tier: vip\nrules:\n  - {name: a, qps: 0, replaces: [api], tier: gold}\n")
+    written(tmp_path, default="rules: [", vip="tier: vip\nrules:\n  - {name: a, qps: -1, replaces: [api], tier: gold}\n")
     assert [(Path(each["file"]).name, each["field"]) for each in found(tmp_path)] == [
         ("default.yaml", None),
         ("vip.yaml", "rules[0].qps"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 import time
@@ -81,26 +82,44 @@ def test_a_bucket_for_each_route_is_told_of(redis_server: RedisServer) -> None:
     assert told_of not in run("GET", "/api/x", "--rules", CONFIG).stderr
 
 
-async def known(_: Request) -> Caller:
-    return Caller("ann", tier="paid")
+async def known(request: Request) -> Caller | None:
+    return Caller("ann", tier="paid") if request.headers.get("x-api-key") == "anns" else None
+
+
+def raises(_: Request) -> Caller | None:
+    raise KeyError("session")
 
 
 RULES = [Rule("api", "1/minute", key=["api_key"]), Rule("mine", "5/minute", key=["caller"], tier="paid")]
 GATE = LimitGate(PlainTextResponse("hello"), rules=RULES, identify=known)
 BEHIND = Starlette(middleware=[Middleware(LimitGate, rules=RULES, identify=known)])
 STRANGERS = LimitGate(PlainTextResponse("hello"), rules=RULES)
+RAISING = LimitGate(PlainTextResponse("hello"), rules=RULES, identify=raises)
 
 
 @pytest.mark.parametrize("name", ["GATE", "BEHIND"])
 def test_the_service_may_name_callers(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody is told that it has no identify; as it is not asked, a key that it might know is no more than none."""
-    assert told("GET", "/", "--app", f"{__name__}:{name}", "-H", "X-API-Key: k")["caller"] is None
-    words = "GET", "/", "--rules", f"{__name__}:{name}"
+    """Its identify is asked, even if it is async; a key that it does not know counts as none."""
+    app = f"{__name__}:{name}"
+    found = told("GET", "/", "--app", app, "-H", "X-API-Key: anns")
+    assert (found["caller"], found["tier"]) == ("ann", "paid")
+    assert [rule["name"] for rule in found["rules"] if rule["applies"]] == ["api", "mine"]
+    words = "GET", "/", "--rules", app
     (key,) = told(*words)["buckets"]
     assert told(*words, "-H", "X-API-Key: k")["buckets"] == [key]
     assert "there is no identify" not in caplog.text
     told("GET", "/", "--rules", f"{__name__}:STRANGERS")
     assert "there is no identify" in caplog.text
+
+
+def test_an_identify_that_misses_something_is_told() -> None:
+    """It runs outside of the service, so the caller is one that it does not name."""
+    result = run("GET", "/", "--app", f"{__name__}:RAISING", "--json")
+    assert json.loads(result.stdout)["caller"] is None
+    assert (
+        "identify raised KeyError: 'session' outside the service, so the request counts as one without a caller"
+        in result.stderr
+    )
 
 
 def test_behind_a_proxy() -> None:
@@ -142,13 +161,14 @@ def test_a_live_store(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 class Refused:
     """A service on Redis under the example's rules, and a client that it has refused."""
 
-    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch, requests: int = 4) -> None:
         self.prefix = f"t{uuid.uuid4().hex}"
         monkeypatch.setenv("LIMITGATE_KEY_PREFIX", self.prefix)
         self.store = "--store", url, "--timeout", "10"
         gate = LimitGateWSGI(lambda _, start: start("200 OK", []) or [], rules=CONFIG, store=url, timeout=5)
         asked = {"REQUEST_METHOD": "POST", "PATH_INFO": "/login", "REMOTE_ADDR": "203.0.113.7"}
-        for _ in range(4):
+        for _ in range(requests):
+            time.sleep(0.011)  # ids tell times in 10 ms, so each has another one
             (*_, body) = [b"", *gate(dict(asked), lambda *_: None)]
         until(lambda: gate.gate is not None and gate.gate.refusals.is_agreed)
         self.instance = json.loads(body)["instance"]
@@ -186,7 +206,7 @@ def test_an_id_leaves_the_bucket_as_it_is(redis_server: RedisServer, monkeypatch
     with redis_server.client() as client:
         before = client.get(key)
         found = told("--id", refused.id, "--rules", str(rules), *refused.store, status=1)["found"]
-        assert [each["tiers"] for each in found] == [["default"], ["vip"]]
+        assert [each["tiers"] for each in found] == [["default"]]
         assert client.get(key) == before
 
 
@@ -201,6 +221,71 @@ def test_an_id_tells_of_a_ban(redis_server: RedisServer, monkeypatch: pytest.Mon
     assert 3000 < found["decision"]["retry_after"] <= 3600
     text = run("--id", refused.id, "--rules", CONFIG, *refused.store, status=1).stdout
     assert re.search(r"banned by \S+ for (1 h|5\d min .*) more: guessing", text)
+
+
+LINE = '{client} - - [28/Nov/2026:10:05:03 +0000] "{method} {path} HTTP/1.1" 429 1\n'
+
+
+def test_an_id_leads_to_the_log_line_and_to_the_client(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That of any refusal of an episode, of which the log has the first one's only; and in an access log to the client."""
+    caplog.set_level(logging.INFO, "limitgate.refusals")
+    refused = Refused(redis_server.url, monkeypatch, 7)
+    (message,) = [each for each in caplog.messages if each.startswith("rule login begins to refuse")]
+    assert refused.id not in message
+    log, access = tmp_path / "service.log", tmp_path / "access.log"
+    log.write_text(f"INFO other line\nINFO rule login begins to refuse ip=19….1 (refusal {'a' * 32})\nINFO {message}\n")
+    others = [LINE.format(client=f"198.51.100.{number}", method="POST", path="/login") for number in range(9)]
+    ours = LINE.format(client="203.0.113.7:5000", method="POST", path="/login")
+    access.write_text("".join([*others, ours.replace("POST", "GET"), ours, ours]))
+    words = "--id", refused.id, "--rules", CONFIG
+    found = told(*words, *refused.store, "--log", str(log), "--log", str(access), status=1)["log"]
+    assert [(each["file"], each["line"], each["client"]) for each in found] == [
+        (str(log), 3, None),
+        (str(access), 11, "203.0.113.7:5000"),
+    ]
+    text = run(*words, *refused.store, "--log", str(log), "--log", str(access), status=1).stdout
+    assert f"{log}:3: INFO {message}" in text
+    assert f"client 203.0.113.7:5000, {access}:11: " in text
+    assert "to find the client: --log FILE" in run(*words, *refused.store, status=1).stdout
+    access.write_text("".join(others))
+    assert "no line of these logs is about this bucket" in run(*words, *refused.store, "--log", str(access), status=1).stdout
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)  # the public has another key, or none
+    assert told(*words, "--log", str(log), "--log", str(access), status=1)["log"] == []
+
+
+@pytest.mark.parametrize("app", ["example_app.main:app", "example_app.wsgi:app"])
+def test_an_id_leads_to_the_client_of_a_route(app: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the key has a route and the limit stands in code; headers of a log of JSON lead to callers."""
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    keyed = json.dumps({"time": 1, "client": "h", "method": "GET", "path": "/api/x", "headers": {"X-API-Key": "demo-vip-key"}})
+    lines = [LINE.format(client="203.0.113.7", method="GET", path="/api/items/5"), f"{keyed}\n"]
+    (tmp_path / "log").write_text("".join(lines))
+    words = "--ip", "203.0.113.7", "--app", app
+    (of_route,) = told("GET", "/api/items/1", *words)["buckets"]
+    (of_caller,) = told("GET", "/api/x", *words, "-H", "X-API-Key: demo-vip-key")["buckets"]
+    for bucket, id_name, line in ((of_route, "api", 1), (of_caller, "api vip", 2)):
+        made = KEY.write(1_790_000_000_000_000, id_name, bucket["key"]).decode()
+        value = told("--id", made, "--app", app, "--log", str(tmp_path / "log"))
+        assert [each["line"] for each in value["log"]] == [line]
+        assert [each["tiers"] for each in value["found"]] == [["default"] if line == 1 else ["vip"]]
+
+
+@pytest.mark.parametrize("key", [None, "demo-vip-key"])
+def test_an_id_tells_the_tier(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, key: str | None) -> None:
+    """Where tiers have rules of one name, as a service writes the id."""
+    monkeypatch.setenv("LIMITGATE_KEY_PREFIX", prefix := f"t{uuid.uuid4().hex}")
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    gate = LimitGateWSGI(lambda _, start: start("200 OK", []) or [], rules=CONFIG, store=redis_server.url, timeout=5)
+    asked = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/x", "REMOTE_ADDR": "203.0.113.7"} | (
+        {} if key is None else {"HTTP_X_API_KEY": key}
+    )
+    bodies = [b"".join(gate(dict(asked), lambda *_: None)) for _ in range(80)]
+    refused = json.loads(next(filter(None, bodies)))
+    value = told("--id", refused["instance"], "--rules", CONFIG)
+    assert [(each["rule"], each["tiers"]) for each in value["found"]] == [("api", ["default"] if key is None else ["vip"])]
+    assert value["found"][0]["key"].startswith(f"{prefix}:api:")
 
 
 @pytest.mark.parametrize("app", ["example_app.main:app", "example_app.wsgi:app"])
@@ -221,15 +306,11 @@ def test_an_id_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time, rule and key need no store then; an id by other rules or another key says what is known of it."""
     monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
     made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
-    found = told("--id", made, "--rules", CONFIG)["found"]
-    assert [(each["rule"], each["tiers"], each["decision"]) for each in found] == [
-        ("api", ["default"], None),
-        ("api", ["vip"], None),
-    ]
+    (found,) = told("--id", made, "--rules", CONFIG)["found"]
+    assert (found["rule"], found["tiers"], found["decision"]) == ("api", ["default"], None)
     text = run("--id", made, "--rules", CONFIG).stdout
     assert text.startswith("refused 2026-09-21 14:13:20 UTC, ")
     assert "\nby rule api of tier default: 5/second, 100/minute, 2000/day, counted by path, ip\n" in text
-    assert "\nor by rule api of tier vip: 50/second, 1000/minute, 100000/day, counted by caller\n" in text
     assert f"limitgate:api:{'0f' * 16}" in text
     others = [key.write(1_790_000_000_000_000, "other", "0f" * 16).decode() for key in (KEY, RefusalKey(b"k" * 32))]
     for other in others:

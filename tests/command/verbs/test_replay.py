@@ -98,6 +98,49 @@ def test_text(log: str, rules: str) -> None:
     ]
 
 
+def test_the_log_of_uvicorn(rules: str, tmp_path: Path) -> None:
+    """As it stands: without times all requests come at once, which is said. With times before the lines they are known."""
+    lines = [f'INFO:     203.0.113.7:{50_000 + number} - "GET / HTTP/1.1" 200 OK' for number in range(5)]
+    (tmp_path / "bare").write_text("INFO:     Started server process [1]\n" + "\n".join(lines))
+    found = json.loads(run(str(tmp_path / "bare"), "--rules", rules, "--json"))
+    assert (found["requests"], found["refused"], found["untimed"], found["skipped"]) == (5, 3, 5, 1)
+    assert found["clients"] == [{"client": "203.0.113.7", "requests": 5, "refused": 3}]
+    text = run(str(tmp_path / "bare"), "--rules", rules)
+    assert "5 requests of 1 clients (1 of 6 lines" in text
+    assert "5 requests have no time and count as simultaneous with the line before" in text
+    timed = [f"2026-11-28T16:0{minute}:00Z {line}" for minute, line in enumerate(lines)]
+    (tmp_path / "timed").write_text("\n".join(timed))
+    found = json.loads(run(str(tmp_path / "timed"), "--rules", rules, "--json"))
+    assert (found["requests"], found["refused"], found["untimed"]) == (5, 0, 0)
+
+
+def test_what_is_not_read_is_said(rules: str, tmp_path: Path) -> None:
+    """Lines with a request whose client or time is not known, by reason and with the first of them."""
+    unread = LINE.format(client="nginx: host x", second=0).strip()
+    (tmp_path / "log").write_text(f"{LINE.format(client='203.0.113.7', second=1)}{unread}\n{unread}\nnonsense\n")
+    found = json.loads(run(str(tmp_path / "log"), "--rules", rules, "--json"))
+    assert (found["requests"], found["skipped"]) == (1, 3)
+    assert found["unread"] == [{"reason": "cannot tell the client from a host", "lines": 2, "first": unread}]
+    text = run(str(tmp_path / "log"), "--rules", rules)
+    assert "2 lines with a request were not read: cannot tell the client from a host, for example 'nginx: host x - -" in text
+
+
+@pytest.mark.parametrize("app", ["example_app.main:app", "example_app.wsgi:app", "example_app.main:create_app"])
+def test_an_application_brings_routes(app: str, tmp_path: Path) -> None:
+    """Its rules, limits in its code, and a bucket for each route where rules count by path."""
+    paths = ["/api/items/1", "/api/items/2", "/api/items/3", "/api/hello", "/api/hello", "/api/hello", "/login"]
+    (tmp_path / "log").write_text(
+        "".join([LINE.format(client="h", second=0).replace("GET /", f"GET {path}") for path in paths])
+    )
+    found = json.loads(run(str(tmp_path / "log"), "--app", app, "--json"))
+    assert found["rules"]["api"] == {"admitted": 6, "refused": 0}
+    post = LINE.format(client="h", second=0).replace("GET /", "POST /login")
+    (tmp_path / "log").write_text(post * 2)
+    found = json.loads(run(str(tmp_path / "log"), "--app", app, "--json"))
+    assert found["rules"]["login-hourly"] == found["rules"]["login"] == {"admitted": 2, "refused": 0}
+    assert run(str(tmp_path / "log"), "--app", app, "--processes", "2", status=2)
+
+
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_standard_input(rules: str, name: str) -> None:
     """A pipe is a log, too, also one with a name, as shells make them of `<(zcat access.log.gz)`."""

@@ -13,9 +13,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextvars import Context
 from functools import partial
-from time import monotonic
 from typing import Any, Protocol
 from weakref import ref
 
@@ -23,15 +21,17 @@ from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
+from limitgate.process.clock import call_later, loop_time, monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
+from limitgate.stores.redis.aio.renewal import renew_in_time
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.calls import MAX_BATCH, Room
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT
-from limitgate.stores.redis.dial.redis_py import close
+from limitgate.stores.redis.dial.redis_py import close, renewable_login
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.protocol import wire
@@ -89,6 +89,7 @@ class Batcher:
         self._cluster = cluster
         self._send_new = self._send_first if cluster is None else partial(self._send_apart, cluster)
         self._loop = asyncio.get_running_loop()  # kept, as to ask for it costs a system call up to Python 3.11
+        self._time = partial(loop_time, self._loop)
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
         """Seconds of silence at which the first request in the queue is overdue, or less."""
@@ -106,8 +107,10 @@ class Batcher:
         self._doubted: tuple[AsyncConnection, float] | None = None
         """The connection that was doubted last, and since when it had been silent."""
         self._doubts = Doubts()
+        self._renewed: AsyncConnection | None = None
+        """The connection that was to be replaced last, as its login expires."""
         self._silence = Silence(clock)
-        self._probe_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
 
     @property
     def breaker(self) -> Breaker:
@@ -127,7 +130,7 @@ class Batcher:
         """
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
-            self._server.breaker.check(self._loop.time)
+            self._server.breaker.check(self._time)
             self._give_up_what_owes_since_before()
         if queue.size >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
@@ -154,7 +157,7 @@ class Batcher:
 
         Raises `StoreError` if there is no room for a connection.
         """
-        if self._connection is None and self._loop.time() < self._no_room_until:
+        if self._connection is None and self._time() < self._no_room_until:
             raise no_room()
         breaker = self._server.breaker
         breaker.sending(plan)
@@ -207,7 +210,7 @@ class Batcher:
     def adopt(self, batch: Batch) -> None:
         """Send a batch, just as it is, before everything that waits: it was sent elsewhere, and is to be dealt with here."""
         try:
-            self._server.breaker.check(self._loop.time)
+            self._server.breaker.check(self._time)
         except StoreError as error:
             self._fail(batch, error)
             return
@@ -220,7 +223,7 @@ class Batcher:
         """Send a batch once more, just as it is, after a pause in seconds."""
         self._parked.append(batch)
         self._silence.watch(self)
-        asyncio.get_running_loop().call_later(pause, self._unpark, batch, context=Context())
+        call_later(asyncio.get_running_loop(), pause, partial(self._unpark, batch))
 
     def _unpark(self, batch: Batch) -> None:
         if batch in self._parked:
@@ -412,7 +415,7 @@ class Batcher:
     def _begin_to_connect(self) -> None:
         if self._connecting is None:
             self._connecting = begin(_connect(ref(self), self._dial, self._clock))
-            self._connecting_since = self._loop.time(), self._clock.sleeps
+            self._connecting_since = self._time(), self._clock.sleeps
 
     def is_through(self) -> None:
         """Note that the running task no longer connects."""
@@ -432,19 +435,32 @@ class Batcher:
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
         silent = self._connection if self._is_connected else None
-        if silent is not None and (self._doubted != (silent, silent.silent_since) or silent.has_news()):  # it is not dropped
+        is_dropped = silent is not None and self._doubted == (silent, silent.silent_since) and not silent.has_news()
+        if silent is not None and silent is not self._renewed and not is_dropped:
             connection.give_up()
             return
         self._silence.break_()
         self._connection = connection
         self._connections.add(connection)
-        if silent is not None:
+        if silent is not None and is_dropped:
             self._doubts.confirmed()
             silent.replace()
+        elif silent is not None:
+            silent.retire()
+        if login := renewable_login(opened):
+            renew_in_time(self, connection, login)
         if self._probe_timer is not None:  # there is something new to look at
             self._probe_timer.cancel()
             self.send_probe()
         self._flush()
+
+    def renew(self, connection: AsyncConnection) -> bool:
+        """Begin to connect in the place of a connection. False if it is not in use any more."""
+        if connection is not self._connection or connection.is_closing():
+            return False
+        self._renewed = connection
+        self._begin_to_connect()
+        return True
 
     def _not_connected(self, error: Exception) -> None:
         if self._is_connected:  # it was only doubted
@@ -456,7 +472,7 @@ class Batcher:
         failure = store_error(error)
         self._fail_unsent(error)
         if failure.fault == "overload":
-            self._no_room_until = asyncio.get_running_loop().time() + NO_ROOM_PAUSE
+            self._no_room_until = self._time() + NO_ROOM_PAUSE
             return
         self._failed(failure)
         if failure.fault == "timeout":
@@ -478,7 +494,7 @@ class Batcher:
         if not self._owes:
             self._silence.break_()
         elif not self._server.breaker.is_closed:
-            self._server.breaker.is_probing(self._loop.time())
+            self._server.breaker.is_probing(self._time())
         self._silence.go_on(connecting=math.inf if self._connecting is None else self._replies.listen_deadline)
         self._connect_anew_after_a_sleep()
         self._doubt()
@@ -498,7 +514,7 @@ class Batcher:
         """Begin to connect once more if that takes too long, and the event loop stood still meanwhile."""
         began, sleeps = self._connecting_since
         connecting = self._connecting
-        if connecting is not None and sleeps < self._clock.sleeps and self._loop.time() - began > CONNECT_TIMEOUT:
+        if connecting is not None and sleeps < self._clock.sleeps and self._time() - began > CONNECT_TIMEOUT:
             connecting.cancel()
             self._connecting = None
             self._begin_to_connect()
@@ -585,7 +601,7 @@ class Batcher:
 
     def _failed(self, error: StoreError) -> None:
         """Count a failed call. After too many requests no longer wait, and probes look for Redis."""
-        if self._server.breaker.failed(error, self._loop.time()):
+        if self._server.breaker.failed(error, self._time()):
             self._fail_unsent(error)
             self._probe_later()
         if self._cluster is not None:
@@ -595,13 +611,13 @@ class Batcher:
         loop = asyncio.get_running_loop()
         if self._probe_timer is not None:  # from before a request has found Redis by itself
             self._probe_timer.cancel()
-        pause = self._server.breaker.pause_before_probe(loop.time())
-        self._probe_timer = None if pause is None else loop.call_later(pause, _send_probe, ref(self), context=Context())
+        pause = self._server.breaker.pause_before_probe(self._time())
+        self._probe_timer = None if pause is None else call_later(loop, pause, partial(_send_probe, ref(self)))
 
     def send_probe(self) -> None:
         """Ask whether the server is back, if anybody still needs to know."""
         self._probe_timer = None
-        probe = self._server.breaker.begin_probe(asyncio.get_running_loop().time())
+        probe = self._server.breaker.begin_probe(self._time())
         if probe is None:
             return
         try:
@@ -614,7 +630,7 @@ class Batcher:
 async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], clock: ListeningClock) -> None:
     """Connect for a batcher, unless it is gone by then."""
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time(loop)
     opened: Any
     try:
         async with clock.within(CONNECT_TIMEOUT):
@@ -628,7 +644,7 @@ async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], cl
         raise
     waiting = batcher()
     if waiting is not None:
-        waiting.opened(opened, loop.time() - began)
+        waiting.opened(opened, loop_time(loop) - began)
     elif not isinstance(opened, Exception):
         close(opened)
 

@@ -13,7 +13,6 @@ not deal with are sent on as they are. After that, and after any failure, some n
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
+from limitgate.process.clock import loop_time, monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
@@ -61,7 +61,7 @@ class AsyncCluster:
         self._dialer = dialer
         self._replies = replies
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
+        self._time = partial(loop_time, asyncio.get_running_loop())
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
         self._router = Router(self._map)
@@ -77,7 +77,7 @@ class AsyncCluster:
         if len(parts) == 1:
             return self._node(parts[0]).spend(plan, timeout)
         plan = whole(plan)
-        error = unreachable(self._map, parts, self._loop.time)
+        error = unreachable(self._map, parts, self._time)
         if error:
             raise error
         keys = tuple([charge.key for charge in plan.charges])
@@ -101,7 +101,7 @@ class AsyncCluster:
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
         """Outcome of a plan that is surely refused as things stand, or that needs a node which does not answer; else None."""
-        return unreachable(self._map, parts, self._loop.time) or self._replies.refused(plan)
+        return unreachable(self._map, parts, self._time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
         """Note that a part of a plan has failed, and so the plan: what the part takes all the same is given back then."""
@@ -314,7 +314,7 @@ class _Together:
     def begin(self, over: Callable[[], None]) -> None:
         """Ask the nodes. ``over`` is called when all is done."""
         self._over = over
-        self._began = time.monotonic()
+        self._began = monotonic()
         for place, part in enumerate(self._parts):
             try:
                 reading = self._cluster.ask(part, self.timeout)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 from typing import Any, Protocol
 from weakref import ref
 
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.redis_py import take_writer
@@ -72,6 +72,12 @@ class AsyncConnection(asyncio.Protocol):
         """Close the connection at once. Nothing on it is sent again."""
         self.session.give_up()
         self._abort()
+
+    def retire(self) -> None:
+        """Take no further calls, and close the connection with the last reply."""
+        self.session.retire()
+        if not self.session.flying:
+            self.give_up()
 
     def has_news(self) -> bool:
         """True if the event loop has yet to read what the kernel has: a server that was only slow has answered by then."""

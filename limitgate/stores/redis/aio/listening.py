@@ -12,10 +12,10 @@ import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from contextvars import Context
 from typing import Protocol
 
 from limitgate.internal_errors import logged_errors
+from limitgate.process.clock import asyncio_is_stopped, call_later, monotonic
 
 GRAIN, SHORTEST = 0.01, 0.004
 """Seconds between two looks, at most and at least."""
@@ -43,6 +43,7 @@ class ListeningClock:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._is_stopped, self._time = False, self._loop.time
         self.seconds = 0.0
         """Seconds at the latest look."""
         self._passed = 0.0
@@ -61,7 +62,7 @@ class ListeningClock:
         """Seconds by now: what waits from now on has waited for nothing of them."""
         if not self._ticks:
             return self.seconds
-        since = self._loop.time() - self._looked
+        since = self._time() - self._looked
         return self.seconds + self._passed + (since if since < LONGEST else LONGEST)  # noqa: FURB136 - min() takes longer
 
     def watch(self, listener: Listener) -> None:
@@ -69,7 +70,7 @@ class ListeningClock:
         self._listeners[listener] = None
         if not self._ticks:
             self._ticks = True
-            self._looked, self._run = self._loop.time(), _run()
+            self._looked, self._run = self._time(), _run()
             self._look_later(GRAIN)
 
     def forget(self, listener: Listener) -> None:
@@ -89,14 +90,18 @@ class ListeningClock:
 
     def _look_later(self, pause: float) -> None:
         self._pause = pause
-        self._loop.call_later(pause, self._look, context=Context())  # it goes on after the request that waits now
+        if asyncio_is_stopped() is not self._is_stopped:
+            self._is_stopped = not self._is_stopped
+            self._time = monotonic if self._is_stopped else self._loop.time
+            self._looked = self._time()
+        call_later(self._loop, pause, self._look)  # it goes on after the request that waits now
 
     def _look(self) -> None:
-        """Look at the loop's clock, and count once what has arrived by now is read.
+        """Look at the clock, and count once what has arrived by now is read.
 
         asyncio reads after the callbacks that are due already, uvloop after its timers: both before the turn after the next.
         """
-        now = self._loop.time()
+        now = self._time()
         is_late = now - self._looked > self._pause + LATE
         self.was_away, self._was_late = is_late or self._was_late, is_late
         run = _run()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable
 from contextlib import suppress
-from contextvars import Context
 from functools import partial
 from threading import Lock
 from typing import Protocol, overload
@@ -16,15 +14,21 @@ from redis.asyncio.connection import ConnectionPool
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.process.clock import call_later, monotonic
+from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.remaking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.aio.loop_end import LoopEnd
+from limitgate.stores.redis.dial.credentials import AsyncGivesLogin, Credentials
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST, Leases
 from limitgate.stores.redis.replies import RedisStoreBase
+
+_NAME = "a store on Redis for async code"
 
 
 class AsyncServers(Protocol):
@@ -53,13 +57,13 @@ class _LoopState:
         self.servers = servers
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
 
     def end_leases_in_time(self) -> None:
         """Give leases back when the oldest ends, and so on."""
-        pause = self._leases.pause(time.monotonic()) if self._timer is None else None
+        pause = self._leases.pause(monotonic()) if self._timer is None else None
         if pause is not None:
-            self._timer = asyncio.get_running_loop().call_later(pause, self._end_leases, context=Context())
+            self._timer = call_later(asyncio.get_running_loop(), pause, self._end_leases)
 
     def _end_leases(self) -> None:
         self._timer = None
@@ -69,7 +73,7 @@ class _LoopState:
     def give_back(self, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         sent = []
-        for plan in self._leases.ended(time.monotonic(), age):
+        for plan in self._leases.ended(monotonic(), age):
             with logged_errors():  # a `StoreError`, too: it drains
                 sent.append(self.servers.spend(plan, CONNECT_TIMEOUT))
         return sent
@@ -89,21 +93,26 @@ class _LoopState:
         await self.loop_end.closed()
 
 
-class AsyncRedisStore(RedisStoreBase):
+class AsyncRedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for asyncio: requests of the same turn of an event loop share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
     limitgate/stores/redis/dial/url.py. Connects on first use. Callers that are refused are answered without asking until the
     moment they were promised; ``local_refusals=False`` asks every time.
+
+    ``credentials`` is a callable that gives ``(user, password)``, or ``(user, password, seconds it is valid)``; the user may be
+    None. It may be async. It is asked for each new connection, and a connection is replaced before its login expires. The URL
+    has no user and password then; Sentinels have theirs in the URL.
     """
 
     measures_silence = takes_plain = True
     """Readings and errors say for how long Redis was silent while this process was there to listen."""
 
-    def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+    def __init__(self, url: str, *, local_refusals: bool = True, credentials: AsyncGivesLogin | None = None) -> None:
         super().__init__(local_refusals=local_refusals)
         self.scheme = scheme_of(url)
-        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None)
+        logins = None if credentials is None else Credentials(credentials, may_await=True)
+        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None, credentials=logins)
         self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
         self._opening = Lock()
 
@@ -139,7 +148,7 @@ class AsyncRedisStore(RedisStoreBase):
         """`aspend` a plan of any kind, or in an event loop that has no connections yet."""
         if not isinstance(plan, PlainSpend) and (reading := self.locally(plan)) is not None:
             return reading
-        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
         if isinstance(plan, PlainSpend):
             return await self.aspend(plan, timeout)
         self.listen_deadline = timeout
@@ -148,19 +157,23 @@ class AsyncRedisStore(RedisStoreBase):
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""
         self.listen_deadline = timeout
-        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
         return await state.servers.config(request, timeout)
 
     async def connect(self) -> None:
         """Begin to connect in the background."""
-        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
         state.servers.connect()
 
     async def aclose(self) -> None:
         """Give back what was taken in advance, and close this event loop's connections."""
         self.closings += 1
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # under trio, nothing was opened
+            return
         with self._opening:
-            state = self._loops.pop(asyncio.get_running_loop(), None)
+            state = self._loops.pop(loop, None)
         if state is not None:
             await state.end()
 

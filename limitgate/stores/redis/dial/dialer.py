@@ -26,8 +26,9 @@ from redis.retry import Retry
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import logged_errors, raise_interruption
 from limitgate.stores.redis.aio.listening import ListeningClock
+from limitgate.stores.redis.dial.credentials import Credentials, Login
 from limitgate.stores.redis.dial.inspection import Inspection, TLSCheck
-from limitgate.stores.redis.dial.redis_py import is_answer, lead_to, shared_options
+from limitgate.stores.redis.dial.redis_py import is_answer, lead_to, set_login, shared_options
 from limitgate.stores.redis.dial.resolver import Resolver
 from limitgate.stores.redis.dial.sockets import KEEPALIVE
 from limitgate.stores.redis.dial.url import (
@@ -48,6 +49,9 @@ CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
 ASK_TIMEOUT = 0.3
 """Seconds that a Sentinel, or a node, may take to say where others are before another one is asked."""
+
+LOGIN_TIMEOUT = 1.0
+"""Seconds that credentials may take to give a login before an attempt to connect fails: less than `CONNECT_TIMEOUT`."""
 
 _BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
 _SLOTS = "CLUSTER", "SLOTS"
@@ -105,7 +109,15 @@ class Dialer:
     for a URL that cannot be understood.
     """
 
-    def __init__(self, url: str, pool_class: Any, inspection: Inspection, *, socket_timeout: float | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        pool_class: Any,
+        inspection: Inspection,
+        *,
+        socket_timeout: float | None,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._brief = {} if socket_timeout is None else _BRIEF
         self._where = where = read_url(url)
         check_readable(where.url)
@@ -123,6 +135,8 @@ class Dialer:
         except (AttributeError, ValueError, TypeError, RedisError) as error:
             said = str(error).rstrip(".")
             raise ConfigError(f"store: {said}, expected a URL and options that redis-py understands") from error
+        if credentials is not None and (pool.connection_kwargs.get("username") or pool.connection_kwargs.get("password")):
+            raise ConfigError("store: a user or a password in the URL, and credentials besides, expected one of them")
         if where.nodes and pool.connection_kwargs.get("db"):
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class = pool.connection_class
@@ -130,10 +144,12 @@ class Dialer:
         self._options = {**keepalive, **shared_options(pool.connection_kwargs, made)}
         if not iscoroutinefunction(self._class.connect):
             self._options["command_packer"] = _Packer()
+        self._credentials = credentials
         self._sentinels = where.sentinels
         self._resolver = Resolver()
         self._inspection = inspection
-        self._tls = TLSCheck(inspection, uses_tls=where.url.startswith("rediss"))
+        has_certificate = "ssl_certfile" in pool.connection_kwargs
+        self._tls = TLSCheck(inspection, uses_tls=where.url.startswith("rediss"), has_certificate=has_certificate)
         SPARE.fill()
 
     @property
@@ -158,8 +174,14 @@ class Dialer:
         server = server_name(address)
         if address is None and self._sentinels:
             address = self._master(options)
-        connection = self._reached(server, self._connection(address, **options))
-        self._inspection.heard(server, _said(connection, self._inspection.question))
+        login = self._login(options.get("socket_timeout", LOGIN_TIMEOUT))
+        connection = self._reached(server, self._connection(address, login, **options))
+        try:
+            said = _said(connection, self._inspection.question)
+        except Exception as error:
+            self._tls.look_again(server, connection, error)
+            raise
+        self._inspection.heard(server, said)
         return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
@@ -178,14 +200,20 @@ class Dialer:
         server = server_name(address)
         if address is None and self._sentinels:
             address = await self._amaster(clock)
-        connection = await self._areached(server, partial(self._connection, address))
-        self._inspection.heard(server, await _asaid(connection, self._inspection.question))
+        connection = await self._areached(server, partial(self._connection, address, await self._alogin()))
+        try:
+            said = await _asaid(connection, self._inspection.question)
+        except Exception as error:
+            self._tls.look_again(server, connection, error)
+            raise
+        self._inspection.heard(server, said)
         return connection
 
     def slots(self, node: Address) -> Any:
         """Ask a node of a cluster who holds which hash slot."""
         try:
-            return _asked(self._reached(server_name(node), self._connection(node, **self._brief)), _SLOTS)
+            connection = self._connection(node, self._login(LOGIN_TIMEOUT), **self._brief)
+            return _asked(self._reached(server_name(node), connection), _SLOTS)
         except Exception as error:
             self._failed(server_name(node), error)
             raise
@@ -193,8 +221,9 @@ class Dialer:
     async def aslots(self, clock: ListeningClock, node: Address) -> Any:
         """`slots`, for asyncio."""
         try:
+            login = await self._alogin()
             async with clock.within(ASK_TIMEOUT):
-                return await _aasked(self._areached(server_name(node), partial(self._connection, node)), _SLOTS)
+                return await _aasked(self._areached(server_name(node), partial(self._connection, node, login)), _SLOTS)
         except Exception as error:
             self._failed(server_name(node), error)
             raise
@@ -237,9 +266,20 @@ class Dialer:
                 raise
         raise failure or OSError(f"{host} has no address")
 
-    def _connection(self, address: Address | None, **options: Any) -> Any:
+    def _connection(self, address: Address | None, login: Login | None = None, **options: Any) -> Any:
         where = {} if address is None else {"host": address[0], "port": address[1]}
-        return self._class(**{**self._options, **where, **options})
+        made = self._class(**{**self._options, **where, **options})
+        if login is not None:
+            set_login(made, login)
+        return made
+
+    def _login(self, within: float) -> Login | None:
+        """Ask for a login, if there are credentials. Raises `CredentialsError`."""
+        return None if self._credentials is None else self._credentials.login(min(within, LOGIN_TIMEOUT))
+
+    async def _alogin(self) -> Login | None:
+        """`_login`, for asyncio."""
+        return None if self._credentials is None else await self._credentials.alogin(LOGIN_TIMEOUT)
 
     def _master(self, options: Mapping[str, float] = MappingProxyType({})) -> Address:
         brief = {name: seconds / len(self._sentinels) for name, seconds in options.items()}
@@ -274,7 +314,7 @@ class Dialer:
     def _sentinel(self, address: Address, **options: float) -> Any:
         user, password = self._where.login
         options = {**self._brief, **options}
-        return self._connection(address, username=user, password=password, credential_provider=None, db=0, **options)
+        return self._connection(address, None, username=user, password=password, credential_provider=None, db=0, **options)
 
     @property
     def _question(self) -> Sequence[str]:

@@ -6,27 +6,39 @@ says otherwise: neither side tells, each waits or hangs up.
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from redis.exceptions import ConnectionError as RedisConnectionError, NoPermissionError, TimeoutError as RedisTimeoutError
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+    MasterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+)
 
 from limitgate.internal_errors import logged_errors
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.redis_py import CLOSED_BY_SERVER
 from limitgate.stores.redis.dial.url import Address
-from limitgate.stores.redis.errors import hindrance_of
+from limitgate.stores.redis.errors import NO_CERTIFICATE, hindrance_of, unknown_commands
 
 INSPECT = (files("limitgate") / "lua" / "inspect.lua").read_text("utf-8")
 
 FORGETS_NOBODY = frozenset({"noeviction", "volatile-ttl"})
 """Policies of a full server that keep those who were refused."""
+
+
+FORGOTTEN = 600.0
+"""Seconds without an error of calls after which it is logged again. Other calls may be answered in between."""
 
 
 class Data(NamedTuple):
@@ -55,6 +67,8 @@ class Report(NamedTuple):
     """The policy by which it forgets buckets when its memory is full, empty if it forgets none that matter."""
     data: Data | None
     """None where it does not say, or follows another server."""
+    unknown: Sequence[str] = ()
+    """Commands that it does not know."""
 
 
 def read_report(reply: object) -> Report | None:
@@ -62,9 +76,10 @@ def read_report(reply: object) -> Report | None:
     if isinstance(reply, NoPermissionError):
         return Report(["+eval"], "", None)
     match reply:
-        case [list(rights), bytes(info)] if all(isinstance(right, bytes) for right in rights):
-            said = _fields(info)
-            return Report([right.decode(errors="replace") for right in rights], _evicts(said), _data(said))
+        case [list(words), bytes(info)] if all(isinstance(word, bytes) for word in words):
+            said, texts = _fields(info), [word.decode(errors="replace") for word in words]
+            unknown = tuple(word for word in texts if word.isalpha())
+            return Report([word for word in texts if not word.isalpha()], _evicts(said), _data(said), unknown)
     return None
 
 
@@ -98,8 +113,13 @@ class Inspection:
         self._lacks = Once(Diagnosis.RIGHTS)
         self._evicts = Once(Diagnosis.EVICTS)
         self._replaced = Once(Diagnosis.REPLACED)
+        self._unknown = Once(Diagnosis.COMMANDS)
         self._told: dict[str, Diagnosis] = {}
         """Errors that no waiting cures, by server, until a connection to it comes about."""
+        self._refused: dict[tuple[str, Diagnosis], float] = {}
+        """When a call to a server met such an error last, by `time.monotonic`."""
+        self._masters: set[str] = set()
+        """Servers that took writes when the latest connection to them was made."""
 
     def expect(self, prefix: str) -> None:
         """Keys of a prefix will be used."""
@@ -117,6 +137,25 @@ class Inspection:
         if hindrance is not None:
             self._tell(server, *hindrance)
 
+    def refused(self, server: str, error: BaseException) -> None:
+        """Log what no waiting cures of the errors by which a server answers calls, once until there is none for a while.
+
+        A master that has become a replica is not meant: the next connection leads to the new master.
+        """
+        hindrance = hindrance_of(error)
+        if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
+            return
+        diagnosis, reason = hindrance
+        if diagnosis is Diagnosis.COMMANDS:
+            self._unknown.log(server, reason)
+        elif diagnosis is Diagnosis.RIGHTS:
+            self._lacks.log(server, reason)
+        else:
+            now, last = monotonic(), self._refused.get((server, diagnosis), -math.inf)
+            self._refused[server, diagnosis] = now
+            if now - last > FORGOTTEN:
+                diagnosis.log(server, reason)
+
     def tell_tls(self, server: str, reason: str) -> None:
         """Log that a server and its URL do not agree on TLS."""
         self._tell(server, Diagnosis.TLS, reason)
@@ -133,12 +172,19 @@ class Inspection:
             report = read_report(reply)
             if report is not None:
                 self._compare(server, report)
+            elif isinstance(reply, ResponseError):
+                hindrance = hindrance_of(reply)
+                if hindrance is not None and hindrance.diagnosis is Diagnosis.COMMANDS:
+                    self._unknown.log(server, hindrance.reason)
 
     def _compare(self, server: str, report: Report) -> None:
         if report.rights:
             self._lacks.log(server, " ".join(report.rights))
+        if report.unknown:
+            self._unknown.log(server, unknown_commands(report.unknown).reason)
         if report.evicts:
             self._evicts.log(server, report.evicts)
+        (self._masters.discard if report.data is None else self._masters.add)(server)
         if report.data is not None:
             before = self._data.pop(server, None) or self._followed(report.data)
             self._data[server] = report.data
@@ -163,9 +209,10 @@ _TIMEOUT = 0.5
 class TLSCheck:
     """Looks at servers to which no connection comes about, in threads that nobody waits for."""
 
-    def __init__(self, inspection: Inspection, *, uses_tls: bool) -> None:
+    def __init__(self, inspection: Inspection, *, uses_tls: bool, has_certificate: bool) -> None:
         self._inspection = inspection
         self._uses_tls = uses_tls
+        self._has_certificate = has_certificate
         self._looked: dict[str, float] = {}
 
     def look(self, server: str, connection: Any, error: Exception) -> None:
@@ -173,24 +220,39 @@ class TLSCheck:
         host = getattr(connection, "host", None)
         if host is None or not self._may_be_for_tls(error):
             return
-        address, now = (host, connection.port), time.monotonic()
+        address, now = (host, connection.port), monotonic()
         if now - self._looked.get(server, -APART) >= APART:
             self._looked[server] = now
             with suppress(RuntimeError):  # no thread can be started now
                 background.start("tls", self._look, server, address)
 
+    def look_again(self, server: str, connection: Any, error: Exception) -> None:
+        """`look` where a connection with TLS has ended with the first command: a server may want a certificate only then."""
+        if self._uses_tls:
+            self.look(server, connection, error)
+
     def _may_be_for_tls(self, error: Exception) -> bool:
-        if self._uses_tls:  # a server without TLS waits for the end of what it takes for a command
-            return isinstance(error, RedisTimeoutError | TimeoutError)
-        ended = isinstance(error.__cause__ or error.__context__, ConnectionResetError | BrokenPipeError)
+        ended = isinstance(error.__cause__ or error.__context__, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
+        if self._uses_tls and isinstance(error, RedisTimeoutError | TimeoutError):
+            return True  # a server without TLS waits for the end of what it takes for a command
         return isinstance(error, RedisConnectionError) and (ended or str(error) == CLOSED_BY_SERVER)
 
     def _look(self, server: str, address: Address) -> None:
-        with suppress(OSError):
-            if self._uses_tls and _answers_plainly(address):
-                self._inspection.tell_tls(server, "it does not speak TLS at this port; use redis:// or its port for TLS")
-            elif not self._uses_tls and _shakes_hands(address):
+        if not self._uses_tls:
+            if _holds(_shakes_hands, address):
                 self._inspection.tell_tls(server, "it speaks TLS at this port; use rediss://")
+        elif _holds(_answers_plainly, address):
+            self._inspection.tell_tls(server, "it does not speak TLS at this port; use redis:// or its port for TLS")
+        elif not self._has_certificate and _holds(_wants_certificate, address):
+            self._inspection.tell_tls(server, NO_CERTIFICATE)
+
+
+def _holds(look: Callable[[Address], bool], address: Address) -> bool:
+    """True if a look at a server finds what it looks for."""
+    try:
+        return look(address)
+    except OSError:
+        return False
 
 
 def _answers_plainly(address: Address) -> bool:
@@ -202,7 +264,23 @@ def _answers_plainly(address: Address) -> bool:
 
 def _shakes_hands(address: Address) -> bool:
     """True if a server begins to speak TLS, whatever certificate it has or wants. Nothing is sent through it."""
+    with _spoken_to(address):
+        return True
+
+
+def _wants_certificate(address: Address) -> bool:
+    """True if a server ends the connection unasked after the handshake, as TLS 1.3 has it where no certificate was shown."""
+    with _spoken_to(address) as encrypted:
+        try:
+            return not encrypted.recv(1)
+        except TimeoutError:
+            return False
+        except OSError:  # what the server says of it may be lost
+            return True
+
+
+def _spoken_to(address: Address) -> ssl.SSLSocket:
+    """A connection with TLS to a server of whatever certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(address, _TIMEOUT) as plain, context.wrap_socket(plain):
-        return True
+    return context.wrap_socket(socket.create_connection(address, _TIMEOUT))

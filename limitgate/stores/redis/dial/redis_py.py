@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError, InvalidResponse, TimeoutError as RedisTimeoutError
+
+from limitgate.stores.redis.dial.credentials import Login
 
 CLOSED_BY_SERVER = "Connection closed by server."
 """Text of redis-py's error for a server that hangs up."""
@@ -64,3 +67,15 @@ def close(connection: Any) -> None:
     """Close an asyncio connection without waiting. It need not be open any more."""
     if connection._writer is not None:  # noqa: SLF001
         take_writer(connection).close()
+
+
+def set_login(connection: Any, login: Login) -> None:
+    """Have a connection log in, and remember for how long that is valid."""
+    connection.username, connection.password = login.user, login.password
+    connection.limitgate_login = login
+
+
+def renewable_login(connection: Any) -> Login | None:
+    """The login of a connection if it expires."""
+    login: Login | None = getattr(connection, "limitgate_login", None)
+    return login if login is not None and login.renew_at < math.inf else None

@@ -11,6 +11,7 @@ from functools import partial
 from limitgate.errors import StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.template import AnyPlan, common_shape
+from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
@@ -77,13 +78,13 @@ class SyncCluster:
         parts = parts_of(plan)
         for part in parts:
             self._map.node(self._map.holder(part.hash_slot)).look()
-        error = unreachable(self._map, parts, time.monotonic)
+        error = unreachable(self._map, parts, monotonic)
         if error:
             raise error
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
         """Carry out plans, each with an outcome of its own."""
-        parted, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), listen_deadline.left / 2
+        parted, began, enough = [parts_of(plan) for plan in plans], monotonic(), listen_deadline.left / 2
         heard = iter(self._carry_out([part for parts in parted for part in parts], listen_deadline))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]
         for conclusion in conclusions:
@@ -250,7 +251,7 @@ def _check(node: Node, listen_deadline: ListenDeadline) -> None:
     """Raise a `StoreError` if a node is not to be asked."""
     if listen_deadline.left <= 0:
         raise StoreError("no time was left to ask", "timeout")
-    node.breaker.check(time.monotonic)
+    node.breaker.check(monotonic)
 
 
 def _in_trouble(errands: tuple[Node, list[_Errand]]) -> bool:

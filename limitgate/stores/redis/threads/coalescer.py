@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
 from threading import Lock
-from time import monotonic
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from ssl import SSLWantReadError
-from time import monotonic
 from typing import Any, Protocol
 
 from limitgate.internal_errors import raise_interruption
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis.dial.redis_py import socket_of
 from limitgate.stores.redis.dial.sockets import has_data, reset_on_close
 from limitgate.stores.redis.protocol.session import NEED_DATA, Doubts, Event, Session

@@ -7,7 +7,7 @@ it was away is read all the same.
 
 from __future__ import annotations
 
-from time import monotonic
+from limitgate.process.clock import monotonic
 
 SLICE = 0.0125
 """Seconds of a slice, at most."""

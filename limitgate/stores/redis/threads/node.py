@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, logged_errors, raise_interruption
 from limitgate.limits.template import AnyPlan, common_shape
+from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
@@ -46,7 +47,7 @@ class _ProbePatience(ListenDeadline):
 
     def waited_in_vain(self, seconds: float) -> None:
         super().waited_in_vain(seconds)
-        self._breaker.is_probing(time.monotonic())
+        self._breaker.is_probing(monotonic())
 
 
 class Sent:
@@ -92,12 +93,12 @@ class Node:
         if self._probe_due is not None:
             self.look()
         if self._server.breaker.state != "closed":
-            self._server.breaker.check(time.monotonic)
+            self._server.breaker.check(monotonic)
 
     def look(self) -> None:
         """Probe in this thread if it is time to, as no other could be started for it; others do not wait meanwhile."""
         due = self._probe_due
-        if due is None or self._server.breaker.is_closed or time.monotonic() < due or not self._probing.acquire(blocking=False):
+        if due is None or self._server.breaker.is_closed or monotonic() < due or not self._probing.acquire(blocking=False):
             return
         try:
             if not self._start_probing():
@@ -109,7 +110,7 @@ class Node:
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
         """Carry out plans that share a call. Raises `StoreError` once ``listen_deadline`` is over."""
         if self._server.breaker.state != "closed":
-            self._server.breaker.check(time.monotonic)
+            self._server.breaker.check(monotonic)
         call = Call(plans, common_shape(plans))
         self._replies.outgoing(call)
         answer = self._ask(call, listen_deadline)
@@ -120,7 +121,7 @@ class Node:
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
         """Carry out a request for configuration. Raises `StoreError`, once ``listen_deadline`` is over at the latest."""
         self.look()
-        self._server.breaker.check(time.monotonic)
+        self._server.breaker.check(monotonic)
         call = Call([NO_PLAN], config=request)
         self._replies.outgoing(call)
         return configuration(self._ask(call, listen_deadline))
@@ -187,13 +188,13 @@ class Node:
 
     def probe(self, breaker: Breaker, connecting: ListenDeadline) -> None:
         """Ask whether the server is back, if anybody still needs to know. Leaves no connection if the node was closed."""
-        probe = breaker.begin_probe(time.monotonic())
+        probe = breaker.begin_probe(monotonic())
         if probe is None:
             return
         try:
             self._connections.give(self._connections.take(connecting, by_looking=True))
         except StoreError as error:
-            breaker.is_probing(time.monotonic())
+            breaker.is_probing(monotonic())
             self._note(error)
         else:
             if breaker is self._server.breaker:
@@ -238,9 +239,7 @@ class Node:
         """A connection for a call; for one that ``gives_back``, a connection that answers if it lay idle, see `session`."""
         while True:
             connection = self._connections.take(listen_deadline, by_looking=gives_back)
-            if not (gives_back and connection.session.lies_idle(time.monotonic())) or self._answers(
-                connection, listen_deadline
-            ):
+            if not (gives_back and connection.session.lies_idle(monotonic())) or self._answers(connection, listen_deadline):
                 return connection
 
     def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
@@ -310,7 +309,7 @@ class Node:
             return
         if call is not None:
             self._server.breaker.sending(call.first)
-        if self._server.breaker.failed(failure, time.monotonic()) and not self._start_probing():
+        if self._server.breaker.failed(failure, monotonic()) and not self._start_probing():
             self._probe_here_later()
         self._failed()
 
@@ -324,7 +323,7 @@ class Node:
         return True
 
     def _probe_here_later(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         pause = self._server.breaker.pause_before_probe(now)
         self._probe_due = None if pause is None else now + pause
 
@@ -341,7 +340,7 @@ def _joined(call: Call, answer: Answer, error: Exception) -> Answer:
 
 
 def _keep_probing(node: ref[Node], breaker: Breaker) -> None:
-    while (pause := breaker.pause_before_probe(time.monotonic())) is not None:
+    while (pause := breaker.pause_before_probe(monotonic())) is not None:
         time.sleep(pause)
         probing = node()
         if probing is None:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from time import monotonic
 from typing import Any
+from weakref import WeakSet, ref
 
 from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, raise_interruption
+from limitgate.process.clock import monotonic
 from limitgate.stores.redis import background
+from limitgate.stores.redis.dial.credentials import Login
 from limitgate.stores.redis.dial.dialer import Dial
+from limitgate.stores.redis.dial.redis_py import renewable_login
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.protocol.session import Doubts
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
+from limitgate.stores.redis.threads.renewal import keep_renewing
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
@@ -45,6 +49,10 @@ class ConnectionPool:
         """Calls of `close` so far."""
         self._made_at = -math.inf
         self.doubts = Doubts()
+        self._expiring: WeakSet[SyncConnection] = WeakSet()
+        """Connections whose logins expire."""
+        self._renewed_by = -1
+        """How often the pool had been closed when the thread began that replaces them."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
         """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``listen_deadline`` is over.
@@ -186,4 +194,35 @@ class ConnectionPool:
             raise internal_error(error) from error
         driven.others = self
         driven.closings = closings
+        if (login := renewable_login(connection)) and closings == self._closings:
+            self._renew_in_time(driven, login)
         return driven
+
+    def _renew_in_time(self, connection: SyncConnection, login: Login) -> None:
+        """Have connections replaced before their logins expire; by one thread, unless the pool is closed meanwhile."""
+        with self._lock:
+            self._expiring.add(connection)
+            is_renewed, self._renewed_by = self._renewed_by == self._closings, self._closings
+        if not is_renewed:
+            try:
+                background.start("renewal", keep_renewing, ref(self), login, self._closings)
+            except RuntimeError:  # no thread can be started now: the next connection tries again
+                self._renewed_by = -1
+
+    def closed_since(self, closings: int) -> bool:
+        """True if the pool was closed since it had been closed so often."""
+        return closings != self._closings
+
+    def renew(self, closings: int) -> Login | None:
+        """Replace the connections, see `Renewing`: those in use are closed with their calls."""
+        with self._lock:
+            old = list(self._expiring)
+        opened = self._dial()
+        connection, login = self._driven(opened, closings), renewable_login(opened)
+        if login is None:
+            self._renewed_by = -1
+        for each in old:
+            each.session.retire()
+        self.close_idle()
+        self.give(connection)
+        return login

@@ -15,10 +15,13 @@ from limitgate.errors import StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
+from limitgate.process.remaking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.calls import MAX_BATCH, calls_of
+from limitgate.stores.redis.dial.credentials import Credentials, GivesLogin
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST
@@ -64,12 +67,16 @@ class _ThreadState(threading.local):
         self.use = _Use()
 
 
-class RedisStore(RedisStoreBase):
+class RedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
     limitgate/stores/redis/dial/url.py. Connects on first use. Callers that are refused are answered without asking until the
     moment they were promised; ``local_refusals=False`` asks every time.
+
+    ``credentials`` is a callable that gives ``(user, password)``, or ``(user, password, seconds it is valid)``; the user may be
+    None. It is asked for each new connection, and a connection is replaced before its login expires. The URL has no
+    user and password then; Sentinels have theirs in the URL.
 
     A signal handler, a finalizer or a log handler may call a store in the midst of another call of the same thread. That raises
     `StoreError`: to wait would be for ever. `close` closes it when the other call ends.
@@ -78,11 +85,12 @@ class RedisStore(RedisStoreBase):
     measures_silence = takes_plain = True
     """Readings and errors say for how long Redis was silent while this process was there to listen."""
 
-    def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+    def __init__(self, url: str, *, local_refusals: bool = True, credentials: GivesLogin | None = None) -> None:
         check_patches()
         super().__init__(local_refusals=local_refusals)
         self.scheme = scheme_of(url)
-        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT)
+        logins = None if credentials is None else Credentials(credentials, may_await=False)
+        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT, credentials=logins)
         self._this_thread = _ThreadState()
         self._connects_in_children = False
         get_ready_for_forks(self)
@@ -200,7 +208,7 @@ class RedisStore(RedisStoreBase):
 
     def _give_back(self, age: float = LONGEST) -> None:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
-        plans = self.leases.ended(time.monotonic(), age)
+        plans = self.leases.ended(monotonic(), age)
         with contextlib.suppress(StoreError):
             for together in calls_of(plans):
                 self._servers.exchange(together, ListenDeadline(CONNECT_TIMEOUT))
@@ -219,7 +227,7 @@ class RedisStore(RedisStoreBase):
         while True:
             with self._lease_lock:
                 self._gives_back = False  # first, so that a lease that comes now starts another thread
-                pause = self.leases.pause(time.monotonic())
+                pause = self.leases.pause(monotonic())
                 if pause is None:
                     return
                 self._gives_back = True

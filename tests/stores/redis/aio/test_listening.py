@@ -58,7 +58,7 @@ def test_a_loop_that_was_away_is_known_to_have_been() -> None:
 
     async def looks() -> list[bool]:
         clock, now, were_away = ListeningClock(), 0.0, []
-        clock._loop = Mock(time=lambda: now)
+        clock._loop, clock._time = Mock(), lambda: now
         clock.watch(Mock())
         for late in (0.0, 0.005, 0.0, 0.0):
             now += GRAIN + late

@@ -1,0 +1,230 @@
+"""The service that a verb is about: its rules, its options and its routes.
+
+Options come from the command line, else from the gate around the application, which is imported for it, else from
+``LIMITGATE_*``. So keys and clients are those of the service, wherever its options stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import cached_property
+from inspect import isawaitable, iscoroutinefunction
+from io import BytesIO
+from typing import Any, NamedTuple
+from urllib.parse import unquote, unquote_to_bytes
+
+import click
+
+from limitgate.command.applications import application, inwards, is_of_django, routes_of
+from limitgate.command.gates import Door, GateAround, gates
+from limitgate.command.output import say
+from limitgate.command.rule_sets import is_in_python, is_rules, limits_in_code, no_gate, rules_named
+from limitgate.errors import ConfigError
+from limitgate.http.paths import meet, segments
+from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.routes import NoRoutes, Pattern, Routes
+from limitgate.routes.flask import wsgi_routes
+from limitgate.routes.starlette import asgi_routes
+from limitgate.rules.callers import Caller
+from limitgate.rules.files import rules_of
+from limitgate.rules.options import accepts
+from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.settings import GateSettings, Settings
+
+Lines = Iterable[tuple[str, str]]
+"""Names and values of header lines."""
+
+
+class Service:
+    """A service: rules, settings, routes, and requests to it that are described by hand."""
+
+    def __init__(self, rules: RuleSet, settings: Settings, app: Any, name: str | None, door: Door) -> None:
+        self.rules = rules
+        self.settings = settings
+        self.name = name
+        """The application's name; None without one."""
+        self._app = app
+        self._door = door
+
+    @property
+    def awaits(self) -> bool:
+        """True if its gate runs on an event loop."""
+        return self._door == "asgi" or (self._door == "django" and iscoroutinefunction(self.settings.identify))
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Its routes, as its gate knows them."""
+        if self._app is None:
+            return NoRoutes()
+        if self._door == "django":
+            from limitgate.routes.django import DjangoRoutes  # noqa: PLC0415 - needs Django's settings
+
+            return DjangoRoutes()
+        return asgi_routes(self._app) if self._door == "asgi" else wsgi_routes(self._app)
+
+    @property
+    def knows_routes(self) -> bool:
+        """True if its gate counts by the templates of routes."""
+        return not isinstance(self.routes, NoRoutes)
+
+    @cached_property
+    def templates(self) -> dict[str, Pattern]:
+        """The templates of all its routes, with what they match."""
+        return {route.template: route.pattern for route in routes_of(self._app)}
+
+    def templates_for(self, rule: Rule) -> list[str]:
+        """The templates of routes with requests that a rule is for."""
+        patterns = [*map(segments, rule.paths)]
+        return [text for text, route in self.templates.items() if any(meet(each, route) is not None for each in patterns)]
+
+    @cached_property
+    def in_code(self) -> list[Rule]:
+        """The limits that stand in its code, of decorators, dependencies and throttles."""
+        return [] if self._app is None else limits_in_code(self._app)
+
+    def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
+        """A request as its server would hand it on. ``target`` is the path, and maybe a query, as a client sends them."""
+        sent, _, query = target.partition("?")
+        described = _Described(method, sent, query, peer, headers, user)
+        if self._door == "asgi":
+            return ASGIRequest(described.scope())
+        if self._door == "wsgi":
+            return WSGIRequest(described.environ())
+        from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest  # noqa: PLC0415 - as above
+
+        from limitgate.django.request import DjangoRequest  # noqa: PLC0415 - as above
+
+        return DjangoRequest(DjangoWSGIRequest(described.environ()))
+
+    def caller_of(self, request: Request) -> Caller | None:
+        """The caller that its ``identify`` finds behind a request; None where it finds none, raises, or where there is none."""
+        identify = self.settings.identify
+        found = None if identify is None else lenient(identify)(request)
+        return asyncio.run(found) if isinstance(found, Coroutine) else found
+
+
+def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """An ``identify`` that is called outside of the service. One that raises, as it misses something, names nobody."""
+
+    def find(request: Request) -> Any:
+        try:
+            found = identify(request)
+        except Exception as error:  # noqa: BLE001 - it is code of the service's
+            return _told(error)
+        return wait(found) if isawaitable(found) else found
+
+    async def wait(found: Awaitable[Any]) -> Any:
+        try:
+            return await found
+        except Exception as error:  # noqa: BLE001 - as above
+            return _told(error)
+
+    return find
+
+
+def _told(error: Exception) -> None:
+    told = f"{type(error).__name__}: {error} outside the service"
+    say(f"limitgate: identify raised {told}, so the request counts as one without a caller", err=True)
+
+
+def service(rules: str | None, app: str | None, **given: Any) -> Service:
+    """The service of ``--rules`` and ``--app``; ``given`` are options of the command line, None where they are not given.
+
+    Raises `click.UsageError` for what leads to none and for options that make no sense, `ConfigError` for rule files.
+    """
+    name = app or (rules if rules is not None and is_in_python(rules) else None)
+    found = None if name is None else application(name)
+    if is_rules(found):
+        if app is not None:
+            raise click.UsageError(f"{app} is a list of rules, expected an application, or {app} as --rules")
+        return Service(rules_of(found), settings_of(None, rules_of(found), given), None, None, "asgi")
+    gate = None if found is None else next(gates(found), None)
+    if rules is not None and rules != name:
+        in_force = rules_named(rules)
+    elif name is None:
+        raise click.UsageError("expected --rules, or --app with rules of its own")
+    elif gate is None:
+        raise no_gate(name)
+    else:
+        in_force = gate.rules
+    if found is not None and gate is None:
+        say(f"limitgate: no LimitGate around {name} is seen, so options come from LIMITGATE_*", err=True)
+    settings = settings_of(gate, in_force, given)
+    return Service(in_force, settings, found, name, _door_of(found) if gate is None else gate.door)
+
+
+def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
+    """The options of a service: those that are given and not None, else those of its gate, else those of ``LIMITGATE_*``.
+
+    Raises `click.UsageError` for one that makes no sense.
+    """
+    options = {} if gate is None else dict(gate.options)
+    options |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return GateSettings(**{**options, "rules": rules})
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _door_of(app: Any) -> Door:
+    """How an application without a gate is called."""
+    if any(map(is_of_django, inwards(app))):
+        return "django"
+    is_wsgi = hasattr(app, "wsgi_app") or (callable(app) and accepts(app, 2) and not accepts(app, 3))
+    return "wsgi" if is_wsgi else "asgi"
+
+
+class _Described(NamedTuple):
+    """A request that is described by hand."""
+
+    method: str
+    sent: str
+    """The path as it is sent, with its escapes."""
+    query: str
+    peer: str | None
+    headers: Lines
+    user: str | None
+
+    def scope(self) -> dict[str, Any]:
+        """The scope that a server of ASGI makes of it."""
+        scope: dict[str, Any] = {
+            "type": "http",
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": self.method,
+            "path": unquote(self.sent),
+            "raw_path": self.sent.encode(),
+            "root_path": "",
+            "query_string": self.query.encode(),
+            "headers": [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in self.headers],
+            "client": None if self.peer is None else (self.peer, 50_000),
+            "server": ("localhost", 80),
+        }
+        return scope if self.user is None else {**scope, "user": self.user}
+
+    def environ(self) -> dict[str, Any]:
+        """The environ that a server of WSGI makes of it."""
+        environ: dict[str, Any] = {
+            "REQUEST_METHOD": self.method,
+            "SCRIPT_NAME": "",
+            "PATH_INFO": unquote_to_bytes(self.sent).decode("latin-1"),
+            "QUERY_STRING": _native(self.query),
+            "REMOTE_ADDR": self.peer or "",
+            "SERVER_NAME": "localhost",
+            "SERVER_PORT": "80",
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "wsgi.url_scheme": "http",
+            "wsgi.input": BytesIO(),
+        }
+        for name, value in self.headers:
+            variable = name.upper().replace("-", "_")
+            variable = variable if variable in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{variable}"
+            before = f"{environ[variable]}, " if variable in environ else ""
+            environ[variable] = before + _native(value)
+        return environ if self.user is None else {**environ, "REMOTE_USER": self.user}
+
+
+def _native(text: str) -> str:
+    """Text as WSGI has it: its bytes as latin-1 (PEP 3333)."""
+    return text.encode().decode("latin-1")

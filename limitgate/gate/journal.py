@@ -1,0 +1,223 @@
+"""The journal: who was banned, pardoned and reset, when, why and by whom. A text in the store, next to the state it is about.
+
+It names clients by masked names and by keys of the store, so that nothing in Redis tells who a client is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+from limitgate.errors import StoreError
+from limitgate.gate.flow import ConfigFlow, run
+from limitgate.observing.audit import somebody
+from limitgate.stores.base import ConfigRequest, StoredConfig, SyncConfigStore
+
+MOST_BANS, MOST_EVENTS = 2_000, 1_000
+"""Bans and events that are kept. Bans by rules are dropped first, of these the ones that end first; of events the oldest."""
+_BY_RULE = "rule "
+T = TypeVar("T")
+_TRIES = 20
+"""Times that a change is tried again where somebody else was faster."""
+_LONGEST = 500
+"""Characters of a name or a reason."""
+
+
+class Ban(NamedTuple):
+    """A ban that was set by the command, or by a rule with a ``ban``."""
+
+    key: str
+    """Name for people, with who is banned masked in it."""
+    keys: Sequence[str]
+    """Keys in the store."""
+    until: float
+    """Unix time in seconds, infinite for one without an end."""
+    reason: str | None
+    by: str
+
+    @classmethod
+    def by_rule(cls, rule: str, who: str, key: str, until: float, reason: str) -> Ban:
+        """A ban by a rule of the client with this name for people, and this key in the store."""
+        return cls(f"{rule} {who}".rstrip()[:_LONGEST], (key,), until, reason, f"{_BY_RULE}{rule}")
+
+    @property
+    def is_by_rule(self) -> bool:
+        """True if a rule has set it."""
+        return self.by.startswith(_BY_RULE)
+
+    def retry_after(self, now: float) -> float:
+        """Seconds that it has left."""
+        return max(0.0, self.until - now)
+
+
+class Event(NamedTuple):
+    """A change by the command."""
+
+    at: float
+    """Unix time in seconds."""
+    by: str
+    action: str
+    key: str
+    reason: str | None
+
+
+class JournalFlows:
+    """The journal of one key prefix, as flows."""
+
+    def __init__(self, key_prefix: str, timeout: float, clock: Callable[[], float] = time.time) -> None:
+        self._key = f"{key_prefix}:journal"
+        self._timeout = timeout
+        self._clock = clock
+
+    def noting(
+        self,
+        action: str,
+        key: str,
+        keys: Sequence[str],
+        reason: str | None,
+        seconds: float | None = None,
+        *,
+        bans: bool = False,
+    ) -> ConfigFlow[None]:
+        """Note a change as `Journal.note` does."""
+        now, by = self._clock(), somebody()
+        reason = reason[:_LONGEST] if reason else None
+
+        def change(listed: dict[str, Ban], events: list[Event]) -> None:
+            if bans:
+                until = math.inf if seconds is None else now + seconds
+                _list(listed, Ban(key[:_LONGEST], keys, until, reason, by))
+            elif action == "pardon":
+                _take_out(listed, keys)
+            events.append(Event(now, by, action, key[:_LONGEST], reason))
+
+        return self._changing(change)
+
+    def noting_bans(self, bans: Sequence[Ban]) -> ConfigFlow[None]:
+        """Note bans that rules have begun."""
+
+        def change(listed: dict[str, Ban], _: list[Event]) -> None:
+            for ban in bans:
+                _list(listed, ban)
+
+        return self._changing(change)
+
+    def removing(self, keys: Sequence[str]) -> ConfigFlow[None]:
+        """Take out the bans of these keys in the store."""
+        _, listed, _ = yield from self._reading()
+        if not listed.keys().isdisjoint(keys):
+            yield from self._changing(lambda listed, _: _take_out(listed, keys))
+
+    def _changing(self, change: Callable[[dict[str, Ban], list[Event]], None]) -> ConfigFlow[None]:
+        for _ in range(_TRIES):
+            version, listed, events = yield from self._reading()
+            change(listed, events)
+            if (yield from self._writing(version, listed, events)):
+                return
+        raise StoreError("the journal is being changed by others all the time, expected to be able to write to it", "reply")
+
+    def _reading(self) -> ConfigFlow[tuple[int, dict[str, Ban], list[Event]]]:
+        stored: StoredConfig = yield ConfigRequest(self._key), self._timeout
+        kept: Any = None
+        with suppress(ValueError, RecursionError):
+            kept = json.loads(stored.text or "{}")
+        now = self._clock()
+        listed = {ban.keys[0]: ban for ban in _entries(kept, "bans", _ban) if ban.until > now}
+        return stored.version, listed, _entries(kept, "events", _event)
+
+    def _writing(self, version: int, listed: dict[str, Ban], events: list[Event]) -> ConfigFlow[bool]:
+        bans = sorted(listed.values(), key=lambda ban: (ban.is_by_rule, -ban.until))[:MOST_BANS]
+        kept = {
+            "bans": [ban._replace(until=None) if ban.until == math.inf else ban for ban in bans],  # type: ignore[arg-type]
+            "events": events[-MOST_EVENTS:],
+        }
+        text = json.dumps(kept, ensure_ascii=False)
+        stored: StoredConfig = yield ConfigRequest(self._key, text, version), self._timeout
+        return stored.text == text
+
+
+class Journal(JournalFlows):
+    """Bans in force and events of one key prefix. Methods raise `StoreError` where the store does not answer in time."""
+
+    def __init__(self, store: SyncConfigStore, key_prefix: str, timeout: float, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(key_prefix, timeout, clock)
+        self._store = store
+
+    def bans(self) -> list[Ban]:
+        """Bans that have not ended; the next one to end first."""
+        return sorted(run(self._store, self._reading())[1].values(), key=lambda ban: ban.until)
+
+    def events(self) -> list[Event]:
+        """The latest changes, newest first."""
+        return [*reversed(run(self._store, self._reading())[2])]
+
+    def note(
+        self,
+        action: str,
+        key: str,
+        keys: Sequence[str],
+        reason: str | None,
+        seconds: float | None = None,
+        *,
+        bans: bool = False,
+    ) -> None:
+        """Note a change that was made; one that ``bans`` is for so many seconds, or for ever. A pardon takes the ban out.
+
+        Raises `StoreError` where it cannot be noted, which says that the change was made all the same.
+        """
+        try:
+            run(self._store, self.noting(action, key, keys, reason, seconds, bans=bans))
+        except StoreError as error:
+            message = f"the {action} of {key} is in effect, but the journal does not tell of it: {error}"
+            raise StoreError(message, error.fault) from error
+
+
+def _list(listed: dict[str, Ban], ban: Ban) -> None:
+    """Add a ban to those in force; it ends no earlier than one that is there already."""
+    known = listed.get(ban.keys[0])
+    listed[ban.keys[0]] = ban._replace(until=max(ban.until, known.until)) if known else ban
+
+
+def _take_out(listed: dict[str, Ban], keys: Sequence[str]) -> None:
+    for key in keys:
+        listed.pop(key, None)
+
+
+def _entries(kept: Any, name: str, entry: Callable[[Any], T]) -> list[T]:
+    """Entries under a name of what is kept, less those that are none: nobody repairs them at night, and bans have to work."""
+    found: list[T] = []
+    listed = kept.get(name) if isinstance(kept, dict) else None
+    for each in listed if isinstance(listed, list) else ():
+        with suppress(TypeError, ValueError, OverflowError, OSError):
+            found.append(entry(each))
+    return found
+
+
+def _ban(kept: Any) -> Ban:
+    """A ban as it is kept; a later version may have added to it."""
+    key, (first, *more), until, reason, by = kept[:5]
+    keys = [*map(_text, (first, *more))]
+    return Ban(_text(key), keys, _number(math.inf if until is None else until), reason and _text(reason), _text(by))
+
+
+def _event(kept: Any) -> Event:
+    at, by, action, key, reason = kept[:5]
+    datetime.fromtimestamp(_number(at), UTC)  # a time that can be shown
+    return Event(_number(at), _text(by), _text(action), _text(key), reason and _text(reason))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.80} is no number")
+    return value

@@ -1,0 +1,113 @@
+"""`Ban`: how a rule bans clients that it refuses too often, as users set it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from limitgate.errors import ConfigError
+from limitgate.limits.duration import seconds_of
+from limitgate.messages.suggestions import expected_of
+
+MOST_REFUSALS = 10_000
+"""Highest ``after``."""
+HIGHEST_GROWTH = 100.0
+"""Highest ``growing``."""
+LONGEST_S = 366 * 86_400.0
+"""Seconds in the longest duration: a year."""
+_DAY_S = 86_400.0
+_MISSING = object()
+_EXAMPLE = "{after: 20, within: 10m, for: 1h, growing: 2, most: 24h}"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Ban:
+    """A ban of clients that a rule refuses too often. Durations are seconds, or text such as ``10m`` and ``1h``.
+
+    Raises `ConfigError` that names each wrong field and what was expected of it.
+    """
+
+    after: int
+    """Refusals that lead to a ban: 1 to 10,000."""
+    within: float
+    """Seconds in which they have to happen: more than 0, at most a year."""
+    duration: float
+    """Seconds that the first ban lasts, in rule files ``for``: more than 0, at most a year."""
+    growing: float
+    """Factor by which each further ban is longer than the one before: 1 to 100, 1 if not given."""
+    most: float
+    """Seconds that the longest ban lasts: at least ``duration``, at most a year; ``duration`` or a day if not given, whichever
+    is longer. A client that is not banned for as long begins with the first ban again."""
+
+    def __init__(
+        self,
+        after: int = _MISSING,  # type: ignore[assignment]  # so that one error tells of all fields that are missing
+        within: float | str = _MISSING,  # type: ignore[assignment]
+        duration: float | str = _MISSING,  # type: ignore[assignment]
+        growing: float = 1.0,
+        most: float | str | None = None,
+    ) -> None:
+        mistakes = [ConfigError.at((field,), said, "ban") for field, said in _mistakes(after, within, duration, growing, most)]
+        if mistakes:
+            raise ConfigError.first_of(mistakes)
+        lasts = seconds_of(duration)
+        longest = max(lasts, _DAY_S) if most is None else seconds_of(most)
+        values = {"after": after, "within": seconds_of(within), "duration": lasts, "growing": float(growing), "most": longest}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+def as_ban(value: object) -> Ban | None:
+    """The option as it may be given: a `Ban`, a mapping of its fields, or None. Raises `ConfigError` for anything else."""
+    if value is None or isinstance(value, Ban):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{value!r:.80} is no ban, expected a mapping such as {_EXAMPLE}, or in Python Ban(...)")
+    known = ["for" if field.name == "duration" else field.name for field in fields(Ban)]
+    given = {"duration" if name == "for" else str(name): each for name, each in value.items()}
+    unknown = [str(name) for name in value if name not in (*known, "duration")]
+    mistakes = [ConfigError.at((name,), f"unknown field, {expected_of(name, known)}", "ban") for name in unknown]
+    if "for" in value and "duration" in value:
+        mistakes.append(ConfigError.at(("duration",), "the same as for, expected one of them", "ban"))
+    try:
+        ban = Ban(**{name: each for name, each in given.items() if name not in unknown})
+    except ConfigError as error:
+        for each in error.every:
+            is_for = each.field == ("duration",) and "duration" not in value
+            mistakes.append(ConfigError.at(("for",) if is_for else each.field, each.reason, "ban"))
+    if mistakes:
+        raise ConfigError.first_of(mistakes)
+    return ban
+
+
+def _mistakes(after: object, within: object, duration: object, growing: object, most: object) -> Iterator[tuple[str, str]]:
+    """Wrong fields and what was expected of them."""
+    if type(after) is not int or not 1 <= after <= MOST_REFUSALS:
+        yield "after", f"expected a whole number of refusals from 1 to {MOST_REFUSALS:,}, {_not(after)}"
+    for name, value, example in (("within", within, "10m or 600"), ("duration", duration, "1h or 3600")):
+        if _seconds(value) is None:
+            yield name, f"expected a duration above 0 and up to a year, such as {example}, {_not(value)}"
+    is_number = isinstance(growing, int | float) and not isinstance(growing, bool)
+    if not is_number or not 1 <= growing <= HIGHEST_GROWTH:  # type: ignore[operator]
+        yield "growing", f"expected a factor from 1 to {HIGHEST_GROWTH:g}, such as 2, {_not(growing)}"
+    if most is None:
+        return
+    lasts, longest = _seconds(duration), _seconds(most)
+    if longest is None:
+        yield "most", f"expected a duration above 0 and up to a year, such as 24h, {_not(most)}"
+    elif lasts is not None and longest < lasts:
+        yield "most", f"expected at least as long as the first ban, which lasts {lasts:g} s, {_not(most)}"
+
+
+def _not(value: object) -> str:
+    return "which is missing" if value is _MISSING else f"not {value!r:.80}"
+
+
+def _seconds(value: object) -> float | None:
+    """A duration in seconds; None for what is none, and for what is out of range."""
+    try:
+        seconds = seconds_of(value)
+    except ConfigError:
+        return None
+    return seconds if 0 < seconds <= LONGEST_S and math.ceil(seconds * 1e6) else None

@@ -1,0 +1,55 @@
+"""Values that YAML 1.1, which PyYAML reads, takes for something else than people do, and how to write them. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_TAG = "tag:yaml.org,2002:"
+_NUMBERS = (f"{_TAG}int", f"{_TAG}float")
+_NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
+_OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
+"""Numbers of YAML 1.2 and JSON that are text in YAML 1.1, and octal ones with an 8 or a 9."""
+_ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
+
+
+def misread(node: Any, *, is_secret: bool) -> str | None:
+    """Say what a number is to YAML that is not written in decimal, and what was expected; None for any other node.
+
+    A secret is not repeated.
+    """
+    text = node.value
+    if node.tag not in _NUMBERS or node.style is not None or not _NOT_DECIMAL.fullmatch(text):
+        return None
+    if is_secret:
+        return "a number that is another one to YAML, expected decimal digits, or quotes around text"
+    try:
+        number = f"{yaml.safe_load(text)}"
+    except ValueError:  # a prefix without digits
+        return f"{text} is no number, expected decimal digits, or {text!r} in quotes for the text"
+    decimal = _ZEROS.sub(r"\1", text).replace("_", "") if re.fullmatch(r"[-+0-9_]+", text) else number
+    return f"{text} is {number} to YAML, expected {decimal} for the number, or {text!r} in quotes for the text"
+
+
+def hint(node: Any) -> str:
+    """Say at the end of a message what a value is to YAML that people may take for another one; nothing of other nodes."""
+    if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+        return ""
+    text = node.value
+    if node.tag == f"{_TAG}bool":
+        return f"; {text} is {str(yaml.safe_load(text)).lower()} to YAML, and {text!r} in quotes is text"
+    if node.tag == f"{_TAG}timestamp":
+        return f"; {text} is a date to YAML, and {text!r} in quotes is text"
+    if node.tag == f"{_TAG}str" and _OTHER_NUMBER.fullmatch(text):
+        return f"; {text} is text to YAML, and {_number(text):g} is the number"
+    return ""
+
+
+def _number(text: str) -> float:
+    """The number that text is to others than YAML 1.1."""
+    try:
+        return int(text, 8) if "o" in text else float(text)
+    except ValueError:  # an octal number with an 8 or a 9
+        return float(text.replace("o", ""))

@@ -1,0 +1,139 @@
+"""Durations as text: wherever seconds are taken, text with a unit says the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from limitgate import AsyncLimiter, ConfigError, Limit, Limiter, MemoryStore, Rule, Settings, load_rules
+from limitgate.command.group import limitgate
+from limitgate.httpx import RateLimitTransport
+from limitgate.outbound.options import CheckedOptions
+from limitgate.testing import FrozenClock, frozen
+from tests.support.clock import Clock
+from tests.support.command_line import CliRunner
+
+
+def banned(how: Callable[[Limiter], object]) -> float:
+    """For how long a key is banned then."""
+    with Limiter(MemoryStore(Clock())) as limiter:
+        how(limiter)
+        return limiter.peek("k", "5/minute").retry_after
+
+
+def bucket_banned(how: Callable[[Any], object]) -> float:
+    with Limiter(MemoryStore(Clock())) as limiter:
+        how(limiter.bucket(Rule("api", "5/minute"), ip="203.0.113.7"))
+        return limiter.bucket(Rule("api", "5/minute"), ip="203.0.113.7").peek().retry_after
+
+
+def waited(timeout: float | str) -> float:
+    """How long a limiter waits that may wait for so long."""
+    with frozen() as clock, Limiter("memory://") as limiter:
+        began = clock.now
+        limiter.hit("k", "1 per 90 seconds")
+        decision = limiter.wait("k", "1 per 90 seconds", timeout=timeout)
+        return clock.now - began if decision.allowed else -1
+
+
+def advanced(seconds: float | str) -> float:
+    clock = FrozenClock(0)
+    clock.advance(seconds)
+    return clock.now
+
+
+def own(name: str) -> Callable[[Any], float]:
+    return lambda value: getattr(CheckedOptions.of({name: value}), name)
+
+
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "option timeout": lambda value: Settings(timeout=value, rules=[]).timeout,
+    "option reload": lambda value: Settings(reload=value, rules=[]).reload,
+    "limiter": lambda value: Limiter("memory://", timeout=value)._timeout,
+    "async limiter": lambda value: AsyncLimiter("memory://", timeout=value)._timeout,
+    "ban": lambda value: banned(lambda limiter: limiter.ban("k", value)),
+    "penalize": lambda value: banned(lambda limiter: limiter.penalize("k", value)),
+    "ban of a bucket": lambda value: bucket_banned(lambda bucket: bucket.ban(value)),
+    "max_delay": lambda value: Rule("a", "5/s", max_delay=value).max_delay,
+    "warm_up": lambda value: Limit("5/s", warm_up=value).warm_up,
+    "outbound timeout": own("timeout"),
+    "outbound longest_pause": own("longest_pause"),
+    "a clock": advanced,
+}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("2s", 2), ("0.5m", 30), (" 10 s ", 10)])
+@pytest.mark.parametrize("place", PLACES)
+def test_text_is_the_same_as_seconds(place: str, text: str, seconds: float) -> None:
+    assert PLACES[place](text) == PLACES[place](seconds) == seconds
+
+
+@pytest.mark.parametrize("wrong", ["soon", "2 parsecs", "-2s", "1m30s", ""])
+@pytest.mark.parametrize("place", PLACES)
+def test_other_text_is_a_mistake(place: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match="expected seconds, or text such as '2s', '500ms'"):
+        PLACES[place](wrong)
+
+
+def test_waiting() -> None:
+    """Each way to wait takes text; a wait of no time is a hit."""
+    assert waited("2m") == waited(120) == 90
+    assert waited("1m") == waited("0s") == -1
+
+    async def later() -> bool:
+        async with AsyncLimiter("memory://") as limiter:
+            await limiter.hit("k", "1/minute")
+            await limiter.ban("other", "1h")
+            return (await limiter.wait("k", "1/minute", timeout="1s")).allowed
+
+    assert not asyncio.run(later())
+    with frozen() as clock, Limiter("memory://") as limiter:
+        limited = limiter.limited("1 per 90 seconds", timeout="2m")(lambda: clock.now)
+        assert limited() + 90 == limited()
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As text, and as the numbers that they were."""
+    for value, seconds in (("250ms", 0.25), ("0.25", 0.25), ("2", 2)):
+        monkeypatch.setenv("LIMITGATE_TIMEOUT", value)
+        monkeypatch.setenv("LIMITGATE_RELOAD", value)
+        assert (Settings(rules=[]).timeout, Settings(rules=[]).reload) == (seconds, seconds)
+    monkeypatch.setenv("LIMITGATE_TIMEOUT", "2m")
+    with pytest.raises(ConfigError, match="timeout: expected at most 60"):
+        Settings(rules=[])
+
+
+def test_a_rule_file(tmp_path: Path) -> None:
+    """Tests in a rule file take text, too."""
+    file = tmp_path / "rules.yaml"
+    file.write_text(
+        "rules: [{name: a, limits: [1 per 5 minutes]}]\n"
+        "tests:\n  - {given: {path: /}, expect: {remaining: 0}}\n"
+        "  - {given: {path: /, at: 1m}, expect: {allowed: false, rule: a, retry_after: 4m}}\n"
+        "  - {given: {path: /, at: 300}, expect: {remaining: 0}}\n"
+    )
+    load_rules(file)
+    assert CliRunner().invoke(limitgate, ["check", str(file)], catch_exceptions=False).exit_code == 0
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """``--timeout`` takes what ``--for`` takes."""
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules: [{name: a, qps: 5}]\n")
+    words = ["explain", "GET", "/", "--rules", str(file), "--timeout"]
+    assert [CliRunner().invoke(limitgate, [*words, each]).exit_code for each in ("500ms", "2", "soon", "2m")] == [0, 0, 2, 2]
+
+
+def test_what_is_logged_of_a_ban_is_in_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "limitgate.audit"), Limiter("memory://") as limiter:
+        limiter.ban("k", "1h", reason="abuse")
+    assert caplog.records[0].seconds == 3600  # type: ignore[attr-defined]
+
+
+def test_a_transport() -> None:
+    RateLimitTransport("10/second", timeout="2m", longest_pause="1h").close()

@@ -1,0 +1,118 @@
+"""An ``identify`` that fails: its error is the application's, no request passes, and the log says once where it comes from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
+
+import pytest
+from flask import Flask
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from limitgate import Caller, ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate.http.request import MOST_LINES
+from tests.support.doors import SITES, ASGISite, Site
+
+PLACE = f"LookupError at {__name__}:"
+
+
+def raising(request: Any) -> Caller | None:
+    if request.path == "/free":
+        return None
+    raise LookupError("the customer's secret")
+
+
+async def raising_later(request: Any) -> Caller | None:
+    return raising(request)
+
+
+@pytest.fixture(params=SITES, ids=attrgetter("door"))
+def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
+    """Opens sites of one door."""
+    sites: list[Site] = []
+
+    def opening(identify: Any, **options: Any) -> Site:
+        sites.append(request.param(Rule("api", "2/minute", key=["global"]), store=MemoryStore(), identify=identify, **options))
+        return sites[-1]
+
+    yield opening
+    for it in sites:
+        it.close()
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What was logged."""
+    caplog.set_level(logging.WARNING, "limitgate")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("identify", [raising, raising_later])
+def test_an_error_is_raised_and_told_once(opened: Callable[..., Site], told: Any, identify: Any) -> None:
+    """The line says where, and repeats nothing of the error; the request neither passes nor is charged."""
+    try:
+        it = opened(identify)
+    except ConfigError:
+        pytest.skip("WSGI takes no async function")
+    for _ in range(3):
+        with pytest.raises(LookupError, match="secret"):
+            it.ask()
+    assert it.statuses(3, "/free") == [200, 200, 429]
+    (line,) = told()
+    assert line.startswith("LG071 identify failed, and so do the requests that it was called for: " + PLACE)
+    assert "secret" not in line
+
+
+def test_each_place_is_told(opened: Callable[..., Site], told: Any) -> None:
+    def identify(request: Any) -> Caller | None:
+        if request.path == "/a":
+            raise LookupError
+        raise ValueError
+
+    it = opened(identify)
+    for path in ("/a", "/b", "/a"):
+        with pytest.raises((LookupError, ValueError)):
+            it.ask(path)
+    assert [line.partition(": ")[2].partition(" at ")[0] for line in told()] == ["LookupError", "ValueError"]
+
+
+@pytest.mark.parametrize("given", ["ann", 5, {}, ("ann", "vip")])
+def test_what_is_no_caller(opened: Callable[..., Site], told: Any, given: Any) -> None:
+    it = opened(lambda _: given)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=f"identify gave a {type(given).__name__}, expected a Caller or None"):
+            it.ask()
+    (line,) = told()
+    assert f": it gave a {type(given).__name__}; expected a Caller or None" in line
+    assert "ann" not in line
+
+
+def test_an_async_one_that_gives_no_caller(told: Any) -> None:
+    async def identify(_: Any) -> Any:
+        return "ann"
+
+    site = ASGISite(Rule("api", "2/minute"), store=MemoryStore(), identify=identify)
+    with site as it, pytest.raises(TypeError, match="identify gave a str"):
+        it.ask()
+    assert len(told()) == 1
+
+
+def test_headers_that_are_too_many_are_no_failure(told: Any) -> None:
+    """They are answered with a 431, and nothing is logged."""
+    it = ASGISite(Rule("api", "2/minute"), store=MemoryStore(), identify=lambda request: request.headers.get("x-who") and None)
+    assert it.ask(headers=[("X-Who", "a")] * (MOST_LINES + 1)).status == 431
+    assert told() == []
+
+
+def test_the_answer_is_a_500() -> None:
+    """The framework's own, as for any error of the application."""
+    app = Starlette()
+    app.add_middleware(LimitGate, rules=[Rule("api", "2/minute")], identify=raising)
+    assert TestClient(app, raise_server_exceptions=False).get("/").status_code == 500
+    flask = Flask("shop")
+    flask.wsgi_app = LimitGateWSGI(flask.wsgi_app, rules=[Rule("api", "2/minute")], identify=raising)  # type: ignore[method-assign]
+    with pytest.raises(LookupError):  # which a WSGI server answers with a 500
+        flask.test_client().get("/")

@@ -1,0 +1,436 @@
+"""The service that verbs are about: what the application has in code, and the paths that people name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from starlette.testclient import TestClient
+
+from limitgate import Limiter, load_rules
+from limitgate.command.applications import application
+from limitgate.command.group import limitgate
+from tests.support.command_line import CliRunner
+from tests.support.redis_server import RedisServer
+
+SECRET = "a secret of tests"
+IP = "2001:db8:0:1::7"
+ANN = ["--ip", IP]
+APPLICATIONS = f"""\
+from limitgate import AsyncRedisStore, Caller, LimitGate, LimitGateWSGI, Rule, limit
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+RULES = [
+    Rule("api", "2/day", path="/api/**", key=["path", "ip"]),
+    Rule("users", "9/day", path="/api/users/**", key=["path", "ip"]),
+    Rule("keyed", "2/day", path="/keyed", key=["api_key"]),
+    Rule("plan", "2/day", path="/keyed", key=["caller"], tier="paid"),
+]
+
+
+def identify(request):
+    return Caller("ann", tier="paid") if request.headers.get("x-api-key") == "anns" else None
+
+
+async def aidentify(request):
+    return identify(request)
+
+
+async def hello(request):
+    return PlainTextResponse("hello")
+
+
+@limit("2/day", name="search")
+async def search(request):
+    return PlainTextResponse("found")
+
+
+def options(url, prefix):
+    return dict(rules=RULES, store=url, key_prefix=prefix, secret={SECRET!r}, ipv6_prefix=48, trusted_proxies=["10.0.0.1"])
+
+
+def create_app(url="URL", prefix="PREFIX", by_object=False):
+    paths = "/api/orders/special", "/api/orders/{{id}}", "/api/users/{{name}}", "/keyed"
+    app = Starlette(routes=[*[Route(path, hello, methods=["GET"]) for path in paths], Route("/search", search)])
+    given = options(AsyncRedisStore(url) if by_object else url, prefix)
+    app.add_middleware(LimitGate, identify=aidentify, **given)
+    return app
+
+
+def create_flask_app():
+    from flask import Flask
+    from limitgate.flask import LimitGate as FlaskGate
+
+    app = Flask("shop")
+    for number, path in enumerate(["/api/orders/<int:id>", "/api/users/<name>", "/keyed"]):
+        app.add_url_rule(path, str(number), lambda **_: "hello")
+    FlaskGate(app, identify=identify, **options("URL", "PREFIX"))
+    return app
+
+
+app = create_app()
+by_object = create_app(by_object=True)
+around = LimitGate(Starlette(routes=app.routes), identify=aidentify, **options("URL", "PREFIX"))
+NO_APP = 7
+"""
+
+
+class Shop:
+    """A service with its options in code, whose module can be imported here."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.prefix, self.module = url, f"t{uuid.uuid4().hex}", f"shop_{uuid.uuid4().hex}"
+        (folder / f"{self.module}.py").write_text(APPLICATIONS.replace("URL", url).replace("PREFIX", self.prefix))
+
+    def run(self, *words: str) -> Result:
+        """Run the command; ``SHOP:`` stands for the module."""
+        words = tuple(word.replace("SHOP:", f"{self.module}:") for word in words)
+        return CliRunner().invoke(limitgate, ["--", *words][1:], catch_exceptions=False)
+
+    def json(self, *words: str, status: int = 0) -> Any:
+        result = self.run(*words, "--timeout", "10", "--json")
+        assert result.exit_code == status, result.output
+        return json.loads(result.stdout)
+
+    def get(self, path: str, ip: str = IP, **headers: str) -> int:
+        """Status of a request to the service."""
+        app = application(f"{self.module}:app")
+        with TestClient(app, client=("10.0.0.1", 1)) as client:
+            return client.get(path, headers={"X-Forwarded-For": ip, **headers}).status_code
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [name for name in os.environ if name.startswith("LIMITGATE_")]:
+        monkeypatch.delenv(name)
+    return Shop(redis_server.url, tmp_path)
+
+
+NAMES = ["SHOP:app", "SHOP:around", "SHOP:by_object", "SHOP:create_app", "SHOP:create_app()", "SHOP:create_app(by_object=True)"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_is_taken_from_the_gate(shop: Shop, name: str) -> None:
+    """Store, key prefix, secret, proxies and networks, for each way to name the application."""
+    url = "/api/orders/1"
+    assert [shop.get(url) for _ in range(3)] == [200, 200, 429]
+    whom = ["--rule", "api", "--ip", "2001:db8:0:2::9"]  # another address of the same network
+    behind = "--ip", "10.0.0.1", "-H", f"X-Forwarded-For: {IP}"
+    assert shop.json("explain", "GET", "/api/orders/2", "--app", name, *behind, status=1)["status"] == 429
+    for option in ("--app", "--rules"):
+        assert shop.json("peek", option, name, *whom, "--path", url, status=1)["remaining"] == 0
+    assert shop.json("reset", "--app", name, *whom, "--path", url, "-y")["remaining"] == 2
+    assert shop.json("peek", "--app", name, *whom, "--path", url)["remaining"] == 2
+
+
+def test_a_flask_application_by_its_factory(shop: Shop) -> None:
+    """Its identify runs in a request context, and its templates are Werkzeug's."""
+    made = application(f"{shop.module}:create_flask_app")
+    flask = made.test_client()
+    given = {"REMOTE_ADDR": "10.0.0.1", "HTTP_X_FORWARDED_FOR": IP, "HTTP_X_API_KEY": "anns"}
+    assert [flask.get("/api/orders/1", environ_base=given).status_code for _ in range(3)] == [200, 200, 429]
+    assert [flask.get("/keyed", environ_base=given).status_code for _ in range(3)] == [200, 200, 429]
+    app = "--app", "SHOP:create_flask_app"
+    explained = shop.json("explain", "GET", "/keyed", *app, *ANN, "-H", "X-API-Key: anns", status=1)
+    assert (explained["status"], explained["caller"]) == (429, "ann")
+    for path in ("/api/orders/2", "/api/orders/<int:id>"):
+        assert shop.json("peek", *app, "--rule", "api", *ANN, "--path", path, status=1)["remaining"] == 0
+    assert shop.json("peek", *app, "--rule", "api", *ANN, "--path", "/api/users/ann")["remaining"] == 2
+    assert shop.json("peek", *app, "--rule", "plan", *ANN, "--api-key", "anns", status=1)["remaining"] == 0
+    made.extensions["limitgate"].gate.store.close()
+
+
+PATHS = ["/api/orders/1", "/api/orders/77?page=2", "https://shop.example/api/orders/x%2Dy#top", "/api/orders/{id}"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_path_that_a_customer_names_is_that_of_its_route(shop: Shop, path: str) -> None:
+    """For each verb; other routes are other buckets."""
+    assert [shop.get("/api/orders/1") for _ in range(3)] == [200, 200, 429]
+    words = ["--app", "SHOP:app", "--rule", "api", *ANN, "--path", path]
+    assert shop.json("peek", *words, status=1)["remaining"] == 0
+    assert shop.json("reset", *words, "-y")["remaining"] == 2
+    shop.json("ban", *words, "-y")
+    assert [shop.get(each) for each in ("/api/orders/9", "/api/orders/special")] == [429, 200]
+    shop.json("pardon", *words, "-y")
+    time.sleep(1.1)  # a process may refuse for a second more
+    assert shop.get("/api/orders/3") == 200
+
+
+def test_a_path_without_a_route_counts_by_the_pattern(shop: Shop) -> None:
+    """As it does in the service, which answers 404."""
+    assert [shop.get("/api/nowhere") for _ in range(3)] == [404, 404, 429]
+    words = ["peek", "--app", "SHOP:app", "--rule", "api", *ANN]
+    assert shop.json(*words, "--path", "/api/another", status=1)["remaining"] == 0
+    assert shop.json(*words, "--path", "/api/orders/1")["remaining"] == 2
+
+
+def test_a_path_that_names_no_bucket_is_refused(shop: Shop) -> None:
+    """One that the rule is not for, and none where there are several routes: these are named."""
+    words = ["peek", "--app", "SHOP:app", "--rule", "api", *ANN]
+    missing = shop.run(*words)
+    assert (missing.exit_code, "expected --path as one of /api/orders/special, /api/orders/{id}, " in missing.stderr) == (
+        2,
+        True,
+    )
+    for path in ("/search", "/search/"):
+        other = shop.run(*words, "--path", path)
+        assert (other.exit_code, "rule api " in other.stderr) == (2, True)
+    users = ["peek", "--app", "SHOP:app", "--rule", "users", *ANN]
+    of_another = shop.run(*users, "--path", "/api/orders/{id}")
+    assert (of_another.exit_code, "expected --path as one of /api/users/{name}" in of_another.stderr) == (2, True)
+    shop.get("/api/users/ann")
+    assert shop.json(*users)["remaining"] == 8  # the only route that it is for
+
+
+RULES = (
+    "rules: [{name: api, path: /api/**, key: [path, ip], qpd: 3}, {name: item, path: '/items/{id}', key: [path, ip], qpd: 3}]"
+)
+
+
+@pytest.mark.parametrize("verb", ["peek", "reset", "ban", "pardon"])
+@pytest.mark.parametrize(
+    ("rule", "path", "template"),
+    [
+        ("api", "/api/orders/1", "/api/orders/{id}"),
+        ("api", "https://shop.example/api/orders/1?x=y", "/api/orders/{id}"),
+        ("api", "/api//orders/1/", "/api/orders/{id}"),
+        ("api", "/api/v2/users/00f3c9aa-0d1e/orders", "/api/v2/users/{id}/orders"),
+        ("api", "/api/users/ann@example.com", "/api/users/{id}"),
+        ("item", "/items/special", "/items/{id}"),
+    ],
+)
+def test_without_routes_a_path_of_one_request_is_refused(shop: Shop, verb: str, rule: str, path: str, template: str) -> None:
+    """The template is named that it is probably of, and the way to have it looked up."""
+    Path("rules.yaml").write_text(RULES)
+    words = ["--store", shop.url, "--rules", "rules.yaml", "--rule", rule, *ANN]
+    result = shop.run(verb, *words, "--path", path, *([] if verb == "peek" else ["-y"]))
+    assert result.exit_code == 2
+    assert f"such as '{template}'; expected that as --path, or --app MODULE:APP, which knows the routes" in result.stderr
+    assert shop.run("peek", *words, "--path", template).exit_code == 0
+    wrong = shop.run("peek", *words, "--path", "/login")
+    assert (wrong.exit_code, f"rule {rule} is not for this path" in wrong.stderr) == (2, True)
+
+
+def test_a_bucket_that_nobody_has_used_is_said_to_be_one(shop: Shop, tmp_path: Path) -> None:
+    """Where the routes are not known it may be the wrong one: words look like templates."""
+    (tmp_path / "rules.yaml").write_text(RULES)
+    words = ["--store", shop.url, "--key-prefix", shop.prefix, "--rules", "rules.yaml", "--rule", "api", *ANN]
+    said = "this client has used nothing under /api/users/ann or /api/**; if the route has parameters"
+    for verb in ("peek", "reset", "ban"):
+        result = shop.run(verb, *words, "--path", "/api/users/ann", *([] if verb == "peek" else ["-y"]))
+        assert (result.exit_code, said in result.stdout) == (0, True)
+    assert said not in shop.run("peek", *words, "--path", "/api/users/ann").stdout  # as it is banned
+
+
+def test_callers_are_those_that_the_service_identifies(shop: Shop) -> None:
+    """By the key that a client sends, also where identify is async; a key that it does not know counts as none."""
+    assert [shop.get("/keyed", **{"X-API-Key": "anns"}) for _ in range(3)] == [200, 200, 429]
+    key = "--api-key", "anns"
+    assert shop.json("peek", "--app", "SHOP:app", "--rule", "plan", *key, *ANN, status=1)["rule"] == "plan"
+    assert shop.json("peek", "--app", "SHOP:app", "--rule", "keyed", *key, *ANN, status=1)["rule"] == "keyed"
+    assert shop.json("peek", "--app", "SHOP:app", "--rule", "keyed", "--api-key", "other", *ANN)["remaining"] == 2
+    shop.get("/keyed", **{"X-API-Key": "other"})
+    assert shop.json("peek", "--app", "SHOP:app", "--rule", "keyed", *ANN)["remaining"] == 1
+
+
+def test_limits_in_code_by_their_name(shop: Shop) -> None:
+    assert [shop.get("/search") for _ in range(3)] == [200, 200, 429]
+    assert shop.json("peek", "--app", "SHOP:app", "--rule", "search", *ANN, status=1)["remaining"] == 0
+
+
+def test_options_of_the_command_line_are_stronger(shop: Shop) -> None:
+    """As where one looks at another environment."""
+    assert [shop.get("/api/users/x") for _ in range(3)] == [200, 200, 429]
+    words = ["peek", "--app", "SHOP:app", "--rule", "api", *ANN, "--path", "/api/users/x"]
+    assert shop.json(*words, status=1)["remaining"] == 0
+    for option in (["--key-prefix", "other"], ["--secret", "another secret of tests"], ["--ipv6-prefix", "64"]):
+        assert shop.json(*words, *option)["remaining"] == 2
+    explain = "explain", "GET", "https://shop.example/api/users/y", "--app", "SHOP:app", *ANN
+    assert shop.json(*explain, status=1)["status"] == 429
+    assert shop.json(*explain, "--store", "memory://")["status"] == 200
+
+
+def test_an_api_key_of_more_than_ascii(shop: Shop, tmp_path: Path) -> None:
+    """It is what a server makes of the bytes."""
+    (tmp_path / "rules.yaml").write_text(
+        "rules: [{name: keyed, key: [api_key], qpd: 3}, {name: headed, key: ['header:X-Id'], qpd: 3}]"
+    )
+    words = ["--store", shop.url, "--key-prefix", shop.prefix, "--rules", "rules.yaml"]
+    keyed, headed = load_rules("rules.yaml").tiers["default"]
+    sent = "schlüssel".encode().decode("latin-1")
+    with Limiter(shop.url, key_prefix=shop.prefix, timeout=5) as limiter:
+        limiter.bucket(keyed, api_key=sent).ban(60)
+        limiter.bucket(headed, headers={"X-Id": sent}).ban(60)
+    assert not shop.json("peek", *words, "--rule", "keyed", "--api-key", "schlüssel", status=1)["allowed"]
+    assert not shop.json("peek", *words, "--rule", "headed", "-H", "X-Id: schlüssel", status=1)["allowed"]
+
+
+DJANGO = {
+    "settings": """\
+from limitgate import Caller
+SECRET_KEY = "x"
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "shop.urls"
+MIDDLEWARE = ["limitgate.django.LimitGateMiddleware"]
+
+def identify(request):
+    return Caller("ann") if request.headers.get("x-api-key") == "anns" else None
+
+async def aidentify(request):
+    return identify(request)
+
+LIMITGATE = dict(rules="rules.yaml", store="AT", key_prefix="PREFIX", secret="sixteen letters.", identify=HOW)
+""",
+    "urls": """\
+from django.http import HttpResponse
+from django.urls import path
+
+def yes(request, **found):
+    return HttpResponse("yes")
+
+urlpatterns = [path("orders/<int:id>/", yes), path("me/", yes)]
+""",
+    "wsgi": """\
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+from django.core.wsgi import get_wsgi_application
+application = get_wsgi_application()
+""",
+    "asgi": """\
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+from django.core.asgi import get_asgi_application
+application = get_asgi_application()
+""",
+    "visit": """\
+from django.test import Client
+import shop.wsgi
+headers = {"REMOTE_ADDR": "203.0.113.7", "HTTP_X_API_KEY": "anns"}
+print(*[Client().get(path, **headers).status_code for path in ["/orders/1/"] * 3 + ["/me/"] * 3])
+""",
+}
+
+
+@pytest.mark.parametrize(("door", "identify"), [("wsgi", "identify"), ("asgi", "identify"), ("asgi", "aidentify")])
+def test_a_project_of_django(shop: Shop, tmp_path: Path, door: str, identify: str) -> None:
+    """Options in its settings, its templates and its identify, in a process of its own: Django has one project in each."""
+    (tmp_path / "rules.yaml").write_text(
+        "rules: [{name: api, path: /orders/**, key: [path, ip], qpd: 2}, {name: me, path: /me, key: [caller], qpd: 2}]"
+    )
+    (tmp_path / "shop").mkdir()
+    for name, text in DJANGO.items():
+        code = text.replace('"AT"', repr(shop.url)).replace('"PREFIX"', repr(shop.prefix)).replace("HOW", identify)
+        (tmp_path / "shop" / f"{name}.py").write_text(code)
+    visited = subprocess.run([sys.executable, "-m", "shop.visit"], capture_output=True, text=True, timeout=60, check=False)
+    if identify == "identify":
+        assert visited.stdout == "200 200 429 200 200 429\n", visited.stderr
+
+    def run(*words: str) -> tuple[int, Any]:
+        command = [sys.executable, "-m", "limitgate", *words, "--app", f"shop.{door}:application", "--json", "--timeout", "10"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return ran.returncode, json.loads(ran.stdout or "null") or ran.stderr
+
+    known = "--ip", "203.0.113.7", "-H", "X-API-Key: anns"
+    status, found = run("explain", "GET", "/me/", *known)
+    assert (found["caller"], found["tier"], status) == ("ann", "default", int(identify == "identify"))
+    status, found = run("peek", "--rule", "api", "--ip", "203.0.113.7", "--path", "/orders/77/")
+    assert (found["remaining"], status) == ((0, 1) if identify == "identify" else (2, 0))
+    status, found = run("peek", "--rule", "me", *known, "--path", "/me/")
+    assert (found["remaining"], status) == ((0, 1) if identify == "identify" else (2, 0))
+
+
+def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:
+    """All buckets are full then, whatever the service has."""
+    (tmp_path / "rules.yaml").write_text(RULES)
+    words = "explain", "GET", "/api/x", "--rules", "rules.yaml"
+    assert "no store is given, so every bucket counts as full" in shop.run(*words).stderr
+    assert "no store is given" not in shop.run(*words, "--store", "memory://").stderr
+    assert "no store is given" not in shop.run(*words, "--store", shop.url).stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("SHOP:create_app(", "expected a call with literal arguments"),
+        ("SHOP:create_app(url)", "expected a call with literal arguments"),
+        ("SHOP:create_app(1, 2, 3, 4)", "TypeError when it was imported"),
+        ("SHOP:nothing()", "has no attribute 'nothing'"),
+        ("SHOP:RULES", "is a list of rules, expected an application"),
+        ("SHOP:NO_APP", "no LimitGate around it is seen"),
+    ],
+)
+def test_what_is_no_application_is_told(shop: Shop, name: str, told: str) -> None:
+    result = shop.run("explain", "GET", "/", "--app", name)
+    assert (result.exit_code, told in result.stderr) == (2, True), result.stderr
+
+
+def test_a_factory_is_called_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a verb wants of its application; and its gate is not reported as one that nobody has kept."""
+    calls: list[object] = []
+    factory = application(f"{shop.module}:create_app")
+    assert factory is application(f"{shop.module}:create_app")
+    module = sys.modules[shop.module]
+    made: Callable[..., Any] = module.create_app
+
+    def counted(url: str = shop.url) -> Any:
+        calls.append(url)
+        return made(url, shop.prefix)
+
+    monkeypatch.setattr(module, "create_app", counted)
+    result = shop.run("explain", "GET", "/api/orders/1", "--app", "SHOP:create_app", "--timeout", "10")
+    assert (result.exit_code, len(calls), "LG039" in result.output) == (0, 1, False)
+
+
+BYTES = b"caf\xe9".decode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "GET", f"/{BYTES}", "--rules", "rules.yaml"],
+        ["explain", "GET", "/", "--rules", "rules.yaml", "-H", f"X-Id: {BYTES}"],
+        ["explain", "--id", BYTES, "--rules", "rules.yaml"],
+        ["explain", BYTES, "/", "--rules", "rules.yaml"],
+        ["ban", "key", "-y", "--reason", BYTES],
+        ["ban", "key", "-y", f"--reason={BYTES}"],
+        ["reset", BYTES, "1/day", "-y"],
+        ["pardon", BYTES, "-y"],
+        ["peek", "--rules", "rules.yaml", "--rule", "api", "--ip", IP, "--path", BYTES],
+        ["peek", BYTES],
+        ["bans", "--key-prefix", BYTES],
+        ["check", BYTES],
+        ["replay", BYTES, "--rules", "rules.yaml"],
+        ["routes", f"{BYTES}:app"],
+        ["schema", BYTES],
+        [BYTES],
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else None,
+)
+def test_bytes_that_are_not_utf_8_are_wrong_usage(shop: Shop, tmp_path: Path, words: list[str]) -> None:
+    """No traceback, and no ban without its journal entry."""
+    (tmp_path / "rules.yaml").write_text(RULES)
+    store = ["--store", shop.url] if words[0] in ("ban", "reset", "pardon", "peek", "bans") else []
+    result = shop.run(*words[:1], *store, *words[1:])
+    assert (result.exit_code, "is not UTF-8, expected text in UTF-8" in result.stderr) == (2, True), result.output
+    assert shop.json("peek", "--store", shop.url, "key")["allowed"]
+
+
+def test_files_may_have_any_name(shop: Shop, tmp_path: Path) -> None:
+    """Names of files are bytes."""
+    (tmp_path / f"{BYTES}.yaml").write_text(RULES)
+    assert shop.run("check", f"{BYTES}.yaml").exit_code == 0
+    assert shop.run("explain", "GET", "/", f"--rules={BYTES}.yaml").exit_code == 0

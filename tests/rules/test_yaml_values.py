@@ -1,0 +1,150 @@
+"""Numbers and words that YAML 1.1 takes for something else: an error with line and spelling, in every field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from limitgate import ConfigError, load_rules
+from limitgate.rules.files import read_rule_files
+
+NUMBERS = {
+    "010": ("8", "10"),
+    "0401": ("257", "401"),
+    "-010": ("-8", "-10"),
+    "+017": ("15", "+17"),
+    "00": ("0", "0"),
+    "0_100": ("64", "100"),
+    "0x10": ("16", "16"),
+    "0xFf": ("255", "255"),
+    "0b1": ("1", "1"),
+    "0b11": ("3", "3"),
+    "1:30": ("90", "90"),
+    "1:30:00": ("5400", "5400"),
+    "1:30.5": ("90.5", "90.5"),
+}
+"""By what is written what it is to YAML, and the number to write."""
+
+FIELDS = [
+    "rules: [{name: a, qps: *}]",
+    "rules: [{name: a, concurrency: *}]",
+    "rules: [{name: a, limits: [*]}]",
+    "rules: [{name: a, limits: [{limit: 5/s, burst: *}]}]",
+    "rules: [{name: a, limits: [{limit: 5/s, warm_up: *}]}]",
+    "rules: [{name: a, qps: 5, cost: *}]",
+    "rules: [{name: a, qps: 500, lease: *}]",
+    "rules: [{name: a, qps: 5, max_delay: *}]",
+    "rules: [{name: a, qps: 5, reserve: *}]",
+    "rules: [{name: a, qps: 5, charge_if: {status: [*]}}]",
+    "rules: [{name: a, qps: 5, charge_if: {status_not: [5xx, *]}}]",
+    "rules: [{name: a, qps: 5, methods: [*]}]",
+    "rules: [{name: a, qps: 5, key: [*]}]",
+    "rules: [{name: a, qps: 5, tier: *}]",
+    "rules: [{name: *, qps: 5}]",
+    "rules: [{name: a, adaptive: {min: *}}]",
+    "rules: [{name: a, adaptive: {delay: *}}]",
+    "tier: *",
+    "callers: [{id: *, api_key: a}]",
+    "callers: [{id: a, priority: *, api_key: a}]",
+    "rules: [{name: a, qps: 5}]\ntests: [{given: {path: /, at: *}, expect: {}}]",
+    "rules: [{name: a, qps: 5}]\ntests: [{given: {path: /, headers: {x-id: *}}, expect: {}}]",
+    "rules: [{name: a, qps: 5}]\ntests: [{given: {path: /}, expect: {remaining: *}}]",
+]
+
+
+def mistakes(folder: Path, text: str) -> list[ConfigError]:
+    """The mistakes in a rule file, behind a line of comment."""
+    (folder / "rules.yaml").write_text(f"# rules\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_rule_files(folder / "rules.yaml")
+    return list(caught.value.every)
+
+
+@pytest.mark.parametrize("written", NUMBERS)
+@pytest.mark.parametrize("text", FIELDS)
+def test_a_number_that_is_another_one_to_yaml(tmp_path: Path, text: str, written: str) -> None:
+    """Wherever it stands it is a mistake, once, that says what to write; a secret is not repeated."""
+    number, expected = NUMBERS[written]
+    before, _, _ = text.partition("*")
+    found = [each for each in mistakes(tmp_path, text.replace("*", written)) if "to YAML" in each.reason]
+    assert [each.line for each in found] == [2 + before.count("\n")]
+    if text.startswith("callers"):
+        assert found[0].reason == "a number that is another one to YAML, expected decimal digits, or quotes around text"
+    else:
+        reason = f"{written} is {number} to YAML, expected {expected} for the number, or '{written}' in quotes for the text"
+        assert found[0].reason == reason
+        assert str(found[0]).startswith(f"{tmp_path}/rules.yaml:{found[0].line}: ")
+    assert [each.field for each in mistakes(tmp_path, text.replace("*", written))].count(found[0].field) == 1
+
+
+@pytest.mark.parametrize("written", ["010", "0x10", "1:30", "on", "no", "5", "2026-11-28", "null", "~"])
+@pytest.mark.parametrize(
+    "text", ["rules: [{name: a, qps: 5, *: 5}]", "*: 5", "callers: [{id: a, limits: {*: 5/s}, api_key: a}]"]
+)
+def test_a_name_that_is_no_text_to_yaml(tmp_path: Path, text: str, written: str) -> None:
+    (first, *_) = mistakes(tmp_path, text.replace("*", written))
+    assert (first.line, first.reason) == (2, f"expected a name, in quotes if it looks like something else: '{written}'")
+
+
+WORDS = [
+    ("rules: [{name: *, qps: 5}]", "name"),
+    ("rules: [{name: a, qps: 5, methods: [*]}]", "methods"),
+    ("rules: [{name: a, qps: 5, key: [*]}]", "key"),
+    ("rules: [{name: a, qps: 5, tier: *}]", "tier"),
+    ("rules: [{name: a, qps: 5, replaces: [*]}]", "replaces"),
+    ("rules: [{name: a, qps: 5, on_error: *}]", "on_error"),
+    ("rules: [{name: a, qps: *}]", "qps"),
+    ("rules: [{name: a, limits: [*]}]", "limits"),
+    ("rules: [{name: a, qps: 5, max_delay: *}]", "max_delay"),
+    ("rules: [{name: a, qps: 5, charge_if: {status: [*]}}]", "status"),
+    ("tier: *", "tier"),
+]
+
+
+@pytest.mark.parametrize(("written", "value"), [("on", "true"), ("Off", "false"), ("yes", "true"), ("NO", "false")])
+@pytest.mark.parametrize(("text", "field"), WORDS)
+def test_a_word_that_is_true_or_false_to_yaml(tmp_path: Path, text: str, field: str, written: str, value: str) -> None:
+    """In the place of a name, a method, a number, it says so, and how to write the word."""
+    (found, *_) = [each for each in mistakes(tmp_path, text.replace("*", written)) if field in each.field]
+    assert found.line == 2
+    assert found.reason.endswith(f"; {written} is {value} to YAML, and '{written}' in quotes is text")
+
+
+@pytest.mark.parametrize(
+    ("written", "number"), [("1e3", "1000"), ("1E3", "1000"), ("2.5e1", "25"), ("0o10", "8"), ("08", "8"), ("0o9", "9")]
+)
+@pytest.mark.parametrize("field", ["qps", "cost", "max_delay", "lease", "concurrency"])
+def test_a_number_that_is_text_to_yaml(tmp_path: Path, field: str, written: str, number: str) -> None:
+    (found,) = mistakes(tmp_path, f"rules:\n  - name: a\n    qpd: 5\n    {field}: {written}")
+    assert found.line == 5
+    assert found.reason.endswith(f"; {written} is text to YAML, and {number} is the number")
+
+
+@pytest.mark.parametrize("written", ["0b_", "0x_"])
+def test_a_prefix_without_digits(tmp_path: Path, written: str) -> None:
+    """Yaml itself cannot read it."""
+    (found, *_) = mistakes(tmp_path, f"rules: [{{name: a, qps: {written}}}]")
+    assert (found.line, "expected" in found.reason) == (2, True)
+
+
+def test_what_is_meant_is_read(tmp_path: Path) -> None:
+    """Decimal numbers in every spelling, truth in every word, and anything in quotes."""
+    (tmp_path / "rules.yaml").write_text(
+        "tier: '010'\n"
+        "rules:\n"
+        "  - {name: '0x10', qps: 1_000, qpm: +900, shadow: yes, exempt: off, methods: ['on']}\n"
+        "  - {name: 1e3, limits: [10/minute, '010/hour'], cost: 0, reserve: 0.2, adaptive: on}\n"
+        "  - {name: 08-a, qps: 10, max_delay: 1.0e+1, charge_if: {status: [401, 5xx]}}\n"
+    )
+    first, second, third = load_rules(tmp_path / "rules.yaml").tiers["010"]
+    assert (first.name, first.qps, first.qpm, first.shadow, first.methods) == ("0x10", 1000, 900, True, {"ON"})
+    assert (second.name, [limit.count for limit in second.limits]) == ("1e3", [10, 10])
+    assert (third.name, third.max_delay) == ("08-a", 10.0)
+
+
+def test_secrets_are_not_repeated(tmp_path: Path) -> None:
+    """Neither a key in the place of its digest nor a header's value."""
+    text = "callers: [{id: a, api_key: 0x5ec4e7}, {id: b, header: {X-Caller: 0157}}, {id: c, header: {X-Caller: on}}]"
+    told = " ".join(map(str, mistakes(tmp_path, text)))
+    assert not [secret for secret in ("5ec4e7", "6210791", "0157", "111", "True", "on is") if secret in told]
