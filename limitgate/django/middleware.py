@@ -302,11 +302,11 @@ def _refusing(refusal: Refusal, request: Any) -> Any:
 
 
 def _completed(response: Any, exchange: Exchange | None) -> Any:
-    """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
+    """A response with its rate fields; the answer to a refusal also with ``Retry-After``, as far as it has not set these."""
     if exchange is not None:
         admission = exchange.admission
-        for name, value in response_fields(admission):
-            response[name] = value
-        for name, value in admission.refusal.waiting if admission.refusal else ():
-            response.setdefault(name, value)
+        refusal = admission.refusal
+        for name, value in response_fields(admission) if refusal is None else (*refusal.waiting, *response_fields(admission)):
+            if refusal is None or name not in response:
+                response[name] = value
     return response

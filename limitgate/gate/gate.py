@@ -378,7 +378,7 @@ class Gate:
         known: Permits | None = request.in_flight
         if known is not None:  # it was here before: it has waited, or see `limitgate.django.middleware`
             admission.in_flight = known
-            return known.goes_on
+            return self._goes_on(known) if known.would_refuse else known.goes_on
         adaptive: Any = plan.adaptive
         guard: Guard | None = None
         if outer is None or outer.in_flight is None:  # else it has been asked about this request
@@ -388,13 +388,20 @@ class Gate:
         request.in_flight = in_flight = Permits()  # first, so that its places are given back if anything raises
         admission.in_flight = in_flight
         if request.awaits:
-            return in_flight.begin(request, adaptive, caller, guard, WaitingTask)
+            goes_on = in_flight.begin(request, adaptive, caller, guard, WaitingTask)
+            return self._goes_on(in_flight) if in_flight.would_refuse else goes_on
         in_flight.begin(request, adaptive, caller, guard, WaitingThread)
         if in_flight.waits is not None:
             in_flight.wait()
         environ = request.environ
         if environ is not None and "wsgi.input" in environ:
             environ["wsgi.input"] = watched(environ["wsgi.input"], in_flight, environ)
+        return self._goes_on(in_flight) if in_flight.would_refuse else in_flight.goes_on
+
+    def _goes_on(self, in_flight: Permits) -> bool:
+        """True if a request has its places. Has it logged that a shadow had none."""
+        if self._refusal_log is not None and in_flight.goes_on:
+            self._refusal_log.note_shed_by_shadows(in_flight)
         return in_flight.goes_on
 
     def _shed(self, admission: Admission, outer: Admission | None) -> None:
@@ -578,6 +585,8 @@ class Gate:
                 self.refunds.hold(admission, admission.charged[0].taken)
             if decision.delay:
                 admission.charged, admission.turn = book(admission.charged, reading.now, decision.delay)
+            if decision.shadow:
+                self._note_refusal(admission, decision, reading.now, None, request_plan)
         else:
             admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), reading.now, request_plan)
             self._note_refusal(admission, decision, reading.now, admission.refusal, request_plan)
@@ -604,6 +613,8 @@ class Gate:
             return None
         verdict = yield from self._decide(messages, messages.plan)
         if verdict.decision.allowed:
+            if verdict.decision.shadow:
+                self._note_refusal(admission, verdict.decision, verdict.now, None, messages)
             return None
         refusal = self._refusal(verdict.decision, verdict.now, messages)
         self._note_refusal(admission, verdict.decision, verdict.now, refusal, messages)
@@ -661,8 +672,11 @@ class Gate:
         if not decision.allowed:
             admission.refusal = self._refusal(nesting.joined_with_outer(admission, decision), verdict.now, request_plan)
             self._note_refusal(admission, decision, verdict.now, admission.refusal, request_plan)
-        elif first is not None:
-            decision = joined(first, decision)
+        else:
+            if decision.shadow:
+                self._note_refusal(admission, decision, verdict.now, None, request_plan)
+            if first is not None:
+                decision = joined(first, decision)
         admission.decision = replace(decision, settlement=admission.settlement)
         if verdict.now is not None:
             admission.now = verdict.now
@@ -676,7 +690,13 @@ class Gate:
             return unavailable()
         key = decision.refusing_key
         return self.refusals.quota_exceeded(
-            decision.refusing, decision.retry_after, now, decision.rule, key, request_plan.compiled_rules
+            decision.refusing,
+            decision.retry_after,
+            now,
+            decision.rule,
+            key,
+            request_plan.compiled_rules,
+            is_permanent_ban=decision.is_permanent_ban,
         )
 
     def _count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
@@ -694,9 +714,13 @@ class Gate:
     def _note_refusal(
         self, admission: Admission, decision: Decision, now: int | None, refusal: Refusal | None, request_plan: RequestPlan
     ) -> None:
-        """Have a refusal logged, if a bucket has refused."""
-        if self._refusal_log is not None and now is not None and refusal is not None:
-            compiled_rules = request_plan.compiled_rules
+        """Have it logged that buckets have refused; without a refusal, that those in shadow would have."""
+        if self._refusal_log is None or now is None:
+            return
+        compiled_rules = request_plan.compiled_rules
+        if refusal is None:
+            self._refusal_log.note_shadows(admission, decision, now, compiled_rules)
+        else:
             self._refusal_log.note(admission, decision, decision.refusing_key, now, refusal.id, compiled_rules)
 
 

@@ -55,6 +55,6 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
 class _Unsent(Refusals):
     """Refusals that are sent to nobody, whatever stands in them."""
 
-    def quota_exceeded(self, *_: object) -> Refusal:
+    def quota_exceeded(self, *_: object, **__: object) -> Refusal:
         """Any refusal."""
         return forbidden()

@@ -77,6 +77,8 @@ class Refusals:
         rule: str | None,
         key: str,
         compiled_rules: Sequence[CompiledRule] = (),
+        *,
+        is_permanent_ban: bool = False,
     ) -> Refusal:
         """`limitgate.http.response.quota_exceeded`, by the key that is known; ``compiled_rules`` are those of the plan."""
         self._has_written = True
@@ -84,7 +86,7 @@ class Refusals:
             if each.name == rule:
                 rule = each.id_name
                 break
-        refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key))
+        refusal = quota_exceeded(rules, wait, self._key.write(now, rule, key), is_permanent_ban=is_permanent_ban)
         if monotonic() > self._next_look:
             self.agree_soon()
         return refusal

@@ -150,7 +150,8 @@ class PlanTemplate:
         if None not in straight and (not self.has_slots or all(map(_is_straight, counted))):
             self.shape = _shape(*map(_bucket_shape, charges), may_wait=self.may_wait)
         if self.is_of_debts:
-            least_burst = min([limit.burst for charge in counted for limit in charge.bucket.limits])
+            shown = [charge for charge in counted if charge.enforced] or counted
+            least_burst = min([limit.burst for charge in shown for limit in charge.bucket.limits])
             self._windows = tuple(
                 [
                     (
@@ -260,11 +261,15 @@ class PlanTemplate:
     @staticmethod
     def _refused(windows: Sequence[_Window], reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
         """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
-        least, latest, limit = -1, -1, 0
+        least, latest, limit, of_enforced = -1, -1, 0, False
         longest, refusing = 0, None
         for debt, (_, room, ticks, count, increment, burst, charge) in zip(reading.states, windows):
             over = debt - room
             left = max(0, increment - over) // ticks
+            if charge.enforced is not of_enforced:
+                if of_enforced:
+                    continue
+                of_enforced, least, latest = True, -1, -1  # ignore the shadow rules before
             if left <= least or least < 0:
                 refill = -(-debt // count)
                 if left != least or refill > latest:
@@ -297,14 +302,21 @@ charge fits, those of one request, those that a microsecond pays back, those tha
 
 
 def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
-    """`PlanTemplate.tightest` among all windows; None where a charge does not fit: of a rule that may not refuse."""
-    tightest, least, refill = None, 0, 0
+    """`PlanTemplate.tightest` among all windows; None where a charge does not fit: of a rule that may not refuse.
+
+    Shadow rules are ignored unless there are no others.
+    """
+    tightest, least, refill, of_enforced = None, 0, 0, False
     for debt, window in zip(debts, windows):
-        slack, room, ticks, count, increment, _, _ = window
+        slack, room, ticks, count, increment, _, charge = window
         if debt <= slack:
             continue
         if debt > room:
             return None
+        if charge.enforced is not of_enforced:
+            if of_enforced:
+                continue
+            of_enforced, tightest = True, None
         left = (room - debt) // ticks
         if tightest is None or left <= least:
             refill_us = -(-(debt + increment) // count)
@@ -337,12 +349,16 @@ def _states_of(charges: Sequence[Charge]) -> tuple[_State, ...]:
 
 def _tightest_of_states(windows: Sequence[_State], states: Sequence[State]) -> Tightest:
     """`PlanTemplate.tightest`, of any algorithms."""
-    tightest, least, latest = windows[0], -1, -1
+    tightest, least, latest, of_enforced = windows[0], -1, -1, False
     for state, window in zip(states, windows):
         left_after, limit, charge = window
         left, refill_us = left_after(state, charge.cost, limit)
         if left < 0:
             raise ValueError(f"of the states {states!r} some leave no room, expected a plan that was admitted")
+        if charge.enforced is not of_enforced:
+            if of_enforced:
+                continue
+            of_enforced, least, latest = True, -1, -1
         if left < least or least < 0 or (left == least and refill_us > latest):
             tightest, least, latest = window, left, refill_us
     _, limit, charge = tightest

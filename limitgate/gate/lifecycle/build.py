@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
@@ -68,6 +68,7 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     api_key_header: str
     identify: Identify | None
     headers: Sequence[str]
+    header_names: Mapping[str, str]
     shadow: bool
     strict: bool
     on_denied: Refuser | None
@@ -190,7 +191,7 @@ def _compiler(
         )
         return ActiveRules(
             planner,
-            settings.headers,
+            settings.header_styles,
             timeout=settings.timeout,
             is_measured=measures_silence(store),
             counts=counts,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Subject
-from limitgate.http.rate_fields import Writer, prepared_fields
+from limitgate.http.rate_fields import Style, Writer, prepared_fields
 from limitgate.http.request import Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.plan import Charge, Plan
@@ -222,7 +222,7 @@ class PreparedPlan:
         """The keys of all buckets, by those of the rules."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
-    def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
+    def field_writer(self, styles: tuple[Style, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
         if self._field_writer is None:
             buckets = tuple([(each.name, each.rule.buckets) for each in self.compiled_rules])
