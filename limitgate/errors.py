@@ -31,7 +31,12 @@ _LISTS = {
 }
 """Examples of the lists that fields are."""
 
-_MAPPINGS = {"header": "{X-Caller: billing}", "headers": "{X-Caller: billing}", "limits": "{api: 500/minute}"}
+_MAPPINGS = {
+    "header": "{X-Caller: billing}",
+    "header_names": "{X-RateLimit-Limit: X-Quota}",
+    "headers": "{X-Caller: billing}",
+    "limits": "{api: 500/minute}",
+}
 """Examples of the mappings that fields are."""
 
 _EXPECTED = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Unpack, get_origin
 
@@ -18,6 +18,7 @@ with extra("fastapi", "fastapi", "starlette"):
     from starlette.requests import HTTPConnection
 
 from limitgate.errors import ConfigError
+from limitgate.exchange.asgi import marked_as_coroutine
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.gate.admission import Admission
 from limitgate.http.response import Refusal
@@ -96,8 +97,17 @@ class RateLimit:
         """Raise `AttributeError`, as there is none: FastAPI asks for it where a limit is among dependencies by itself."""
         raise AttributeError(f"the dependencies have {self.rule.name} by itself, expected Depends(RateLimit(...))")
 
-    async def __call__(self, connection: HTTPConnection, **values: Any) -> Decision | None:
-        """Decide about the limit for the request at hand."""
+    @marked_as_coroutine
+    def __call__(self, connection: HTTPConnection, **values: Any) -> Coroutine[Any, Any, Decision | None]:
+        """Decide about the limit for the request at hand. Raises `ConfigError` where it decorates a function."""
+        if not isinstance(connection, HTTPConnection):
+            raise ConfigError(
+                "RateLimit is a dependency and no decorator, expected dependencies=[Depends(RateLimit('5/minute'))] "
+                "of the route, or @limit('5/minute') of limitgate"
+            )
+        return self._limit(connection, **values)
+
+    async def _limit(self, connection: HTTPConnection, **values: Any) -> Decision | None:
         if EXCHANGE not in connection.scope:
             without_a_gate(self.rule)
         exchange: Exchange | None = connection.scope.get(EXCHANGE)

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable
 from contextlib import suppress
 from contextvars import Token
 from types import GeneratorType
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.around import Around
@@ -43,13 +43,20 @@ class LimitGate(Around):
     Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
     rules. Needs no lifespan events; where they are sent, its connections are closed with the application. With
     ``require_store`` the start fails by `StoreError` where the store does not answer.
+
+    Starlette and FastAPI make their middleware when the server is up. Then a mistake fails the start by lifespan events; a
+    server that sends none gets the error at each request.
     """
 
     PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
+    ENTRANCES = ("asgi_app", "asgi_handler")
+    _mistake: Exception | None = None
+    """Error that a framework would not have passed on to its server."""
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
+        self.note_entrances(app)
         _check_is_application(app, self.PUT_AROUND)
         if hasattr(getattr(app, "__self__", app), "wsgi_app"):
             raise ConfigError(
@@ -62,7 +69,10 @@ class LimitGate(Around):
             check_refuses(built.on_denied, "scope", "receive", "send")
         except (ConfigError, TypeError) as error:
             _tell_server(error)
-            raise
+            if not _is_made_while_serving():
+                raise
+            self._mistake = error
+            return
         self.gate, on_denied, self._owns_store, self._required_prefix = built
         self._denials = denials(app, on_denied)
         self._gate_to_be = self.gate
@@ -84,6 +94,9 @@ class LimitGate(Around):
             await self._pass(scope, receive, send)
             return
         request = ASGIRequest(scope)
+        if not request.is_outermost and self._entrances and (app := self.app_inside(scope)) is not None:
+            await app(scope, receive, send)
+            return
         outer = None if request.is_outermost else admission_around(scope)
         admission = gate.begin(request, outer)  # `Gate.acheck`, a coroutine more
         rest, plan = admission.rest, admission.plan
@@ -139,9 +152,14 @@ class LimitGate(Around):
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass through what is no request, and where the gate is switched off, requests too."""
+        if self._mistake is not None:
+            await _fail_start(self._mistake, scope, receive, send)
         if self._gate_to_be is not None and self.gate is None and self._required_prefix is not None:
             receive = await self._require_store(self._gate_to_be, self._required_prefix, scope, receive, send)
             await self(scope, receive, send)
+            return
+        if self._entrances and (app := self.app_inside(scope)) is not None:
+            await app(scope, receive, send)
             return
         if scope["type"] in ("http", "websocket"):
             await self._pass_request(scope, receive, send)
@@ -154,7 +172,7 @@ class LimitGate(Around):
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
         try:
-            await self.app(scope, receive, send)
+            await self.app({**scope, EXCHANGE: None} if self._entrances else scope, receive, send)
         finally:
             if scope["type"] == "lifespan" and self.gate:
                 await ashutdown(self.gate)
@@ -202,6 +220,22 @@ class LimitGate(Around):
                 decorators.decided_marks.reset(token)
 
 
+async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:
+    """Raise a mistake, and if the server sends lifespan events, have it end."""
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": str(mistake)})
+    raise mistake.with_traceback(None)  # else it would grow by each request
+
+
+def _is_made_while_serving() -> bool:
+    """True if Starlette makes its middleware, by the first call of the server: an error then is taken for missing lifespan."""
+    frame = sys._getframe()  # noqa: SLF001 - as logging does
+    while frame is not None and frame.f_code.co_name != "build_middleware_stack":
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
 def _forget(token: MarksToken | None) -> None:
     """Reset the marks of a request that is thrown away. Its context may be gone, and the marks with it."""
     if token is not None:
@@ -239,10 +273,13 @@ class LimitGateWSGI(Around):
     """
 
     PUT_AROUND = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
+    ENTRANCES = ("wsgi_app", "wsgi")
+    app: WSGIApp
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
+        self.note_entrances(app)
         _check_is_application(app, self.PUT_AROUND)
         if accepts(app, 3) and not accepts(app, 2):
             error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")
@@ -261,12 +298,17 @@ class LimitGateWSGI(Around):
         if self._denials is None:
             self._denials = Denials(RaisingApp(app, "wsgi_app").denial, are_handlers=True)
 
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(  # noqa: PLR0911 - each call more costs all
+        self, environ: dict[str, Any], start_response: StartResponse
+    ) -> Iterable[bytes]:
         """Answer one request."""
         gate = self.gate
         if gate is None:
             return self._pass(environ, start_response)
         request = WSGIRequest(environ)
+        if not request.is_outermost and self._entrances and (app := self.app_inside(environ)) is not None:
+            chunks: Iterable[bytes] = app(environ, start_response)
+            return chunks
         admission = gate.check(request, None if request.is_outermost else admission_around(environ))
         if not admission.is_plain and admission.is_shed:
             return turn_shed_away_here(admission, environ, start_response)
@@ -324,6 +366,9 @@ class LimitGateWSGI(Around):
         return Body(chunks, exchange, admission)
 
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if self._entrances and (app := self.app_inside(environ)) is not None:
+            chunks: Iterable[bytes] = app(environ, start_response)
+            return chunks
         if admission_around(environ) is None:
             environ["limitgate"], environ[EXCHANGE] = None, None
         return self._run(decorators.EVERYTHING, environ, start_response)

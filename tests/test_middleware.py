@@ -446,6 +446,31 @@ def test_a_shadow_rule_pays_nothing_for_what_others_refused(site: Open) -> None:
     assert '"strict";r=7' in it.ask("/").rate["ratelimit"]
 
 
+REAL = [
+    Rule("real", "9/minute"),
+    Rule("real", Limit("9/minute", algorithm="fixed_window")),
+    Rule("real", "9/minute", "99/minute burst 50"),
+]
+
+
+@pytest.mark.parametrize("shadow_first", [True, False])
+@pytest.mark.parametrize("real", REAL)
+def test_a_shadow_rule_does_not_replace_the_numbers_of_others(site: Open, real: Rule, *, shadow_first: bool) -> None:
+    """In headers and decision, whether it has room or not, and where the request is refused."""
+    shadow = Rule("shadow", "2/minute", "3/hour", shadow=True)
+    rules = [shadow, real] if shadow_first else [real, shadow]
+    it = site(*rules, headers=["x-ratelimit", "x-ratelimit-windows"])
+    replies = [it.ask() for _ in range(10)]
+    assert [reply.status for reply in replies] == [200] * 9 + [429]
+    for left, reply in zip([*range(8, -1, -1), 0], replies, strict=True):
+        shown = {name: reply.rate[name] for name in ("x-ratelimit-limit", "x-ratelimit-remaining")}
+        assert shown == {"x-ratelimit-limit": "9", "x-ratelimit-remaining": str(left)}
+        assert reply.rate["x-ratelimit-remaining-minute"] == str(left)
+        assert "x-ratelimit-remaining-hour" not in reply.rate
+    assert [(decision.rule, decision.remaining) for decision in it.seen] == [("real", left) for left in range(8, -1, -1)]
+    assert {window.rule for window in it.seen[0].windows} == {"shadow", "real"}
+
+
 def test_the_shadow_option_puts_every_rule_in_shadow(site: Open) -> None:
     """With ``shadow=True`` everything is decided and reported, nothing is refused."""
     it = site(Rule("api", "1/minute"), shadow=True)
@@ -1103,14 +1128,14 @@ def test_what_a_request_has_cost_is_settled_in_every_gate(site: Open, clock: Clo
     assert left == {"requests": 8, "tokens": 2 if rule != "also" else 4, "also": 3 if rule != "tokens" else 6}
 
 
-def test_fields_of_the_applications_own_stay(site: Open, request: pytest.FixtureRequest, clock: Clock) -> None:
-    """What the application itself says about rates is passed on, and the gates' fields are added to it once."""
+def test_fields_of_the_applications_own_are_replaced(site: Open, request: pytest.FixtureRequest, clock: Clock) -> None:
+    """What the application itself says about rates gives way to the gates' fields, which are there once."""
     kind: type[Site] = request.node.callspec.params["site"]
     own = kind.answering(200, [("Content-Type", "text/plain"), ("X-RateLimit-Limit", "own")], b"hello", [])
     it = site(Rule("inner", "7/minute"))
     it.app = it._gated(own, {"store": MemoryStore(clock), "rules": [Rule("inner", "7/minute")]})
     reply = around(it, clock, Rule("outer", "9/minute")).ask()
-    assert reply.headers.get_list("x-ratelimit-limit") == ["own", "7"]
+    assert reply.headers.get_list("x-ratelimit-limit") == ["7"]
     assert reply.headers.get_list("x-ratelimit-remaining") == ["6"]
 
 

@@ -21,6 +21,8 @@ RESCALES = False
 
 FOR_EVER = 100 * 366 * 86_400 * 1_000_000
 """Microseconds of a ban that has no end."""
+PERMANENT = FOR_EVER // 2
+"""Remaining microseconds above which a ban counts as permanent. A permanent ban begins with `FOR_EVER`, and time passes."""
 MORE, AT_LEAST = 0, 1
 """Ways of an adjustment: make the ban longer, or have it last at least so long. A reset lifts it."""
 PLENTY = 10**15
@@ -101,8 +103,9 @@ def used(state: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
     return 0
 
 
-def wait_us(state: int, cost: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
-    return state
+def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:  # noqa: ARG001
+    """The rest of the ban; None if it is permanent."""
+    return None if state > PERMANENT else state
 
 
 def ttl_us(state: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103

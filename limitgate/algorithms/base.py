@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 State = Any
@@ -29,6 +30,19 @@ class Load(NamedTuple):
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
 
 
+class StraightRefund(NamedTuple):
+    """The whole of a charge that is given back, in pieces as of `Straight`.
+
+    They know the state that it has found, behind ``was_`` in front of the names, and the microseconds ``since`` then. The Lua
+    twin has the same behind ``--PLAIN``, see limitgate/lua/refund.lua.
+    """
+
+    grace: str
+    """The grace, see `limitgate.limits.plan.Adjustment`."""
+    refunded: str
+    """Lines that give the charge back, in a state to which time was let go by; they know the ``grace{n}``."""
+
+
 class Straight(NamedTuple):
     """A charge that fits now or does not, in pieces of Python that are written out for each window; ``{n}`` is its number.
 
@@ -50,12 +64,18 @@ class Straight(NamedTuple):
     """Condition under which the charge fits."""
     charged: str
     """The integers after the charge, as ``kept``."""
+    refund: StraightRefund | None
+    """The same of giving the charge back; None where stores ask `Algorithm.apply_adjustment`."""
     asked: Callable[[LimitNumbers, int, int], bytes]
     """Packs what the Lua twin is asked of a window, given its number and the cost."""
     reported: str
     """Names of the integers that it reports, as ``kept``."""
     reported_state: str
     """The state, of these and of the limit's ``count{n}``."""
+    known: Sequence[tuple[str, Any]] = ()
+    """Names that ``reported_state`` knows besides, and what they are."""
+    most: float = inf
+    """The highest count of a limit that the Lua twin has."""
 
 
 class LimitNumbers(Protocol):

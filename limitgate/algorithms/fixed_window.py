@@ -47,6 +47,7 @@ STRAIGHT: Straight | None = Straight(
     """,
     fits="used{n} + cost <= burst{n}",
     charged="used{n} + cost, left{n},",
+    refund=None,
     asked=lambda limit, _, cost: pack("<4d", *encode_charge(limit, cost, 0)[:4]),
     reported="used{n}, left{n},",
     reported_state="(used{n}, left{n}),",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import pack
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, always
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, StraightRefund, always
 
 REPLY_FIELDS = 2
 CAN_WAIT = True
@@ -40,6 +40,16 @@ STRAIGHT: Straight | None = Straight(
     """,
     fits="after{n} <= capacity{n}",
     charged="after{n},",
+    refund=StraightRefund(
+        grace="was_debt{n} // count{n}",
+        refunded="""
+        last{n} = increment{n} + (grace{n} + 1 - since) * count{n}
+        if debt{n} < last{n} or last{n} <= capacity{n}:
+            back{n} = increment{n} - (since - grace{n}) * count{n} if since > grace{n} else increment{n}
+            if back{n} > 0:
+                debt{n} = debt{n} - back{n} if debt{n} > back{n} else 0
+        """,
+    ),
     asked=lambda limit, window, cost: (
         window.to_bytes(6, "little")
         + limit.count.to_bytes(6, "little")

@@ -45,6 +45,7 @@ STRAIGHT: Straight | None = Straight(
     """,
     fits="previous{n} * left{n} <= (burst{n} - cost - current{n}) * period{n}",
     charged="current{n} + cost, previous{n}, left{n},",
+    refund=None,
     asked=lambda limit, _, cost: pack("<3d", *encode_charge(limit, cost, 0)),
     reported="current{n}, previous{n}, left{n},",
     reported_state="(current{n}, previous{n}, left{n}),",

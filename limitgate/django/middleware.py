@@ -277,8 +277,8 @@ def _completed(response: Any, exchange: Exchange | None) -> Any:
     """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
     if exchange is not None:
         admission = exchange.open_admission()
-        for name, value in response_fields(admission):
-            response[name] = value
-        for name, value in admission.refusal.waiting if admission.refusal else ():
-            response.setdefault(name, value)
+        refusal = admission.refusal
+        for name, value in response_fields(admission) if refusal is None else (*refusal.waiting, *response_fields(admission)):
+            if refusal is None or name not in response:
+                response[name] = value
     return response

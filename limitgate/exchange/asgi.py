@@ -18,7 +18,7 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import overall_decision, overall_outcome, raw_response_fields
 from limitgate.gate.permits import BUFFERED
 from limitgate.gate.turns import TurnWaiter
-from limitgate.http.rate_fields import Fields, raw
+from limitgate.http.rate_fields import Fields, raw, raw_without
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
@@ -270,12 +270,17 @@ class ASGIExchange(Exchange):
                 self._shown = len(inside)
                 fields = admission.raw_fields()
                 if fields:
+                    headers, initials = [*(message.get("headers") or ())], admission.rules.raw_initials
+                    for name, _ in headers:
+                        if name[:1] in initials:
+                            headers = raw_without(headers, fields)
+                            break
                     message = {**message}
-                    message["headers"] = [*(message.get("headers") or ()), *fields]
+                    message["headers"] = [*headers, *fields]
                 return send(message)
         return self.send_any(message)
 
-    async def send_any(self, message: Message) -> None:
+    async def send_any(self, message: Message) -> None:  # noqa: C901 - each call more costs all
         """`send` a message where more than rate fields may be due."""
         admission, kind = self.open_admission(), message["type"]
         if not admission.has_begun and kind in BEGINNINGS:
@@ -286,8 +291,13 @@ class ASGIExchange(Exchange):
             show_outside(self.scope, self._outer_scope)
             self._shown = len(self.scope)
             if kind in _STARTS and (fields := raw_response_fields(admission)):
+                headers, initials = [*(message.get("headers") or ())], admission.rules.raw_initials
+                for name, _ in headers:
+                    if name[:1] in initials or admission.is_nested:
+                        headers = raw_without(headers, fields)
+                        break
                 message = {**message}
-                message["headers"] = [*(message.get("headers") or ()), *fields]
+                message["headers"] = [*headers, *fields]
             await self._send(message)
             if admission.is_by_outcome and admission.may_need_refund():  # a response may take long
                 await self.gate.refunds.asettle(admission)
@@ -449,9 +459,8 @@ class ASGIExchange(Exchange):
     def _completed(self, start: Message, waiting: Fields) -> Message:
         """What starts an answer to a refusal, with the fields that are not set yet."""
         headers = list(start.get("headers") or ())
-        present = {bytes(name).lower() for name, _ in headers}
         fields = [*raw(waiting), *raw_response_fields(self._admission)]
-        return {**start, "headers": [*headers, *[field for field in fields if field[0] not in present]]}
+        return {**start, "headers": [*headers, *raw_without(fields, headers)]}
 
     async def _close(self, refusal: Refusal) -> None:
         with suppress(*CLIENT_GONE):  # it has left, or did not answer a ping

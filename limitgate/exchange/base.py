@@ -36,6 +36,8 @@ class Exchange:
     _admission: Admission
     awaits = False
     """True on an event loop, where the store has to be awaited."""
+    has_come_back = False
+    """True if the application has called this gate again for it, see `Around.app_inside`."""
 
     def stand_between(self, gate: Gate, admission: Admission) -> None:
         """Stand between application and server for a request that was decided about."""

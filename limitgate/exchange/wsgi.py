@@ -9,7 +9,7 @@ from limitgate.exchange.base import Exchange
 from limitgate.exchange.in_flight import chunks_in_flight, written_in_flight
 from limitgate.gate.admission import Admission
 from limitgate.gate.nesting import response_fields
-from limitgate.http.rate_fields import Fields
+from limitgate.http.rate_fields import Fields, without
 from limitgate.rules import decorators
 from limitgate.rules.decorators import Mark, decided_marks
 
@@ -121,14 +121,20 @@ def _made(chunks: Iterable[bytes], marks: Container[Mark]) -> Iterator[bytes]:
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
     """``start_response`` that adds rate fields and notes the status.
 
-    Of the answer to a refusal, which has to have the fields of ``waiting``, too, only those are added that are not set yet.
+    Rate fields of the application's own are replaced. The answer to a refusal has to have the fields of ``waiting``, too; there
+    only those are added that it has not set.
     """
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
         fields = admission.fields if admission.is_plain or not admission.is_nested else response_fields(admission)
         if waiting is not None:
-            present = {name.lower() for name, _ in headers}
-            fields = [field for field in [*waiting, *fields] if field[0].lower() not in present]
+            fields = without([*waiting, *fields], headers)
+        else:
+            initials = admission.rules.initials
+            for name, _ in headers:
+                if name[:1] in initials or admission.is_nested:
+                    headers = without(headers, fields)
+                    break
         fields = [*headers, *fields]
         write = start_response(status, fields, *exc_info) if exc_info else start_response(status, fields)
         if admission.is_plain:  # `Admission.begun`

@@ -26,8 +26,7 @@ from limitgate.limits.decision import (
     set_settlement,
 )
 from limitgate.limits.plan import Charge, Plan, Reading, Source
-from limitgate.limits.refund import plain_refund
-from limitgate.limits.template import PlainSpend
+from limitgate.limits.template import PlainRefund, PlainSpend
 from limitgate.observing.counts import Counts, outweighs
 from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
@@ -439,7 +438,7 @@ class Admission:
             return False
         return self.has_to_refund or (self.has_news and (self._charged is None or bool(self._charged)))
 
-    def plain_refund(self) -> list[Charge] | None:
+    def plain_refund(self) -> PlainRefund | None:
         """Take the correction that a plain plan needs, by its outcome or because it is over. None if `refunds` has to be asked.
 
         From now on it counts as made.
@@ -450,8 +449,9 @@ class Admission:
         if reading is None or prepared is None:
             return None
         self._settled_by = status = self.status
-        self._plain_costs = costs = costs_by(reading.template.charges, prepared.charged_rules, status, is_sent=self.is_sent)
-        return plain_refund(reading, costs)
+        refund = prepared.refund(reading, status, is_sent=self.is_sent)
+        self._plain_costs = refund.template.costs
+        return refund
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
         """Take out the refunds that are due by what is known now; from now on they count as made.

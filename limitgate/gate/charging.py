@@ -73,8 +73,11 @@ class Charging:
         admission.decide(verdict.outcome, verdict.source)
         if not decision.allowed:
             admission.refusal = self.refuse(admission, decision, verdict.now, request_plan)
-        elif first is not None:
-            decision = joined(first, decision)
+        else:
+            if decision.shadow:
+                self.note_shadows(admission, decision, verdict.now, request_plan)
+            if first is not None:
+                decision = joined(first, decision)
         settlement = admission.opened_settlement or admission.settlement
         if decision.settlement is not settlement:
             decision = replace(decision, settlement=settlement)
@@ -114,6 +117,11 @@ class Charging:
             return unavailable()
         whole = nesting.joined_with_outer(admission, decision)
         return self._refusals.refuse(admission, whole, whole.refusing, whole.refusing_key, now, request_plan.compiled_rules)
+
+    def note_shadows(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> None:
+        """Log that buckets of shadow rules would have refused a request."""
+        if self._refusals.log is not None and now is not None:
+            self._refusals.log.note_shadows(admission, decision, now, request_plan.compiled_rules)
 
     def _verdict(self, request_plan: RequestPlan, plan: Plan, reading: Reading, settlement: FinalCosts | None) -> Verdict:
         """The verdict that follows from the store's reading."""

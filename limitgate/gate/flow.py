@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from limitgate.errors import ConfigError, StoreError
-from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import PlainSpend
+from limitgate.limits.plan import Reading
+from limitgate.limits.template import AnyPlan
 from limitgate.process.clock import monotonic
 from limitgate.stores import AsyncStore, SyncStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
@@ -41,9 +41,9 @@ def limits_awaited(limits: Awaitable[Any]) -> Awaited:
     return Awaited(limits, "the callable that gives a rule's limits is async, expected a plain function under WSGI")
 
 
-Flow = Generator[tuple[Plan | PlainSpend, float] | Awaited, Any, T]
+Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
 """A flow that asks a store: yields plans, each with the seconds to wait for the `Reading`, and what has to be awaited."""
-ConfigFlow = Generator[tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited, Any, T]
+ConfigFlow = Generator[tuple[AnyPlan | ConfigRequest, float] | Awaited, Any, T]
 """A flow that asks a store for configuration, too, and is sent a `StoredConfig` for each such request."""
 
 
@@ -129,13 +129,13 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
     """Run a flow on a `SyncStore` and return its outcome. Without a budget only the flow's own timeouts count."""
     budget = budget or Budget(math.inf, measured=True)
 
-    def fulfil(wish: tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited) -> Any:
+    def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:
         if isinstance(wish, Awaited):
             raise wish.refused()
         request, began = wish[0], monotonic()
         answer: Any
         try:
-            if isinstance(request, Plan | PlainSpend):
+            if not isinstance(request, ConfigRequest):
                 answer = store.spend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # to one that takes it
             elif isinstance(store, SyncConfigStore):
                 answer = store.config(request, budget.within(wish[1]))
@@ -154,13 +154,13 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
     """`run`, on an `AsyncStore`."""
     budget = budget or Budget(math.inf, measured=True)
 
-    async def fulfil(wish: tuple[Plan | PlainSpend | ConfigRequest, float] | Awaited) -> Any:
+    async def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:
         if isinstance(wish, Awaited):
             return await wish.awaitable
         request, began = wish[0], monotonic()
         answer: Any
         try:
-            if isinstance(request, Plan | PlainSpend):
+            if not isinstance(request, ConfigRequest):
                 answer = await store.aspend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # to one that takes it
             elif isinstance(store, AsyncConfigStore):
                 answer = await store.aconfig(request, budget.within(wish[1]))

@@ -387,7 +387,7 @@ class Gate:
         admission.decision = decision
         admission.is_by_outcome = prepared.is_by_outcome
         if prepared.has_slots:
-            self.refunds.hold(admission, answer.charges)
+            self.refunds.hold(admission, answer)
         elif not prepared.is_by_outcome and (permits is None or not permits.is_to_be_told):
             admission.is_plain = True
             if permits is not None:

@@ -67,6 +67,8 @@ def _decide_message(gate: Gate, admission: Admission, messages: RequestPlan) -> 
         return None
     verdict = yield from gate.charging.decide(messages, messages.plan)
     if verdict.decision.allowed:
+        if verdict.decision.shadow:
+            gate.charging.note_shadows(admission, verdict.decision, verdict.now, messages)
         return None
     refusal = gate.charging.refuse(admission, verdict.decision, verdict.now, messages)
     if messages.bans:

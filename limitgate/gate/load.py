@@ -38,7 +38,7 @@ class Load:
         admission.marks = plan.marks
         permits = admission.permits
         if permits is not None:  # it has waited for them, or with them for something else
-            return permits.goes_on
+            return self._goes_on(permits) if permits.would_refuse else permits.goes_on
         request, adaptive = admission.request, plan.adaptive
         if adaptive is None:
             return True
@@ -50,10 +50,17 @@ class Load:
                 guard = self._proxy_guard.of(request, guard)
         admission.permits = permits = Permits()  # first, so that they are given back if anything raises
         if request.awaits:
-            return permits.begin(request, adaptive, caller, guard, WaitingTask)
+            goes_on = permits.begin(request, adaptive, caller, guard, WaitingTask)
+            return self._goes_on(permits) if permits.would_refuse else goes_on
         permits.begin(request, adaptive, caller, guard, WaitingThread)
         if permits.waits is not None:
             permits.wait()
+        return self._goes_on(permits) if permits.would_refuse else permits.goes_on
+
+    def _goes_on(self, permits: Permits) -> bool:
+        """True if a request has its permits. Logs that shadow rules had none."""
+        if self._log is not None and permits.goes_on:
+            self._log.note_shed_by_shadows(permits)
         return permits.goes_on
 
     def shed(self, admission: Admission, outer: Admission | None) -> None:

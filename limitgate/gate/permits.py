@@ -20,7 +20,7 @@ from limitgate.http.client_ip import grouped
 from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s
 from limitgate.http.response import Refusal, overloaded
-from limitgate.limits.decision import Decision, InForce, Window, refused_in_flight
+from limitgate.limits.decision import Decision, InForce, InShadow, Window, refused_in_flight
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Permit
@@ -213,6 +213,8 @@ class Permits:
             room = limit.levels[priority].room - limit.in_flight
             self.in_force = ((compiled_rule.name, limit.limit, room if room > 0 else 0),)  # noqa: FURB136 - max() takes four times as long
             may_go_on = True
+            if not compiled_rule.enforced:
+                self.in_force = (InShadow(self.in_force[0]),)
         return may_go_on and (len(compiled_rules) == 1 or self._take(compiled_rules[1:], waiter))
 
     def _take(self, compiled_rules: Sequence[CompiledRule], waiter: Callable[[], WaitingTask | WaitingThread]) -> bool:
@@ -230,7 +232,8 @@ class Permits:
     ) -> bool:
         """Note what was got under a limit. False if it makes wait or refuses."""
         room = limit.levels[compiled_rule.priority or self._priority].room - limit.in_flight
-        self.in_force += ((compiled_rule.name, limit.limit, max(0, room)),)
+        found = compiled_rule.name, limit.limit, max(0, room)
+        self.in_force += (found if compiled_rule.enforced else InShadow(found),)
         if permit is not None:
             permit.client = self._client
             self.held.append((places, limit, permit))

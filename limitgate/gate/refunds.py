@@ -12,12 +12,14 @@ from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Refund
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run
 from limitgate.gate.outage import Outages
+from limitgate.gate.slot_keeper import Taken
 from limitgate.internal_errors import logged_errors
-from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refund import refund
+from limitgate.limits.template import AnyPlan
 
-Corrections = tuple[Sequence[Charge], Sequence[Charge]]
-"""Adjustments to make in a store, and the charges among them whose slots are given back."""
+Corrections = tuple[AnyPlan | None, Taken]
+"""The plan that corrects charges in a store, None if nothing is due, and the charges among these whose slots it gives back."""
 
 
 class Refunds:
@@ -36,44 +38,37 @@ class Refunds:
 
     def settle(self, admission: Admission) -> None:
         """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
-        charges, slots = self._due(admission)
-        if charges and self._answers_at_once:
+        plan, slots = self._due(admission)
+        if plan is not None and self._answers_at_once:
             try:
-                self._store.spend(Plan.adjust(charges), self._timeout)
+                self._store.spend(plan, self._timeout)
             except BaseException as error:  # noqa: BLE001 - an interruption is raised again
                 self._failed(slots, error)
-        elif charges:
-            run(self._store, self._adjust(charges, slots), admission.budget)
+        elif plan is not None:
+            run(self._store, self._adjust(plan, slots), admission.budget)
 
     async def asettle(self, admission: Admission) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
         if self._answers_at_once:
             self.settle(admission)
             return
-        sent = self.settle_soon(admission)
-        if sent is None:
+        plan, slots = self._due(admission)
+        if plan is None:
             return
         left = admission.budget.left
         if left < self._timeout:
-            await asyncio.wait([sent], timeout=max(0.0, left))
+            sent = self._send(plan, slots)
+            if sent is not None:
+                await asyncio.wait([sent], timeout=max(0.0, left))
         else:  # the store answers or fails in that time, and `asyncio.wait` takes twice as long
             over = asyncio.get_running_loop().create_future()
-            sent.add_done_callback(partial(_tell, over))
-            await over
+            if self._send(plan, slots, over) is not None:
+                await over
 
-    def settle_soon(self, admission: Admission) -> asyncio.Future[Reading] | None:
+    def settle_soon(self, admission: Admission) -> asyncio.Future[Any] | None:
         """`settle`, by an `AsyncStore`, in the background. Returns the reading to come; None if nothing is due."""
-        charges, slots = self._due(admission)
-        if not charges:
-            return None
-        try:
-            sent: asyncio.Future[Reading] = asyncio.ensure_future(self._store.aspend(Plan.adjust(charges), self._timeout))
-        except BaseException as error:  # noqa: BLE001 - as above
-            self._failed(slots, error)
-            return None
-        self._under_way.add(sent)
-        sent.add_done_callback(partial(self._answered, slots))
-        return sent
+        plan, slots = self._due(admission)
+        return None if plan is None else self._send(plan, slots)
 
     def settle_refused(self, admission: Admission) -> None:
         """`settle` a request if it is refused after it was charged."""
@@ -103,21 +98,21 @@ class Refunds:
 
     def apply(self, refunds: Sequence[Refund]) -> Flow[None]:
         """Give back to buckets, or charge more."""
-        charges, slots = self._corrections(refunds)
-        if charges:
-            yield from self._adjust(charges, slots)
+        plan, slots = self._corrections(refunds)
+        if plan is not None:
+            yield from self._adjust(plan, slots)
 
     def _due(self, admission: Admission) -> Corrections:
         """The corrections that a request needs by now."""
-        plain = admission.plain_refund()
-        if plain is None:
+        refund = admission.plain_refund()
+        if refund is None:
             return self._corrections(_refunds_of(admission))
-        if not admission.gives_slots_back:
-            return plain, ()
-        admission.has_slots = False
-        reading: Any = admission.reading
-        self.slot_keeper.release(reading.charges)
-        return plain, reading.charges
+        slots: Taken = ()
+        if admission.gives_slots_back:
+            admission.has_slots = False
+            slots = refund.spent
+            self.slot_keeper.release(slots)
+        return refund if refund.keys else None, slots
 
     def _corrections(self, refunds: Sequence[Refund]) -> Corrections:
         """The corrections to make in the store. Those of this process' own buckets are made at once."""
@@ -133,25 +128,38 @@ class Refunds:
                 self._outages.apply_refund(plan)
             else:
                 charges += plan.charges
-        return charges, slots
+        return Plan.adjust(charges) if charges else None, slots
 
-    def _adjust(self, charges: Sequence[Charge], slots: Sequence[Charge]) -> Flow[None]:
+    def _send(self, plan: AnyPlan, slots: Taken, over: asyncio.Future[None] | None = None) -> asyncio.Future[Any] | None:
+        """Make adjustments by an `AsyncStore`, in the background; ``over`` ends with them. None if they fail at once."""
+        try:
+            sent: asyncio.Future[Any] = asyncio.ensure_future(self._store.aspend(plan, self._timeout))
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._failed(slots, error)
+            return None
+        self._under_way.add(sent)
+        sent.add_done_callback(partial(self._answered, slots, over))
+        return sent
+
+    def _adjust(self, plan: AnyPlan, slots: Taken) -> Flow[None]:
         """Make adjustments in the store. If that fails, these slots are released later."""
         try:
-            yield Plan.adjust(charges), self._timeout
+            yield plan, self._timeout
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed(slots, error)
 
-    def _answered(self, slots: Sequence[Charge], sent: asyncio.Future[Reading]) -> None:
+    def _answered(self, slots: Taken, over: asyncio.Future[None] | None, sent: asyncio.Future[Any]) -> None:
         """The store has answered adjustments that were sent, or the event loop ends."""
         self._under_way.discard(sent)
+        if over is not None and not over.done():  # else it was cancelled
+            over.set_result(None)
         if sent.cancelled():
             self.slot_keeper.release_later(slots)
         elif (error := sent.exception()) is not None:
             with logged_errors():
                 self._failed(slots, error)
 
-    def _failed(self, slots: Sequence[Charge], error: BaseException) -> None:
+    def _failed(self, slots: Taken, error: BaseException) -> None:
         """Note that adjustments failed, and release their slots later. Raises any error but a `StoreError`."""
         self.slot_keeper.release_later(slots)
         if not isinstance(error, StoreError):
@@ -159,16 +167,10 @@ class Refunds:
         self.uncorrected += 1
         self._outages.failed(error)
 
-    def hold(self, admission: Admission, charges: Sequence[Charge], *, is_local: bool = False) -> None:
+    def hold(self, admission: Admission, taken: Taken, *, is_local: bool = False) -> None:
         """Keep the slots of a request, among charges that were made, until they are given back."""
         admission.has_slots = True
-        (self._outages.local_slots if is_local else self.slot_keeper).hold(charges, admission)
-
-
-def _tell(over: asyncio.Future[None], _: object) -> None:
-    """End the wait, unless it was cancelled."""
-    if not over.done():
-        over.set_result(None)
+        (self._outages.local_slots if is_local else self.slot_keeper).hold(taken, admission)
 
 
 def _refunds_of(admission: Admission) -> list[Refund]:

@@ -39,6 +39,14 @@ class RefusalLog:
         name = partial(self._name, admission, decision.rule, compiled_rules)
         self.episodes.begin(key, decision.rule, now, refusal_id, name)
 
+    def note_shadows(self, admission: Admission, decision: Decision, now: int, compiled_rules: Sequence[CompiledRule]) -> None:
+        """Note that buckets of rules in shadow would have refused a request, at ``now`` as of `note`."""
+        full = [charge for charge, _, after in decision.evidence if after is None and not charge.enforced]
+        for key, rule in {charge.key.removesuffix(charge.bucket.suffix): charge.rule for charge in full}.items():
+            if not self.episodes.count(key, now) and log.isEnabledFor(logging.INFO):
+                name = partial(self._name, admission, rule, compiled_rules)
+                self.episodes.begin(key, rule, now, None, name, is_shadow=True)
+
     def note_ban(self, rule: str, who: str, seconds: float, after: int, within: float) -> None:
         """Note that a rule bans a client for so many seconds, as it was refused ``after`` times ``within`` some."""
         facts = {"rule": rule, "who": who, "seconds": seconds, "after": after, "within": within}
@@ -47,10 +55,17 @@ class RefusalLog:
 
     def note_shed(self, permits: Permits) -> None:
         """Note a refusal by the adaptive limit of a rule, under which a request has found no place."""
-        rule = permits.in_force[-1][0]
+        self._note_no_place(permits.in_force[-1][0], is_shadow=False)
+
+    def note_shed_by_shadows(self, permits: Permits) -> None:
+        """Note that adaptive limits in shadow had no place for a request."""
+        for compiled_rule in permits.would_refuse:
+            self._note_no_place(compiled_rule.name, is_shadow=True)
+
+    def _note_no_place(self, rule: str | None, *, is_shadow: bool) -> None:
         key, now = f"adaptive {rule}", time.time_ns() // 1000
         if not self.episodes.count(key, now) and log.isEnabledFor(logging.INFO):
-            self.episodes.begin(key, rule, now, None, lambda: "what is more than the process can do")
+            self.episodes.begin(key, rule, now, None, lambda: "what is more than the process can do", is_shadow=is_shadow)
 
     def _name(self, admission: Admission, rule: str | None, compiled_rules: Sequence[CompiledRule]) -> str:
         """Name of who is refused by a rule of a plan."""

@@ -90,7 +90,13 @@ class Refusals:
         ``compiled_rules`` are those of its plan.
         """
         self._has_written = True
-        refusal = quota_exceeded(rules, decision.retry_after, self._key.write(now, decision.rule, key))
+        rule = decision.rule
+        for each in compiled_rules:
+            if each.name == rule:
+                rule = each.id_name
+                break
+        written = self._key.write(now, rule, key)
+        refusal = quota_exceeded(rules, decision.retry_after, written, is_permanent_ban=decision.is_permanent_ban)
         if monotonic() > self._next_look:
             self.agree_soon()
         if self.log is not None and not self.log.episodes.count(key, now) and log.isEnabledFor(INFO):

@@ -11,7 +11,7 @@ import asyncio
 import atexit
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from contextvars import Context
 from itertools import count
@@ -24,6 +24,7 @@ from limitgate.errors import StoreError
 from limitgate.gate.flow import Flow, arun, run
 from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.limits.template import PlainSpend
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.aio.loop_end import begin
@@ -43,10 +44,19 @@ MAX_RELEASES = 10_000
 """Slots that are given back later, at most; where there are more of them they end by themselves."""
 
 
+Taken = Sequence[Charge] | PlainSpend
+"""Charges that were made together, maybe with slots among them: of a plain plan no object is made unless it is asked for."""
+
+
 class _Held(NamedTuple):
-    charges: Sequence[Charge]
+    taken: Taken
     holder: ref[object]
-    """Plan that gives them back; gone where that was forgotten."""
+    """Plan that gives the slots back; gone where that was forgotten."""
+
+    @property
+    def charges(self) -> Sequence[Charge]:
+        """The charges that took slots."""
+        return _slots(self.taken)
 
 
 class _Release(NamedTuple):
@@ -75,10 +85,11 @@ class _Renewer:
         """True if there is nothing to do."""
         return not (self.held or self.releases)
 
-    def hold(self, charges: Sequence[Charge], holder: object) -> None:
-        """Renew slots from now on."""
-        self.held[charges[0].slot] = _Held(charges, ref(holder))
-        self.schedule(RENEW)
+    def hold(self, slot: int, taken: Taken, holder: object) -> None:
+        """Renew slots of a name from now on."""
+        self.held[slot] = _Held(taken, ref(holder))
+        if self.due_at is None:
+            self.schedule(RENEW)
 
     def let_go(self, slot: int) -> bool:
         """Renew a slot no longer. False if it is not held here."""
@@ -98,14 +109,14 @@ class _Renewer:
 
     def renewal(self) -> Flow[None]:
         """Renew all that is held, and give back what is to be given back. What fails is tried again soon."""
-        for slot, (charges, holder) in self.held.copy().items():
-            if holder() is None and self.let_go(slot):
-                self.release_later(charges)
+        for slot, held in self.held.copy().items():
+            if held.holder() is None and self.let_go(slot):
+                self.release_later(held.charges)
         renewed = self.held.copy()
         failed = yield from self._sending([charge.renewed() for held in renewed.values() for charge in held.charges])
-        for slot, (charges, _) in renewed.items():
+        for slot, held in renewed.items():
             if slot not in self.held:  # a renewal may have come after it was given back
-                self.release_later(charges)
+                self.release_later(held.charges)
         now = monotonic()
         for place, release in self.releases.copy().items():
             if release.until < now:
@@ -166,19 +177,13 @@ class _Renewer:
 
 
 class _LoopRenewer(_Renewer):
-    """Slots held in one event loop: a timer, which starts a task."""
+    """Slots held in one event loop: a timer, which starts a task. It is the last one if nothing is held when it rings."""
 
     def __init__(self, slot_keeper: SlotKeeper, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(slot_keeper)
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-
-    def rest(self) -> None:
-        """Stop the timer if nothing is held any more. Only to be called in its event loop."""
-        if self._timer is not None and self.is_idle:
-            self._timer.cancel()
-            self._timer, self.due_at = None, None
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -189,7 +194,7 @@ class _LoopRenewer(_Renewer):
 
     def _on_timer(self) -> None:
         self._timer, self.due_at = None, None
-        if self._task is None or self._task.done():
+        if not self.is_idle and (self._task is None or self._task.done()):
             self._task = begin(self._renew())
 
     async def _renew(self) -> None:
@@ -301,20 +306,18 @@ class SlotKeeper:
         """Charges of the slots that are held."""
         return [charge for renewer in self._renewers() for held in list(renewer.held.values()) for charge in held.charges]
 
-    def hold(self, charges: Sequence[Charge], holder: object) -> None:
+    def hold(self, taken: Taken, holder: object) -> None:
         """Renew the slots among charges that were taken together, until they are let go or ``holder`` is gone."""
-        if slots := _slots(charges):
-            self._here().hold(slots, holder)
+        for slot in _names(taken):
+            self._here().hold(slot, taken, holder)
 
-    def release(self, charges: Sequence[Charge]) -> None:
+    def release(self, taken: Taken) -> None:
         """Renew the slots among charges no longer: they are about to be given back."""
         here = self._here()
-        for charge in charges:
-            if charge.slot and charge.cost and not here.let_go(charge.slot):  # it was taken elsewhere
+        for slot in _names(taken):
+            if not here.let_go(slot):  # it was taken elsewhere
                 for renewer in self._renewers():
-                    renewer.let_go(charge.slot)
-        if isinstance(here, _LoopRenewer):
-            here.rest()
+                    renewer.let_go(slot)
 
     def abandon(self, charges: Sequence[Charge]) -> None:
         """Give slots back soon whose holder is gone, see `_Renewer.hasten`."""
@@ -323,9 +326,9 @@ class SlotKeeper:
                 if charge.slot in renewer.held:
                     renewer.hasten()
 
-    def release_later(self, charges: Sequence[Charge]) -> None:
+    def release_later(self, taken: Taken) -> None:
         """Schedule the release of slots that may be taken, as the reply was lost, though nobody holds them."""
-        if slots := _slots(charges):
+        if slots := _slots(taken):
             self._here().release_later(slots)
 
     def end(self) -> None:
@@ -370,5 +373,12 @@ def _end() -> None:
         slot_keeper.end()
 
 
-def _slots(charges: Sequence[Charge]) -> list[Charge]:
+def _slots(taken: Taken) -> list[Charge]:
+    """The charges that took slots."""
+    charges = taken.charges if isinstance(taken, PlainSpend) else taken
     return [charge for charge in charges if charge.slot and charge.cost]
+
+
+def _names(taken: Taken) -> Collection[int]:
+    """The names of the slots."""
+    return (taken.slot,) if type(taken) is PlainSpend else {charge.slot for charge in _slots(taken)}

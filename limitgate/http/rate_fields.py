@@ -5,14 +5,16 @@ What depends on the rules alone, such as the policies of draft-11, is prepared o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from functools import lru_cache
 from itertools import count
 from math import ceil, floor, inf, isinf
 from typing import NamedTuple
 
+from limitgate.errors import ConfigError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing
+from limitgate.messages.suggestions import expected_of
 
 Fields = list[tuple[str, str]]
 RawFields = list[tuple[bytes, bytes]]
@@ -31,17 +33,89 @@ class Numbers(NamedTuple):
     """Per window the whole requests that still fit, and the seconds to wait, rounded up; None if waiting cannot help."""
 
 
-def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
+class Renamed(NamedTuple):
+    """A style whose fields are sent under other names."""
+
+    style: str
+    names: tuple[tuple[str, str], ...]
+    """Pairs of a field's name and the name to send instead."""
+
+
+Style = str | Renamed
+
+
+def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Style, ...]:
+    """Apply ``names``, from the standard name of a field in any case to the name to send, to styles.
+
+    Raises `ConfigError` for a name that no style has, and for a name that is sent for something else.
+    """
+    styles = tuple(styles)
+    known = {field.lower(): field for style in styles for field in FIELDS[style]}
+    for name in names:
+        if name.lower() not in known:
+            expected = expected_of(name, sorted(known.values())) if known else "expected none, as no styles are sent"
+            raise ConfigError.at((name,), f"no style in headers has the field, {expected}")
+    chosen = {known[name.lower()]: other for name, other in names.items()}
+    taken = dict.fromkeys(_OF_REFUSALS, "a refusal")
+    for field in known.values():
+        name = chosen.get(field, field)
+        if name.lower() in taken:
+            raise ConfigError.at((field,), f"{name} is sent for {taken[name.lower()]} already, expected another name")
+        taken[name.lower()] = field
+    found: list[Style] = []
+    for style in styles:
+        own = tuple([(field, chosen[field]) for field in FIELDS[style] if field in chosen])
+        found.append(Renamed(style, own) if own else style)
+    return tuple(found)
+
+
+def names_of(styles: Iterable[Style]) -> list[str]:
+    """The names of all fields that styles may send."""
+    found = []
+    for style in styles:
+        own, names = (style.style, dict(style.names)) if isinstance(style, Renamed) else (style, {})
+        found += [names.get(field, field) for field in FIELDS[own]]
+    return found
+
+
+def without(fields: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> Fields:
+    """The fields whose names are not among others, so that no name is sent twice."""
+    taken = {name.lower() for name, _ in others}
+    return [field for field in fields if field[0].lower() not in taken]
+
+
+def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[bytes, bytes]]) -> RawFields:
+    """`without`, of fields as `raw` gives them."""
+    taken = {bytes(name).lower() for name, _ in others}
+    return [field for field in fields if bytes(field[0]).lower() not in taken]
+
+
+def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
     """Rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
 
-    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names.
+    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names. Shadow rules are shown
+    only by styles that name each policy, or if there are no other rules.
     """
     styles = tuple(styles)
     limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)
     if styles == ("x-ratelimit",):
         return x_ratelimit(limit, remaining, full_at_us)
+    standings = decision.standings
+    enforced = [each for each in standings if each.charge.enforced]
+    if not enforced or len(enforced) == len(standings):
+        return _fields_of(styles, standings, Numbers(limit, remaining, full_at_us, ()), rules)
+    fields: Fields = []
+    for style in styles:
+        own = style.style if isinstance(style, Renamed) else style
+        shown = standings if own in _NAMES_POLICIES else enforced
+        fields += _fields_of((style,), shown, Numbers(limit, remaining, full_at_us, ()), rules)
+    return fields
+
+
+def _fields_of(styles: tuple[Style, ...], standings: Sequence[Standing], numbers: Numbers, rules: frozenset[str]) -> Fields:
+    """Rate fields of these buckets, by the numbers of the tightest window."""
     groups: dict[tuple[str, str], list[Standing]] = {}
-    for standing in decision.standings:
+    for standing in standings:
         charge = standing.charge
         groups.setdefault((charge.rule or "", charge.key.removesuffix(charge.bucket.suffix)), []).append(standing)
     buckets = tuple([(rule, tuple([each.charge.bucket for each in group])) for (rule, _), group in groups.items()])
@@ -49,7 +123,7 @@ def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: froz
     for window in [window for group in groups.values() for standing in group for window in standing.windows()]:
         wait = window.retry_after or (window.reset_after if window.period and window.limit else inf)
         windows.append((window.remaining, None if isinf(wait) else ceil(wait)))
-    return prepared_fields(styles, buckets, rules)(Numbers(limit, remaining, full_at_us, windows))
+    return prepared_fields(styles, buckets, rules)(numbers._replace(windows=windows))
 
 
 Buckets = tuple[tuple[str, tuple[Bucket, ...]], ...]
@@ -58,9 +132,9 @@ Writer = Callable[[Numbers], Fields]
 
 
 @lru_cache(maxsize=1024)
-def prepared_fields(styles: tuple[str, ...], buckets: Buckets, rules: frozenset[str]) -> Writer:
+def prepared_fields(styles: tuple[Style, ...], buckets: Buckets, rules: frozenset[str]) -> Writer:
     """Return the function that writes the rate fields of requests with these buckets in each of ``styles``; cached."""
-    writers = [STYLES[style](buckets, rules) for style in styles]
+    writers = [_writer(style, buckets, rules) for style in styles]
     if len(writers) == 1:
         return writers[0]
 
@@ -68,6 +142,13 @@ def prepared_fields(styles: tuple[str, ...], buckets: Buckets, rules: frozenset[
         return [field for write_style in writers for field in write_style(numbers)]
 
     return write
+
+
+def _writer(style: Style, buckets: Buckets, rules: frozenset[str]) -> Writer:
+    if not isinstance(style, Renamed):
+        return STYLES[style](buckets, rules)
+    write, names = STYLES[style.style](buckets, rules), dict(style.names)
+    return lambda numbers: [(names.get(name, name), value) for name, value in write(numbers)]
 
 
 def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
@@ -198,3 +279,13 @@ STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
     "draft-11": _draft_11,
 }
 """Per style the function that prepares its fields, from the buckets of a request and the names of all rules of the gate."""
+FIELDS: dict[str, tuple[str, ...]] = {
+    "x-ratelimit": (_LIMIT, _REMAINING, _RESET),
+    "x-ratelimit-windows": tuple([f"{name}-{unit.title()}" for unit in _UNITS for name in (_LIMIT, _REMAINING)]),
+    "draft-11": (_POLICY, _STATE),
+}
+"""Per style the names of all fields that it may send."""
+_OF_REFUSALS = ("retry-after", "content-type", "content-length", "cache-control")
+"""Names of the other fields of a refusal."""
+_NAMES_POLICIES = frozenset({"draft-11"})
+"""Styles that name the policy of each number."""

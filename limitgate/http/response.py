@@ -49,13 +49,13 @@ class Refusal(NamedTuple):
         return _POLICY_VIOLATION if self.status in {403, 431} else _TRY_AGAIN_LATER
 
 
-def quota_exceeded(rules: tuple[str | None, ...], wait: float, name: bytes) -> Refusal:
+def quota_exceeded(rules: tuple[str | None, ...], wait: float, name: bytes, *, is_permanent_ban: bool = False) -> Refusal:
     """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it.
 
     ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help. ``wait``
     is in seconds, and ``name`` is the id of the refusal.
     """
-    common, before, after = _refusal(rules, None if isinf(wait) else max(1, ceil(wait)))
+    common, before, after = _refusal(rules, None if isinf(wait) else max(1, ceil(wait)), is_permanent_ban)
     status, fields, raw_fields, _, detail, _ = common
     made: Refusal = tuple.__new__(Refusal, (status, fields, raw_fields, before + name + after, detail, name.decode()))
     return made
@@ -65,7 +65,11 @@ _NO_ID = "0" * LENGTH
 
 
 @lru_cache(maxsize=4096)
-def _refusal(rules: tuple[str | None, ...], wait: int | None) -> tuple[Refusal, bytes, bytes]:
+def _refusal(
+    rules: tuple[str | None, ...],
+    wait: int | None,
+    is_permanent_ban: bool,  # noqa: FBT001 - `lru_cache` is faster without keywords
+) -> tuple[Refusal, bytes, bytes]:
     """The 429 of these rules, with its body before and after the id, which is always of the same length.
 
     Cached, since refused clients tend to ask again at once.
@@ -73,6 +77,8 @@ def _refusal(rules: tuple[str | None, ...], wait: int | None) -> tuple[Refusal, 
     detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
         detail, fields = "This request is more than its limit ever allows. Waiting does not help.", []
+        if is_permanent_ban:
+            detail = "You are banned permanently. Waiting does not help."
     problem = _problem(429, "Quota Exceeded", detail, fields, instance=URN + _NO_ID, **{"violated-policies": rules})
     before, _, after = problem.body.partition(_NO_ID.encode())
     return problem, before, after

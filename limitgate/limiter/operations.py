@@ -404,7 +404,7 @@ def ask_again_in(decision: Decision, left: float | None) -> float:
     A ban may end before the time left does, and be lifted before that. A turn may be further ahead than its limit books any.
     """
     refused = [(charge, states) for charge, states, after in decision.evidence if after is None and charge.enforced]
-    waits = [wait_us(charge, states) for charge, states in refused]
+    waits = [wait_us(charge, states) if charge.bucket.algorithm.IS_LIMIT else max(states) for charge, states in refused]
     if decision.allowed or not waits:
         return 0.0
     longest = max([math.inf if wait is None else wait / SECOND for wait in waits])

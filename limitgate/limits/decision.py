@@ -23,6 +23,12 @@ InForce = tuple[str | None, int, int]
 has that of the host that a client sends to."""
 
 
+class InShadow(tuple[str | None, int, int]):
+    """An `InForce` of a shadow rule, which is ignored if another limit applies."""
+
+    __slots__ = ()
+
+
 class Window(NamedTuple):
     """State of one limit, in numbers for users. Immutable."""
 
@@ -112,7 +118,8 @@ class Decision:
     allowed: bool
     """True if the request may pass."""
     limit: int
-    """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``."""
+    """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``. Shadow rules are
+    ignored unless there are no others."""
     remaining: int
     """Whole requests that still fit into that window."""
     retry_after: float
@@ -145,6 +152,19 @@ class Decision:
         if not self.allowed and self.rule is None:
             warnings.warn("a refusal is true, as every Decision is; expected decision.allowed", RuntimeWarning, stacklevel=2)
         return True
+
+    @property
+    def retry_after_header(self) -> int | None:
+        """Value for ``Retry-After``: whole seconds, rounded up, at least 1; None if it passes, or if waiting cannot help."""
+        return None if self.allowed or math.isinf(self.retry_after) else max(1, math.ceil(self.retry_after))
+
+    @property
+    def is_permanent_ban(self) -> bool:
+        """True if it refuses by a ban without an end."""
+        return math.isinf(self.retry_after) and any(
+            after is None and not charge.bucket.algorithm.IS_LIMIT and math.isinf(_wait(charge, states))
+            for charge, states, after in self.evidence
+        )
 
     @property
     def standings(self) -> list[Standing]:
@@ -194,8 +214,12 @@ class Decision:
         settlement.note(rule, check_cost(cost))
 
     def _asdict(self) -> dict[str, Any]:
-        """Return the fields for users by name, as `Window` has it: for logs and queues. The windows are dictionaries, too."""
-        return self._shown() | {"windows": [window._asdict() for window in self.windows]}
+        """Return the fields for users by name, as `Window` has it: for logs and queues. The windows are dictionaries, too.
+
+        ``retry_after`` is None if waiting cannot help, as JSON has no infinity.
+        """
+        windows = [window._asdict() | _finite(window.retry_after) for window in self.windows]
+        return self._shown() | _finite(self.retry_after) | {"windows": windows}
 
     def _shown(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
@@ -219,6 +243,10 @@ class Decision:
     def __repr__(self) -> str:
         shown = self._shown() | {"windows": self.windows}
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+def _finite(retry_after: float) -> dict[str, float | None]:
+    return {"retry_after": None if math.isinf(retry_after) else retry_after}
 
 
 def _unpickled(kind: type[Decision], shown: dict[str, Any], windows: Sequence[Window]) -> Decision:
@@ -356,14 +384,21 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
     refusal_id: str | None = None
 
     def __init__(self, decision: Decision, response: Any = None) -> None:
-        wait = decision.retry_after
-        super().__init__(f"rate limited, {'the cost never fits' if wait == math.inf else f'retry in {wait:g} s'}")
+        wait = f"retry in {decision.retry_after:g} s"
+        if math.isinf(decision.retry_after):
+            wait = "banned permanently" if decision.is_permanent_ban else "the cost never fits"
+        super().__init__(f"rate limited, {wait}")
         self.decision = decision
         self.response = response
 
+    @property
+    def retry_after_header(self) -> int | None:
+        """Value for ``Retry-After``: whole seconds, rounded up, at least 1; None if waiting cannot help."""
+        return self.decision.retry_after_header
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the decision, without a response."""
-        return RateLimited, (self.decision,)
+        """Pickle the decision and the message, without a response."""
+        return RateLimited, (self.decision,), {"args": self.args}
 
 
 def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -> Decision:
@@ -436,7 +471,7 @@ def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce,
 
 def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) -> Decision:
     """Make the decision of adaptive limits alone, under which a request has its places."""
-    rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(in_force, key=itemgetter(2))
+    rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(_enforced(in_force) or in_force, key=itemgetter(2))
     decision = decision_of(True, limit, remaining, 0.0, 0.0, 1, rule, False, 0.0, (), False, settlement)
     _set(decision, "in_force", in_force)
     return decision
@@ -465,11 +500,18 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """Of some adaptive limits the first with the least places left; None if none of them has less than ``remaining``."""
-    fewest = in_force[0]
+    """Return the adaptive limit with the fewest free places, or None if all have at least ``remaining``.
+
+    Shadow rules are ignored.
+    """
+    fewest: InForce | None = in_force[0]
     if len(in_force) > 1:
-        fewest = min(in_force, key=itemgetter(2))
-    return fewest if fewest[2] < remaining else None
+        fewest = min(_enforced(in_force), key=itemgetter(2), default=None)
+    return fewest if fewest is not None and fewest[2] < remaining and type(fewest) is tuple else None
+
+
+def _enforced(in_force: tuple[InForce, ...]) -> list[InForce]:
+    return [each for each in in_force if type(each) is tuple]
 
 
 _set = object.__setattr__
@@ -506,11 +548,18 @@ def _again(admitted: Decision) -> float:
 
 
 def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
-    """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit."""
-    tightest, least, latest = buckets[0].charge, -1, -1
+    """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit.
+
+    Shadow rules are ignored unless there are no others.
+    """
+    tightest, least, latest, of_enforced = buckets[0].charge, -1, -1, False
     tight = tightest.bucket.limits[0]
     for charge, before, after in buckets:
         algorithm = charge.bucket.algorithm
+        if (charge.enforced and (algorithm.IS_LIMIT or after is None)) is not of_enforced:
+            if of_enforced:
+                continue
+            of_enforced, least, latest = True, -1, -1
         for limit, state in zip(charge.bucket.limits, after if is_charged and after is not None else before):
             left = algorithm.remaining(state, limit)
             if left <= least or least < 0:

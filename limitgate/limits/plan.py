@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
+from os import urandom
 from typing import Literal, NamedTuple
 
 from limitgate.algorithms.base import Amount, State
@@ -13,8 +13,6 @@ Source = Literal["nobody", "store", "cache", "lease", "local"]
 """Where a decision comes from: a store, a refusal of its that holds, a lease, this process in its place, or nowhere."""
 Verb = Literal["spend", "peek", "look", "adjust", "reset", "ban"]
 """`Plan` has a constructor for each."""
-
-_CHANCE = random.SystemRandom()  # not that of an application, which may have seeded it, and another one in each fork
 
 
 def check_cost(cost: object) -> int:
@@ -27,8 +25,8 @@ def check_cost(cost: object) -> int:
 
 
 def new_slot() -> int:
-    """Name of slots that nobody has had before."""
-    return _CHANCE.getrandbits(51) + 1
+    """Name of slots that nobody has had before, of 51 bits: by no generator that an application or a fork may repeat."""
+    return (int.from_bytes(urandom(7), "little") >> 5) + 1
 
 
 class Adjustment(NamedTuple):

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from limitgate.limits.bucket import LEASE_SPARE_US
-from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading
-from limitgate.limits.template import PlainSpend
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading
 
 
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
@@ -33,21 +32,6 @@ def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
 def full_refund(plan: Plan, reading: Reading) -> Plan:
     """Plan that gives back all charges of one that was admitted; maybe without charges."""
     return refund(plan, reading, [0] * len(plan.charges))
-
-
-def plain_refund(spent: PlainSpend, costs: Sequence[int]) -> list[Charge]:
-    """Charges of nothing that correct a plain plan which was admitted in whole, as `refund` does."""
-    template, states, place, wrong = spent.template, spent.states, 0, []
-    for charge, key, cost in zip(template.charges, spent.keys, costs):
-        bucket = charge.bucket
-        after = place + len(bucket.limits)
-        if cost != charge.cost:
-            back, grace = bucket.algorithm.refund_amount(states[place:after], bucket, charge.cost, cost, spent.slot)
-            if any(back):
-                adjustment = Adjustment(0, spent.now, back, grace)
-                wrong.append(Charge(key, bucket, 0, False, charge.rule, adjustment))
-        place = after
-    return wrong
 
 
 def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> Charge:

@@ -16,10 +16,10 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
-from limitgate.algorithms.base import Algorithm, LeftAfter, State, Straight
+from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Straight
 from limitgate.limits.decision import SECOND, Decision, FinalCosts, decide, decision_of
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
+from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
 from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
@@ -46,12 +46,14 @@ def is_plain(charge: Charge) -> bool:
 class ScriptVariant:
     """What a script depends on that carries out plain plans, by which they may share a call. Each is one object."""
 
-    __slots__ = ("buckets", "may_wait")
+    __slots__ = ("buckets", "gives_back", "may_wait")
 
-    def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool) -> None:
+    def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool, gives_back: bool) -> None:
         self.buckets = buckets
         self.may_wait = may_wait
         """True if a plan is declined that does not fit now, as the request may wait."""
+        self.gives_back = gives_back
+        """True if there may be refunds among the plans, which must not be sent twice."""
 
 
 class BucketShape(NamedTuple):
@@ -65,11 +67,11 @@ class BucketShape(NamedTuple):
 
 
 @cache
-def _shape(*buckets: BucketShape, may_wait: bool) -> ScriptVariant:
-    return ScriptVariant(buckets, may_wait=may_wait)
+def _shape(*buckets: BucketShape, may_wait: bool = False, gives_back: bool = False) -> ScriptVariant:
+    return ScriptVariant(buckets, may_wait=may_wait, gives_back=gives_back)
 
 
-OF_ANY = ScriptVariant((), may_wait=True)
+OF_ANY = ScriptVariant((), may_wait=True, gives_back=True)
 """Shape of the plans that the script for plans of any kind carries out: those with an algorithm that is not `Straight`."""
 
 
@@ -145,10 +147,11 @@ class PlanTemplate:
         """The windows, where any is of another algorithm."""
         self.shape = OF_ANY
         """Same object for all templates whose plans may share a call."""
-        if None not in straight:
+        if None not in straight and (not self.has_slots or all(map(_is_straight, counted))):
             self.shape = _shape(*map(_bucket_shape, charges), may_wait=self.may_wait)
         if self.is_of_debts:
-            least_burst = min([limit.burst for charge in counted for limit in charge.bucket.limits])
+            shown = [charge for charge in counted if charge.enforced] or counted
+            least_burst = min([limit.burst for charge in shown for limit in charge.bucket.limits])
             self._windows = tuple(
                 [
                     (
@@ -261,11 +264,15 @@ class PlanTemplate:
         windows = self._windows
         if windows is None:
             return decide(reading.whole_plan, reading.whole, settlement)
-        least, latest, limit = -1, -1, 0
+        least, latest, limit, of_enforced = -1, -1, 0, False
         longest, refusing = 0, None
         for debt, (_, room, ticks, count, increment, burst, charge) in zip(reading.states, windows):
             over = debt - room
             left = max(0, increment - over) // ticks
+            if charge.enforced is not of_enforced:
+                if of_enforced:
+                    continue
+                of_enforced, least, latest = True, -1, -1  # ignore the shadow rules before
             if left <= least or least < 0:
                 refill = -(-debt // count)
                 if left != least or refill > latest:
@@ -297,14 +304,21 @@ charge fits, those of one request, those that a microsecond pays back, those tha
 
 
 def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
-    """`PlanTemplate.tightest` among all windows; None where a charge does not fit: of a rule that may not refuse."""
-    tightest, least, refill = None, 0, 0
+    """`PlanTemplate.tightest` among all windows; None where a charge does not fit: of a rule that may not refuse.
+
+    Shadow rules are ignored unless there are no others.
+    """
+    tightest, least, refill, of_enforced = None, 0, 0, False
     for debt, window in zip(debts, windows):
-        slack, room, ticks, count, increment, _, _ = window
+        slack, room, ticks, count, increment, _, charge = window
         if debt <= slack:
             continue
         if debt > room:
             return None
+        if charge.enforced is not of_enforced:
+            if of_enforced:
+                continue
+            of_enforced, tightest = True, None
         left = (room - debt) // ticks
         if tightest is None or left <= least:
             refill_us = -(-(debt + increment) // count)
@@ -337,12 +351,16 @@ def _states_of(charges: Sequence[Charge]) -> tuple[_State, ...]:
 
 def _tightest_of_states(windows: Sequence[_State], states: Sequence[State]) -> Tightest:
     """`PlanTemplate.tightest`, of any algorithms."""
-    tightest, least, latest = windows[0], -1, -1
+    tightest, least, latest, of_enforced = windows[0], -1, -1, False
     for state, window in zip(states, windows):
         left_after, limit, charge = window
         left, refill_us = left_after(state, charge.cost, limit)
         if left < 0:
             raise ValueError(f"of the states {states!r} some leave no room, expected a plan that was admitted")
+        if charge.enforced is not of_enforced:
+            if of_enforced:
+                continue
+            of_enforced, least, latest = True, -1, -1
         if left < least or least < 0 or (left == least and refill_us > latest):
             tightest, least, latest = window, left, refill_us
     _, limit, charge = tightest
@@ -367,16 +385,21 @@ def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
     """
     place = min(range(len(windows)), key=lambda each: windows[each][5])  # the window of the least burst
     slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
-    return FunctionType(*_straight(len(windows), place), (*slacks, *windows[place][1:], windows))
+    alike = [each for each, window in enumerate(windows) if each != place and window[1:6] == windows[place][1:6]]
+    return FunctionType(*_straight(len(windows), place, *alike), (*slacks, *windows[place][1:], windows))
 
 
 @cache
-def _straight(windows: int, place: int) -> tuple[CodeType, dict[str, Any], str]:
-    """Code, globals and name of `PlanTemplate.tightest` where that window of so many has the least burst."""
+def _straight(windows: int, place: int, *alike: int) -> tuple[CodeType, dict[str, Any], str]:
+    """Code, globals and name of `PlanTemplate.tightest` where that window of so many has the least burst.
+
+    Others that are ``alike``, of the same limit at the same cost, may owe as much as that one.
+    """
     each = partial(each_window, windows)
-    source = _STRAIGHT.format(
-        slacks=each("slack{n},"), debts=each("debt{n},"), within=each("debt{n} <= slack{n}", " and "), place=place
-    )
+    within = each("debt{n} <= slack{n}", " and ")
+    for other in alike:
+        within = within.replace(f"debt{other} <= slack{other}", f"debt{other} <= debt{place}")
+    source = _STRAIGHT.format(slacks=each("slack{n},"), debts=each("debt{n},"), within=within, place=place)
     function = compiled(source, "tightest", of_any=_tightest_of_admitted)
     return function.__code__, function.__globals__, "tightest"
 
@@ -432,10 +455,12 @@ class PlainSpend(_Buckets):
     @property
     def slot(self) -> int:
         """Name of the slots that it takes, made once; 0 for none."""
+        if not self.template.has_slots:
+            return 0
         try:
             return self._slot
         except AttributeError:
-            self._slot = new_slot() if self.template.has_slots else 0
+            self._slot = new_slot()
             return self._slot
 
     @property
@@ -485,44 +510,151 @@ class PlainSpend(_Buckets):
             self._made = read(self.whole_plan.charges, 0, states).buckets
             return self._made
 
-    def carried_out(self, reading: Reading) -> None:
-        """Take over a reading of the whole plan, of which no bucket is banned, and that has booked no turn."""
-        self.now, self.admitted, self._made = reading.now, reading.admitted, reading.buckets
-        self.states = [state for bucket in reading.buckets for state in bucket.before]
-
     __hash__ = None  # type: ignore[assignment]
 
 
 Sequence.register(PlainSpend)
 
 
+class RefundTemplate:
+    """The charges of a template that are given back in whole because of what they cost in the end, less their keys."""
+
+    __slots__ = ("charges", "costs", "counts", "facts", "is_of_all", "load", "parts", "shape", "states")
+
+    def __init__(self, template: PlanTemplate, costs: Sequence[int]) -> None:
+        self.costs = costs
+        """Cost of each charge of the template: its own, or nothing if it is given back."""
+        self.charges: list[int] = []
+        """The places of the charges that are given back."""
+        self.states: list[int] = []
+        """The places of their states."""
+        parts, place = [], 0
+        for number, (cost, charge, (*_, rows)) in enumerate(zip(costs, template.charges, template.buckets)):
+            windows = len(charge.bucket.limits)
+            if cost != charge.cost:
+                parts.append((charge, slice(len(self.states), len(self.states) + windows), rows))
+                self.charges.append(number)
+                self.states += range(place, place + windows)
+            place += windows
+        self.parts = tuple(parts)
+        """Per charge that is given back the charge, the places of its states among theirs, and its rows."""
+        self.is_of_all = len(parts) == len(template.charges)
+        """True if all charges are given back."""
+        buckets = [charge.bucket for charge, *_ in parts]
+        self.counts = tuple([count for bucket in buckets for count in bucket.counts])
+        """Per window the count of its limit."""
+        self.load = sum([bucket.load.opening + bucket.load.charge + bucket.load.correction for bucket in buckets])
+        """Microseconds that it takes of Redis at most, by the script for all plans."""
+        self.facts = sum([bucket.facts for bucket in buckets])
+        """Numbers that the script for all plans reports."""
+        self.shape = OF_ANY
+        if parts and all(_is_straight(charge) and straight_of(charge.bucket.algorithm).refund for charge, *_ in parts):
+            self.shape = _shape(*[_bucket_shape(charge._replace(enforced=False)) for charge, *_ in parts], gives_back=True)
+
+    def of(self, spent: PlainSpend) -> PlainRefund:
+        """The refund of a plan that was carried out."""
+        refund = PlainRefund()
+        refund.template = self
+        refund.spent = spent
+        refund.waited = 0.0
+        refund.keys, refund.states = spent.keys, spent.states
+        if not self.is_of_all:
+            refund.keys = [refund.keys[place] for place in self.charges]
+            refund.states = [refund.states[place] for place in self.states]
+        return refund
+
+
+class PlainRefund:
+    """Plan that gives back charges of a `PlainSpend`, and once it is carried out its reading: a time, and nothing else."""
+
+    __slots__ = ("_plan", "keys", "now", "spent", "states", "template", "waited")
+    verb: Verb = "adjust"
+    ban_us = 0
+    gives_back = has_adjustments = admitted = True
+    source: Source = "store"
+    buckets = ()
+    template: RefundTemplate
+    spent: PlainSpend
+    keys: Sequence[str]
+    """Key of each charge that is given back."""
+    states: Sequence[State]
+    """State of each of their windows before they were made."""
+    now: int
+    waited: float
+    _plan: Plan
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """The charges of nothing that make the adjustments."""
+        return self.whole_plan.charges
+
+    @property
+    def whole_plan(self) -> Plan:
+        """The plan with an object for each charge, made once."""
+        try:
+            return self._plan
+        except AttributeError:
+            each = zip(self.keys, self.template.parts, self.amounts())
+            self._plan = Plan.adjust(
+                [
+                    Charge(key, charge.bucket, 0, False, charge.rule, Adjustment(0, self.spent.now, *amounts))
+                    for key, (charge, *_), amounts in each
+                ]
+            )
+            return self._plan
+
+    def amounts(self) -> list[tuple[Sequence[Amount], Sequence[int]]]:
+        """Per charge what is given back, and its grace, as an `Adjustment` has it."""
+        states, slot = self.states, self.spent.slot
+        return [
+            charge.bucket.algorithm.refund_amount(states[places], charge.bucket, charge.cost, 0, slot)
+            for charge, places, _ in self.template.parts
+        ]
+
+    @property
+    def whole(self) -> Reading:
+        """The reading as one of any kind of plan, which says nothing of the buckets."""
+        return Reading(self.now, (), self.admitted, self.waited, self.source)
+
+    def having_waited(self, waited: float) -> PlainRefund:
+        """The same after so many seconds of silence."""
+        self.waited = waited
+        return self
+
+
 AnyReading = Reading | PlainSpend
+AnyPlan = Plan | PlainSpend | PlainRefund
+AnyAnswer = AnyReading | PlainRefund
+"""What a store returns: a `PlainRefund` where it was asked for one."""
 
 
-def whole_reading(reading: AnyReading) -> Reading:
+def whole_reading(reading: AnyAnswer) -> Reading:
     """A reading as one of any kind of plan."""
-    return reading.whole if isinstance(reading, PlainSpend) else reading
-
-
-AnyPlan = Plan | PlainSpend
+    return reading if isinstance(reading, Reading) else reading.whole
 
 
 def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
     """The shape of plans that are plain and all of one, None if they are not. There is at least one."""
     first = plans[0]
-    if not isinstance(first, PlainSpend):
+    if isinstance(first, Plan):
         return None
     common = first.template.shape
     if len(plans) > 1:
         for plan in plans:
-            if not isinstance(plan, PlainSpend) or plan.template.shape is not common:
+            if isinstance(plan, Plan) or plan.template.shape is not common:
                 return None
     return common
 
 
 def whole(plan: AnyPlan) -> Plan:
     """A plan with an object for each charge."""
-    return plan.whole_plan if isinstance(plan, PlainSpend) else plan
+    return plan if isinstance(plan, Plan) else plan.whole_plan
+
+
+def _is_straight(charge: Charge) -> bool:
+    """True if a script is written out for the charge."""
+    straight = charge.bucket.algorithm.STRAIGHT
+    return straight is not None and max([limit.burst for limit in charge.bucket.limits]) <= straight.most
 
 
 def _bucket_shape(charge: Charge) -> BucketShape:

@@ -1,4 +1,6 @@
--- Requests in flight. Twin of limitgate/algorithms/concurrency.py.
+-- Requests in flight. Twin of limitgate/algorithms/concurrency.py. Behind PLAIN are check, commit and apply_adjustment once more, for
+-- plain.lua and refund.lua, of buckets that are not long: the grace of a refund is the name of the slot, and the last of ARGV are the
+-- names of those that are taken.
 --
 -- In a bucket: where it is on its timeline, and the places that are taken, in the order in which they end: for each the name of its
 -- slot and until when it lasts, on that timeline. So that nothing is counted twice, a slot of several places is there several
@@ -166,3 +168,56 @@ return {
     return 'I7', AT, left(bucket), rest_of_text(bucket) .. appended(bucket)
   end,
 }
+
+--PLAIN
+--names
+local most$w, cost$w, held$w --window
+local function left$b(at, text)
+  local _, last = unpack('<I7I7', text, #text - 13)
+  return math.max(0, math.min(last - at, 60000000))
+end
+local function opened$b(value)
+  if not value then return 0, '', 0 end
+  if #value < 29 or #value > 2063 or (#value - 15) % 14 ~= 0 then return end
+  local version, written, at = unpack('<BI7I7', value)
+  local _, over = unpack('<I7I7', value, 16)
+  local _, last = unpack('<I7I7', value, #value - 13)
+  if version ~= VERSION or now < written or at > MAX_OWED or over > last or last - at > 60000000 then return end
+  local from = 16
+  at = at + now - written
+  while over <= at do
+    from = from + 14
+    if from > #value then return 0, '', 0 end
+    _, over = unpack('<I7I7', value, from)
+  end
+  local text = value:sub(from)
+  return at, text, left$b(at, text)
+end
+--asked
+most$w, cost$w, held$w, place = unpack('<ddd', text, place) --window
+--charge
+local at$b, text$b, lasts$b = opened$b(value)
+local name$b = pack('<I7', unpack('<d', ARGV[#ARGV], 8 * (first - 1) / $buckets + 1))
+if not at$b or text$b:find(name$b, 1, true) then is_known, at$b, text$b, lasts$b = false, 0, '', 0 end
+reply[size + $r], reply[size + ($r + 1)], reply[size + ($r + 2)], reply[size + ($r + 3)] = #text$b / 14, lasts$b, 0, 0 --window
+if #text$b / 14 + cost$w > most$w then fits$b = false end --window
+lasts$b = held$w --window
+local new$b = (name$b .. pack('<I7', at$b + lasts$b)):rep(cost$w) --window
+--value
+value, lifetime = pack('<BI7I7', VERSION, now, at$b) .. text$b .. new$b, lasts$b
+--refund
+local at$b, text$b, lasts$b = opened$b(value)
+local new$b = ''
+if not at$b then
+  is_known = false
+else
+  local name = pack('<I7', grace$w) --window
+  local from = text$b:find(name, 1, true)
+  while from and from % 14 ~= 1 do from = text$b:find(name, from + 1, true) end
+  if from then
+    local to = from + 14
+    while text$b:sub(to, to + 6) == name do to = to + 14 end
+    text$b = text$b:sub(1, from - 1) .. text$b:sub(to)
+  end
+  lasts$b = text$b == '' and 0 or left$b(at$b, text$b)
+end

@@ -1,4 +1,5 @@
--- GCRA. Twin of limitgate/algorithms/gcra.py. Behind PLAIN are check and commit once more, for plain.lua.
+-- GCRA. Twin of limitgate/algorithms/gcra.py. Behind PLAIN are check, commit and apply_adjustment once more, for plain.lua and
+-- refund.lua.
 --
 -- In a bucket, per window: its id, count and debt. Charge, per window: its id, count, tolerance (by the burst) and increment.
 -- Adjustment, per window: the increment of one request, what is put back, and the grace. Reported per window: the debt.
@@ -241,3 +242,24 @@ if after$w >= lifetime then lifetime = after_rest$w > 0 and after$w + 1 or after
 value = pack(layout$b, VERSION, now,
   mark$w, after$w, after_rest$w, --window
   0)
+--refund
+local after$w, after_rest$w = 0, 0 --window
+if value and #value ~= 8 + 25 * $windows then
+  is_known = false
+elseif value then
+  local version, written,
+    stored$w, owed$w, owed_rest$w, --window
+    _ = unpack(layout$b, value)
+  local elapsed = now - written
+  if version ~= VERSION or elapsed < 0 then is_known = false end
+  if stored$w ~= mark$w or owed_rest$w >= count$w or owed$w > MAX_OWED then is_known = false end --window
+  if owed$w >= elapsed then after$w, after_rest$w = owed$w - elapsed, owed_rest$w end --window
+end
+do
+  local back$w, last$w = increment$w - max(0, since - grace$w), increment$w + grace$w + 1 - since --window
+  local is_turn$w = last$w > tolerance$w or (last$w == tolerance$w and increment_rest$w > tolerance_rest$w) --window
+  if is_turn$w and (after$w > last$w or (after$w == last$w and after_rest$w >= increment_rest$w)) then back$w = -1 end --window
+  if back$w >= 0 then after$w, after_rest$w = after$w - back$w, after_rest$w - increment_rest$w end --window
+  if after_rest$w < 0 then after$w, after_rest$w = after$w - 1, after_rest$w + count$w end --window
+  if after$w < 0 then after$w, after_rest$w = 0, 0 end --window
+end

@@ -29,6 +29,8 @@ MOST = 4096
 MINUTE = 60.0
 _PERIOD = 1.0
 """Seconds between two looks."""
+_SHADOW = " (shadow: these requests pass)"
+"""Mark of the refusals of a rule in shadow."""
 
 _Line = tuple[str, tuple[object, ...], dict[str, Any]]
 """Text of a log line, its arguments, and its fields for programs."""
@@ -37,10 +39,12 @@ _Line = tuple[str, tuple[object, ...], dict[str, Any]]
 class _Episode:
     """Refusals by one bucket in a row."""
 
-    __slots__ = ("began", "count", "grown_at", "is_told", "last", "looked_at", "rule", "who")
+    __slots__ = ("began", "count", "grown_at", "is_shadow", "is_told", "last", "looked_at", "rule", "who")
 
-    def __init__(self, rule: str | None, now: int, at: float) -> None:
+    def __init__(self, rule: str | None, now: int, at: float, *, is_shadow: bool) -> None:
         self.rule = rule
+        self.is_shadow = is_shadow
+        """True if the requests pass all the same."""
         self.began = self.last = now
         self.count = 1
         self.looked_at = 0
@@ -82,10 +86,19 @@ class Episodes:
         episode.last = now
         return True
 
-    def begin(self, key: str, rule: str | None, now: int, refusal_id: str | None, name: Callable[[], str]) -> None:
+    def begin(
+        self,
+        key: str,
+        rule: str | None,
+        now: int,
+        refusal_id: str | None,
+        name: Callable[[], str],
+        *,
+        is_shadow: bool = False,
+    ) -> None:
         """Begin an episode by its first refusal, which may have no id.
 
-        ``name`` is asked for the name of who is refused, if that is logged.
+        ``name`` is asked for the name of who is refused, if that is logged. ``is_shadow`` is true if the request passes.
         """
         lines: list[_Line] = []
         with self._lock:
@@ -97,16 +110,18 @@ class Episodes:
                 self._end(before, at, lines)
             while len(self._open) >= MOST:
                 self._end(self._open.popitem(last=False)[1], at, lines)
-            self._open[key] = episode = _Episode(rule, now, at)
+            self._open[key] = episode = _Episode(rule, now, at, is_shadow=is_shadow)
             is_told = self._may_log(at)
             self._watch()
         if is_told:
             with logged_errors():  # users and callers are objects of the application's
                 who = name()
                 episode.who = f" {who}" if who else ""
-            facts = {"rule": rule, "who": episode.who.strip(), "refusal_id": refusal_id}
-            shown, text = (rule, episode.who, refusal_id), "rule %s begins to refuse%s (refusal %s)"
-            lines.append((text, shown, facts) if refusal_id else (text.partition(" (")[0], shown[:2], facts))
+            facts = {"rule": rule, "who": episode.who.strip(), "refusal_id": refusal_id, "shadow": is_shadow}
+            text, shown = f"rule %s begins to refuse%s{_SHADOW if is_shadow else ''}", [rule, episode.who]
+            if refusal_id:
+                text, shown = f"{text} (refusal %s)", [*shown, refusal_id]
+            lines.append((text, tuple(shown), facts))
             episode.is_told = True
         _log(lines)
 
@@ -143,8 +158,10 @@ class Episodes:
         if episode.is_told and self._may_log(at):
             seconds = round(max(0, episode.last - episode.began) / 1e6)
             facts = {"rule": episode.rule, "who": episode.who.strip(), "refused": episode.count, "seconds": seconds}
+            facts["shadow"] = episode.is_shadow
             shown = episode.rule, episode.who, f"{episode.count:,}", seconds
-            lines.append(("rule %s has ceased to refuse%s: refused %s in %d s", shown, facts))
+            mark = _SHADOW if episode.is_shadow else ""
+            lines.append((f"rule %s has ceased to refuse%s: refused %s in %d s{mark}", shown, facts))
 
     def _may_log(self, at: float) -> bool:
         """True if one more line may be logged; else it is counted as left out."""

@@ -251,6 +251,8 @@ class ClientThrottle(Generic[Request, Kind]):
                 if decision is None:
                     return
                 banned = _banned_for(decision)
+                if math.isinf(banned) and deadline < math.inf:
+                    raise RateLimited(decision, refused)
                 pause = max(banned, self._paused_for(key))
                 if not (pause or decision.allowed):
                     raise RateLimited(decision, refused)

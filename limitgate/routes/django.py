@@ -160,13 +160,10 @@ def all_marks(view: Any) -> Iterator[Mark]:
 
 
 def _marks(view: Any, method: str) -> tuple[Mark, ...]:
-    """The marks on a view, on what it is made of, and on the function below REST framework's ``@api_view``."""
+    """The marks on a view, and on what it is made of."""
     name, allowed = method.lower(), _allowed(view)
     if allowed is not None and name not in allowed:
         return marks_of(view, View.http_method_not_allowed.__name__)
-    handler = getattr(class_of(view), name, None)
-    if getattr(handler, "__module__", None) == "rest_framework.decorators":
-        return marks_of(view, method) + marks_of(_enclosed(handler))
     return marks_of(view, method)
 
 
@@ -174,11 +171,6 @@ def _allowed(view: Any) -> Any:
     """Methods that a class-based view answers, in lower case: those given to ``as_view``, else those of its class."""
     told = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None) or {}
     return told.get("http_method_names", getattr(class_of(view), "http_method_names", None))
-
-
-def _enclosed(handler: Any) -> Any:
-    """The function that ``@api_view`` was put upon: its handler has no other way to it than its closure."""
-    return handler.__closure__[handler.__code__.co_freevars.index("func")].cell_contents
 
 
 def routes_of(urlconf: Any = None) -> list[Listed]:

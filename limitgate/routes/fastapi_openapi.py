@@ -16,6 +16,7 @@ from fastapi.openapi import utils as generator
 from starlette.routing import Match
 
 from limitgate.errors import ConfigError
+from limitgate.http.rate_fields import Style
 from limitgate.routes.handlers import handler_of_refusals
 from limitgate.routes.openapi import PROBLEM, PROBLEM_SCHEMA, too_many_requests
 from limitgate.routes.overview import Listed, applied
@@ -31,7 +32,7 @@ class _Gate(NamedTuple):
 
     tiers: tuple[Sequence[Rule], ...]
     """The rules of each tier; no tiers if it never refuses."""
-    styles: Sequence[str]
+    styles: Sequence[Style]
     is_problem: bool
     """True if a refusal has LimitGate's own body, not that of ``on_denied`` or of the application's handler."""
 
@@ -159,7 +160,7 @@ def _gate_with(options: Mapping[str, Any]) -> _Gate:
         return _UNKNOWN
     if settings.shadow:
         return _Gate((), (), is_problem=False)
-    return _Gate(_tiers(settings.rules), settings.headers, is_problem=settings.on_denied is None)
+    return _Gate(_tiers(settings.rules), settings.header_styles, is_problem=settings.on_denied is None)
 
 
 def _tiers(rules: object) -> tuple[Sequence[Rule], ...]:

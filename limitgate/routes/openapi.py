@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from limitgate.http.rate_fields import Renamed, Style
 from limitgate.limits.limit import SECONDS
 from limitgate.rules.rule import Rule
 
@@ -29,7 +30,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
 Headers = dict[str, dict[str, Any]]
 
 
-def too_many_requests(styles: Iterable[str], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
+def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
     """The 429 of an operation that ``rules`` limit, with rate fields in ``styles``.
 
     ``is_problem`` is true if its body is the problem of `PROBLEM_SCHEMA`, and not that of ``on_denied``.
@@ -37,7 +38,8 @@ def too_many_requests(styles: Iterable[str], rules: Sequence[Rule], *, is_proble
     wait = "Seconds after which the request will be admitted, if nobody else uses the same limit until then."
     headers = {"Retry-After": _header(wait, type="integer", minimum=1)}
     for style in styles:
-        headers |= _STYLES[style](rules)
+        own, names = (style.style, dict(style.names)) if isinstance(style, Renamed) else (style, {})
+        headers |= {names.get(name, name): header for name, header in _STYLES[own](rules).items()}
     response: dict[str, Any] = {"description": "Too Many Requests", "headers": headers}
     if is_problem:
         response["content"] = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}}

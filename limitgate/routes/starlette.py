@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from limitgate.http.paths import ANY, REST, PathIndex, below
 from limitgate.http.request import Request, Scope
 from limitgate.routes import FalconRoutes, LitestarRoutes, NoRoutes, Route, Routes, is_falcon
-from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
+from limitgate.rules.decorators import Mark, effective, has_marks, marks_of, note_routed
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
 """Route segment that surely stays within one segment of a path; other convertors may go on."""
@@ -67,18 +67,19 @@ class StarletteRoutes:
         tables = self._current()
         first = table = tables[id(self._routes_of(self._router))]
         entered: dict[int, str] = {}
-        template = ""
+        template, marks = "", tuple[Mark, ...]()
         for _ in range(sys.getrecursionlimit()):  # no router goes deeper
             template = entered.setdefault(id(table), template)
             found = table.find(scope)
             if found is None:
-                return None if table is first else Route(f"{template}/**")
+                return None if table is first else Route(f"{template}/**", marks)
             entry, child_scope = found
             if child_scope is None:
-                return Route(template + entry.path)
+                return Route(template + entry.path, marks)
+            endpoint = child_scope.get("endpoint") if entry.endpoint is None else effective(entry.endpoint)
+            marks += marks_of(endpoint, scope.get("method", ""))
             if entry.below is None:
-                endpoint = child_scope.get("endpoint") if entry.endpoint is None else effective(entry.endpoint)
-                return Route(template + entry.path, marks_of(endpoint, scope.get("method", "")))
+                return Route(template + entry.path, marks)
             template, table = template + entry.path, tables[id(entry.below)]
             scope = {**scope, **child_scope}
         return None
@@ -180,7 +181,8 @@ def _are_decorated(tables: Iterable[_Table]) -> bool:
     entries = [entry for table in tables for entry in table.entries]
     for entry in entries:
         note_routed(entry.endpoint)
-    return any(has_marks(entry.endpoint) or has_marks(effective(entry.endpoint)) for entry in entries)
+    called = [getattr(entry.route, "app", None) if entry.endpoint is None else entry.endpoint for entry in entries]
+    return any(has_marks(each) or has_marks(effective(each)) for each in called)
 
 
 def asgi_routes(app: Any) -> Routes:

@@ -13,15 +13,24 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
-from types import FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, limit_of_rule
 from limitgate.process import switch
-from limitgate.rules.options import LimitOptions, LimitsBy, check_names, check_takes_request, gives_limits, show_options
+from limitgate.rules.options import (
+    LimitOptions,
+    LimitsBy,
+    check_names,
+    check_takes_request,
+    gives_limits,
+    is_async,
+    show_options,
+)
 from limitgate.rules.rule import DEFAULTS, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +45,8 @@ _ROUTED = "__limitgate_routed__"
 """On a wrapper: some application routes to it."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 """The methods through which class-based endpoints are run: Starlette's and Flask's."""
+_CONNECTS = "on_connect"
+"""The method of Starlette's class-based endpoints that each WebSocket comes by."""
 
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
 """Marks that a gate has decided about for the request at hand; None outside of a request, and where there are none to note."""
@@ -128,9 +139,7 @@ def _twin(endpoint: Any) -> Any:
         kind: Any = type(endpoint)
         return kind(endpoint.__name__, (endpoint,), {name: getattr(endpoint, name) for name in names})
     if not inspect.isfunction(endpoint):
-        twin = functools.update_wrapper(functools.partial(endpoint), endpoint)
-        vars(twin).setdefault("__name__", type(endpoint).__name__)  # by which Starlette calls the route
-        return twin
+        return _named_like(functools.update_wrapper(functools.partial(endpoint), endpoint), endpoint)
     code, arguments = endpoint.__code__, endpoint.__defaults__
     copied = FunctionType(code, endpoint.__globals__, endpoint.__name__, arguments, endpoint.__closure__)
     copied.__kwdefaults__ = endpoint.__kwdefaults__
@@ -139,17 +148,98 @@ def _twin(endpoint: Any) -> Any:
 
 def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
     """The marks on an endpoint, and on the method of a class-based one that serves ``method``, given as sent."""
-    marks: tuple[Mark, ...] = ()
+    marks = _marks_behind(endpoint)
     while isinstance(endpoint, functools.partial):
-        marks += getattr(endpoint, _MARKS, ())
         endpoint = endpoint.func
-    marks += _marks_on(endpoint)
     view_class = class_of(endpoint)
     if inspect.isclass(view_class):
         marks += _marks_on(view_class) if view_class is not endpoint else ()
-        for name in (*_DISPATCHERS, _handler_of(endpoint, view_class, method)):
-            marks += getattr(getattr(view_class, name, None), _MARKS, ())
+        for name in (*_DISPATCHERS, _handler_of(endpoint, view_class, method) if method else _CONNECTS):
+            marks += _marks_behind(getattr(view_class, name, None))
     return tuple({id(mark): mark for mark in marks}.values())  # Django's views have the attributes of ``dispatch``, too
+
+
+def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
+    """The marks on an endpoint, and on the callables that it calls, as far as these are known without a call.
+
+    A wrapper without `functools.wraps` has no marks of its own. If it keeps several callables, any of them may run: their
+    limits hold, but none of them exempts it.
+    """
+    marks = list(_marks_on(endpoint))
+    waiting, seen = [(endpoint, True)], {id(endpoint)}
+    for wrapper, is_only in waiting:
+        kept = _kept_by(wrapper)
+        for each in [each for each in kept if id(each) not in seen]:
+            seen.add(id(each))
+            is_sure = is_only and len(kept) == 1
+            marks += [mark for mark in _marks_on(each) if is_sure or mark != "exempt"]
+            waiting.append((each, is_sure))
+    return tuple(marks)
+
+
+def _kept_by(endpoint: Any) -> list[Any]:
+    """The callables that an endpoint calls: those that a decorator was given to wrap.
+
+    For an object: its ``__call__``, or without marks on that, the only callable among its attributes.
+    """
+    if isinstance(endpoint, functools.partial):
+        return [endpoint.func]
+    function = endpoint.__func__ if type(endpoint) is MethodType else endpoint
+    if type(function) is FunctionType:
+        code, cells = function.__code__, function.__closure__ or ()
+        names = _arguments_kept(code, function.__globals__.get("__name__", "")) if cells else ()
+        values = [_value_in(cell) for name, cell in zip(code.co_freevars, cells) if name in names]
+        return [value for value in values if _is_callable(value)]
+    if not _is_callable(endpoint):
+        return []
+    call = type(endpoint).__call__
+    attributes = [value for value in getattr(endpoint, "__dict__", {}).values() if _is_callable(value)]
+    return attributes if len(attributes) == 1 and not _marks_behind(call) else [call]
+
+
+def _value_in(cell: Any) -> Any:
+    with suppress(ValueError):  # nothing is in it yet
+        return cell.cell_contents
+    return None
+
+
+def _is_callable(value: Any) -> bool:
+    """True for functions, methods, partial objects, and objects with a ``__call__`` in Python; asks no proxy what it is."""
+    kind = type(value)
+    if issubclass(kind, FunctionType | MethodType | functools.partial):
+        return True
+    return not issubclass(kind, type) and type(getattr(kind, "__call__", None)) is FunctionType  # noqa: B004 - that of its objects
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
+    """The variables of a function's closure that are arguments of the function around it.
+
+    A decorator keeps the endpoint that it wraps in such an argument. A view in an application factory may mention another view,
+    but that is a local variable of the factory.
+    """
+    outermost: Any = sys.modules.get(module)
+    for part in code.co_qualname.partition(".<locals>")[0].split("."):
+        outermost = getattr(outermost, part, None)
+    with suppress(ValueError):  # it is wrapped in itself
+        outermost = inspect.unwrap(outermost)
+    around = _codes_around(code, outermost.__code__) if type(outermost) is FunctionType else []
+    homes = {name: each for name in code.co_freevars for each in around if name in each.co_cellvars}
+    return frozenset([name for name, home in homes.items() if name in _arguments_of(home)])
+
+
+def _arguments_of(code: CodeType) -> Sequence[str]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _codes_around(code: CodeType, outermost: CodeType) -> list[CodeType]:
+    """The code of the functions around one, the outermost first; none if it is not within that."""
+    for each in outermost.co_consts:
+        if each is code:
+            return [outermost]
+        if isinstance(each, CodeType) and (found := _codes_around(code, each)):
+            return [outermost, *found]
+    return []
 
 
 def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
@@ -195,7 +285,7 @@ def _marks_within(endpoint: Any) -> list[Mark]:
     view_class = class_of(endpoint)
     names = dir(view_class) if inspect.isclass(view_class) else ()
     methods = [getattr(view_class, name, None) for name in names]
-    return [*marks_of(endpoint), *(mark for method in methods for mark in getattr(method, _MARKS, ()))]
+    return [*marks_of(endpoint), *(mark for method in methods for mark in _marks_behind(method))]
 
 
 def note_routed(endpoint: Any) -> None:
@@ -257,7 +347,10 @@ def _without_notes(made: F) -> F:
 
 
 def _guarded(endpoint: Any, rule: Rule) -> Any:
-    """The endpoint with a guard around it and the mark upon it; the class itself for a class-based one."""
+    """The endpoint with a guard around it and the mark upon it; the class itself for a class-based one.
+
+    An object becomes an object, as Starlette takes functions for something else.
+    """
     if inspect.isclass(endpoint):
         dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
         if not dispatchers:
@@ -267,15 +360,39 @@ def _guarded(endpoint: Any, rule: Rule) -> Any:
         _mark(endpoint, rule)
         return endpoint
     guard = _guard(endpoint, rule)
+    if not isinstance(endpoint, FunctionType | MethodType | functools.partial):
+        guard = type(type(endpoint).__name__, (_Called,), {"__call__": staticmethod(guard)})(endpoint)
     _mark(guard, rule)
     _note_outer(endpoint, guard)
     return guard
 
 
+class _Called:
+    """Base of objects that stand for another one, but for the way in which it is called."""
+
+    def __init__(self, called: Any) -> None:
+        self.__wrapped__ = called
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":  # a copy that has nothing yet
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+
+def _named_like(made: Any, endpoint: Any) -> Any:
+    """What was made of an endpoint, named by what that calls if it has no name: frameworks call routes by it."""
+    function = endpoint
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(endpoint, "__name__"):
+        made.__name__ = getattr(function, "__name__", type(function).__name__)
+    return made
+
+
 def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     """A function that first makes sure that a gate has decided about ``rule``; a generator function is called, not entered."""
     guard: Callable[..., Any]
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
 
         async def guard(*args: Any, **kwargs: Any) -> Any:
             _check(rule)
@@ -287,7 +404,8 @@ def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
             _check(rule)
             return function(*args, **kwargs)
 
-    return _without_notes(functools.wraps(function)(guard))
+    named: Callable[..., Any] = _named_like(functools.wraps(function)(guard), function)
+    return _without_notes(named)
 
 
 def _check(rule: Rule) -> None:
@@ -303,6 +421,7 @@ def without_a_gate(rule: Rule) -> None:
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
             "limitgate.flask.LimitGate(app), in Django 'limitgate.django.LimitGateMiddleware' in MIDDLEWARE; "
+            "if there is one, functools.wraps in the decorators above, so that it finds the limit; "
             "for a function that is no endpoint, Limiter.limited"
         )
 

@@ -14,12 +14,21 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from dotenv import dotenv_values
-from pydantic import BeforeValidator, Field, ImportString, SecretStr, StrictStr, ValidationError, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ImportString,
+    SecretStr,
+    StrictStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.http.rate_fields import STYLES
+from limitgate.http.rate_fields import STYLES, Style, renamed_styles
 from limitgate.limits.duration import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import expected_of, meant
@@ -47,6 +56,21 @@ def _listed(value: object) -> object:
     if spaced := next((item for item in items if len(item.split()) > 1), None):
         raise ConfigError(f"{spaced!r:.80} has blanks, expected commas between entries")
     return items
+
+
+def _mapped(value: object) -> object:
+    """A mapping from an environment variable: JSON, or pairs with ``=`` that are separated by commas."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ConfigError('expected a mapping, as JSON {"A": "B"}, or without braces A=B, C=D') from error
+    pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+    if any(not equals for _, equals, _ in pairs):
+        raise ConfigError("expected a mapping such as A=B, C=D")
+    return {name.strip(): other.strip() for name, _, other in pairs}
 
 
 def _duration(value: object) -> object:
@@ -104,6 +128,8 @@ class Settings(BaseSettings):
     """Names the caller of a request: ``(request) -> Caller | None``; may be async on ASGI."""
     headers: Strings = ("x-ratelimit",)
     """Styles of rate headers to send."""
+    header_names: Annotated[dict[str, str], NoDecode, BeforeValidator(_mapped)] = {}
+    """Other names for rate headers: ``{X-RateLimit-Limit: X-Quota}``."""
     shadow: bool = False
     """Decide and report, never refuse."""
     strict: bool = False
@@ -170,6 +196,15 @@ class Settings(BaseSettings):
         ConfigError.check_each(styles, _check_style)
         return styles
 
+    @field_validator("header_names")
+    @classmethod
+    def _names_are_of_styles(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        for name in names.values():
+            check_header(name)
+        if "headers" in info.data:  # else there is a mistake in these
+            renamed_styles(info.data["headers"], names)
+        return names
+
     @field_validator("reload")
     @classmethod
     def _looks_are_apart(cls, reload: float) -> float:
@@ -182,6 +217,11 @@ class Settings(BaseSettings):
     def _secret_fits(cls, secret: SecretStr | None) -> SecretStr | None:
         check_secret(None if secret is None else secret.get_secret_value())
         return secret
+
+    @property
+    def header_styles(self) -> tuple[Style, ...]:
+        """The styles of rate headers, under the names that are wanted."""
+        return renamed_styles(self.headers, self.header_names)
 
     @property
     def secret_bytes(self) -> bytes:

@@ -1,7 +1,7 @@
 """Interface of a store, the only place that does I/O or reads a wall clock.
 
 What a store can do besides is told by attributes beside its ``spend`` or ``aspend``, see `limitgate.gate.flow`: one of
-``takes_plain`` is given each `PlainSpend` as it is, any other only a `Plan`.
+``takes_plain`` is given each `PlainSpend` and `PlainRefund` as it is, any other only a `Plan`.
 """
 
 from __future__ import annotations

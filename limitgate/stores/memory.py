@@ -27,7 +27,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
-from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, whole
+from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainRefund, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.forking import reset_in_children
 from limitgate.process.remaking import IN_MEMORY, Remade
@@ -146,8 +146,10 @@ class MemoryStore(Remade):
     def spend(self, plan: Plan, timeout: float = 0) -> Reading: ...
     @overload
     def spend(self, plan: PlainSpend, timeout: float = 0) -> AnyReading: ...
+    @overload
+    def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer: ...
 
-    def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyReading:
+    def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer:
         """Carry out ``plan`` under one lock and report the state before it.
 
         Raises `StoreError` if it interrupts another call of this thread, unless it only gives back.
@@ -162,7 +164,9 @@ class MemoryStore(Remade):
                 clock = self._clock  # no method, so called by a name of its own
                 self._now = now = clock()
                 if type(plan) is PlainSpend and self._carry_out_plain(plan, now):
-                    reading: AnyReading = plan
+                    reading: AnyAnswer = plan
+                elif type(plan) is PlainRefund and self._refund(plan, now):
+                    reading = plan
                 else:
                     reading = self._carry_out(whole(plan), now)
                 while self._late:
@@ -180,8 +184,10 @@ class MemoryStore(Remade):
     async def aspend(self, plan: Plan, timeout: float = 0) -> Reading: ...
     @overload
     async def aspend(self, plan: PlainSpend, timeout: float = 0) -> AnyReading: ...
+    @overload
+    async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer: ...
 
-    async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyReading:
+    async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer:
         """`spend`, for async callers."""
         return self.spend(plan)
 
@@ -212,8 +218,7 @@ class MemoryStore(Remade):
             return False
         only = template.only
         if only is None:
-            charge_all = self._charge_with_slots if template.has_slots else self._charge_plain
-            return charge_all(plan, now)
+            return self._charge_plain(plan, now)
         bucket, cost, enforced, rows = only
         key = keys[0]
         shard, layout = self._shards[hash(key) & self._mask], self._layouts.known.get(bucket)
@@ -235,11 +240,12 @@ class MemoryStore(Remade):
 
     def _charge_plain(self, plan: PlainSpend, now: int) -> bool:
         """Charge the buckets of a plain plan, of which any may be new; False as `_carry_out_plain`."""
-        shards, mask, known = self._shards, self._mask, self._layouts.known
+        shards, mask, known, template = self._shards, self._mask, self._layouts.known, plan.template
         states: list[State] = []
         writes = []
         is_admitted = True
-        for key, (bucket, cost, enforced, rows) in zip(plan.keys, plan.template.buckets):
+        slot = plan.slot if template.has_slots else 0
+        for key, (bucket, cost, enforced, rows) in zip(plan.keys, template.buckets):
             shard, layout = shards[hash(key) & mask], known.get(bucket)
             value = before = shard.get(key)
             if value is None and self._count < self._max_buckets:
@@ -248,14 +254,15 @@ class MemoryStore(Remade):
                 before = layout.opened(now, cost)
             if before is None or layout is None:
                 return False
-            charged = layout.charge(before, now, layout.number, cost, rows)
+            charge = layout.charge  # as the clock
+            charged = charge(before, now, layout.number, cost, rows, slot)
             if charged is None:
                 return False
             of_bucket, after = charged
             states += of_bucket
             if after is not None:
                 writes.append((shard, key, value, layout, after))
-            elif plan.template.may_wait:
+            elif template.may_wait:
                 return False
             elif enforced:
                 is_admitted = False
@@ -268,11 +275,22 @@ class MemoryStore(Remade):
         plan.now, plan.states, plan.admitted = now, states, is_admitted
         return True
 
-    def _charge_with_slots(self, plan: PlainSpend, now: int) -> bool:
-        """`_charge_plain`, where slots are taken; False if it has to be carried out like any other."""
-        if self._bans or plan.template.may_wait:
-            return False
-        plan.carried_out(self._carry_out(plan.whole_plan, now))
+    def _refund(self, plan: PlainRefund, now: int) -> bool:
+        """`_carry_out` the refund of a plain plan; False if a bucket is not kept as that has left it."""
+        states, slot, as_of = plan.states, plan.spent.slot, plan.spent.now
+        writes = []
+        for key, (charge, places, rows) in zip(plan.keys, plan.template.parts):
+            shard, layout = self._shards[hash(key) & self._mask], self._layouts.known.get(charge.bucket)
+            value = shard.get(key)
+            if value is None or layout is None:
+                return False
+            refunded = layout.refund(value, now, states[places], as_of, rows, charge.cost, slot)
+            if refunded is None:
+                return False
+            writes.append((shard, key, refunded))
+        for shard, key, refunded in writes:
+            shard[key] = refunded
+        plan.now = now
         return True
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
@@ -315,9 +333,8 @@ class MemoryStore(Remade):
             if value is not None and layout is not None and len(value) == layout.plain_size:
                 number, written, cost, *debts = layout.unpack(value)
                 if number == layout.number and written <= now:
-                    kept = self._beside[key] if layout.is_beside else debts
-                    home = shard, key, value, (written, cost, bucket, kept), layout
-                    advanced = layout.advance(kept, now - written, bucket, now)
+                    home = shard, key, value, (written, cost, bucket, debts), layout
+                    advanced = layout.advance(debts, now - written, bucket, now)
                     homes.append(home)
                     states.append(advanced if charge.adjustment is None else self._adjust(home, charge, advanced, now))
                     continue
@@ -485,12 +502,10 @@ class MemoryStore(Remade):
             # It is as it was read, unless another charge of the plan is for the same key, or needed the room.
             if layout is not None and buckets.get(key) is value:
                 try:
-                    buckets[key] = layout.pack(layout.number, now, cost, *(() if layout.is_beside else states))
+                    buckets[key] = layout.pack(layout.number, now, cost, *states)
                 except struct.error:  # more than 64 bits
                     pass
                 else:
-                    if layout.is_beside:
-                        self._beside[key] = states
                     return
             if stored is not bucket:
                 bucket, states = _joined(bucket, states, entry, now)

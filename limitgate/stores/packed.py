@@ -4,9 +4,9 @@ A value is a head and numbers of 8 bytes, little-endian:
 
     number of the windows (4) | written, Unix µs (8) | last cost (8) | the states, as their algorithm counts them
 
-A head alone says that the states are kept beside as they are, since they are not a few numbers of 64 bits: a debt of more
-ticks, or the slots of requests in flight. It also is the value of a bucket that is banned, so that no plain plan is charged to
-it.
+Behind those of a log or of slots for requests in flight stand its entries. A head alone says that the states are kept beside as
+they are, since they are debts of more than 64 bits. It also is the value of a bucket that is banned, so that no plain plan is
+charged to it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any, Final
 
 from limitgate.algorithms import gcra
 from limitgate.algorithms.base import State
+from limitgate.algorithms.concurrency import State as Slots
 from limitgate.algorithms.sliding_log import Log
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.template import MAX_WINDOWS, Row
-from limitgate.stores.straight import straight_charge
+from limitgate.stores.straight import straight_charge, straight_refund
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
 """Time of writing in Unix µs, last cost, windows of the bucket, and their states at that time."""
@@ -30,6 +31,7 @@ Entry = tuple[int, int, Bucket, Sequence[State]]
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
 """The highest cost that is kept; no limit has room for a higher one."""
+_SLOTS: Final = struct.Struct("<Iqqqq")  # head, place on the timeline, places taken; the slots follow
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
 _COST_AT: Final = _NUMBER.size + _TIME.size
@@ -50,14 +52,15 @@ class Layout:
 
     __slots__ = (
         "_nothing",
+        "_straight_refund",
         "advance",
         "bucket",
         "charge",
         "drains",
-        "is_beside",
         "is_debts",
         "is_log",
         "is_row",
+        "is_slots",
         "mark",
         "number",
         "pack",
@@ -81,22 +84,25 @@ class Layout:
         self.is_row = type(initial[0]) is tuple if initial else False
         """True for a single state of a few numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
-        self.is_beside = not (self.is_debts or self.is_row or self.is_log)
-        """True for states that are always kept beside."""
+        self.is_slots = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
         form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size = form.size
-        """Bytes of a value that is not a head alone, unless it is a log's."""
-        self.plain_size = form.size if self.is_debts or self.is_beside else 0
-        """`size` where states are plain numbers or kept beside, else that of no value."""
+        """Bytes of a value that is not a head alone, unless it has entries."""
+        self.plain_size = form.size if self.is_debts else 0
+        """`size` where states are plain numbers, else that of no value."""
         self.drains = bucket.algorithm is gcra
         """True for debts that drain by `Bucket.counts`."""
-        straight = bucket.algorithm.STRAIGHT
+        straight = None if self.is_slots else bucket.algorithm.STRAIGHT
+        self._straight_refund: Callable[..., bytes | None] | None = None
+        """What gives back the charge of a plain plan, once it is needed; None if the algorithm has no lines for that."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
             self.charge = straight_charge(straight, form.format, len(initial))
             """Charge of a plain plan, which asks for no other buckets."""
         elif self.is_log:
             self.charge = partial(_charge_log, bucket)
+        elif self.is_slots:
+            self.charge = partial(_charge_slots, bucket)
         self.advance = bucket.algorithm.advance
 
     def opened(self, now: int, cost: int) -> bytes:
@@ -114,6 +120,9 @@ class Layout:
                 return self.pack(self.number, written, cost, *states[0])
             if self.is_log:
                 return head(self.number, written, cost) + _packed_log(states[0])
+            if self.is_slots:
+                slots: Slots = states[0]
+                return _SLOTS.pack(self.number, written, min(cost, MAX_COST), slots.at, slots.taken) + slots.packed
         except struct.error:  # a number of more than 64 bits
             pass
         return head(self.number, written, cost)
@@ -125,8 +134,41 @@ class Layout:
             return written, cost, self.bucket, beside
         if self.is_log:
             return written, cost, self.bucket, [_log(value[HEAD.size :])]
+        if self.is_slots:
+            _, _, _, at, taken = _SLOTS.unpack_from(value)
+            return written, cost, self.bucket, [Slots(at, taken, value[_SLOTS.size :])]
         numbers = self.unpack(value)[3:]
         return written, cost, self.bucket, [numbers] if self.is_row else numbers
+
+    def refund(  # noqa: PLR0917 - keywords would take longer
+        self, value: bytes, now: int, was: Sequence[State], as_of: int, rows: Sequence[Row], cost: int, slot: int
+    ) -> bytes | None:
+        """Value after the whole charge of a plain plan is given back, which has found these states at a time in Unix µs.
+
+        None if the value is one of another layout, or of the future.
+        """
+        if self.is_slots:
+            return _give_slot_back(value, now, self.number, slot)
+        straight = self._straight_refund or self._straight()
+        if straight is not None:
+            return straight(value, now, self.number, was, as_of, rows)
+        number, written, kept_cost = HEAD.unpack_from(value)
+        if number != self.number or now < written or is_head(value):
+            return None
+        bucket = self.bucket
+        algorithm = bucket.algorithm
+        back, grace = algorithm.refund_amount(was, bucket, cost, 0, slot)
+        states = algorithm.advance(self.unpacked(value, ())[3], now - written, bucket, now)
+        states = algorithm.apply_adjustment(states, back, max(0, now - as_of), grace, bucket)
+        refunded = self.packed(now, kept_cost, states)
+        return None if is_head(refunded) else refunded
+
+    def _straight(self) -> Callable[..., bytes | None] | None:
+        straight = self.bucket.algorithm.STRAIGHT
+        if straight is not None and straight.refund is not None and len(self.bucket.ids) <= MAX_WINDOWS:
+            form, *_ = _form(len(self._nothing))
+            self._straight_refund = straight_refund(straight, straight.refund, form.format, len(self.bucket.ids))
+        return self._straight_refund
 
 
 class Layouts:
@@ -189,7 +231,7 @@ def with_cost(value: bytes, cost: int) -> bytes:
 
 
 def _charge_log(
-    bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row]
+    bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row], __: int = 0
 ) -> tuple[tuple[Log, ...], bytes | None] | None:
     """The charge of a plain bucket that is a log, as `straight_charge` has it."""
     kept_number, written, kept_cost = HEAD.unpack_from(value)
@@ -198,6 +240,35 @@ def _charge_log(
     before = bucket.algorithm.advance([_log(value[HEAD.size :])], now - written, bucket, now)
     after = bucket.algorithm.try_charge(before, bucket, cost)
     return (*before,), None if after is None else head(number, now, cost) + _packed_log(after[0])
+
+
+def _charge_slots(  # noqa: PLR0917 - as `straight_charge`
+    bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row], slot: int
+) -> tuple[tuple[Slots, ...], bytes | None] | None:
+    """The charge of a plain bucket of slots, as `straight_charge` has it."""
+    try:
+        kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
+    except struct.error:
+        return None
+    if kept_number != number or kept_cost != cost or now < written:
+        return None
+    before = Slots(at, taken, value[_SLOTS.size :]).later(now - written)
+    if before.taken + cost > bucket.limits[0].burst and not before.places(slot):
+        return (before,), None
+    at, taken, packed = before.having(slot, cost)
+    return (before,), _SLOTS.pack(number, now, cost, at, taken) + packed
+
+
+def _give_slot_back(value: bytes, now: int, number: int, slot: int) -> bytes | None:
+    """`Layout.refund` of a bucket of slots."""
+    try:
+        kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
+    except struct.error:
+        return None
+    if kept_number != number or now < written:
+        return None
+    at, taken, packed = Slots(at, taken, value[_SLOTS.size :]).later(now - written).without(slot)
+    return _SLOTS.pack(number, now, kept_cost, at, taken) + packed
 
 
 def _packed_log(log: Log) -> bytes:

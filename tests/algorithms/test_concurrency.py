@@ -213,7 +213,7 @@ def test_never_more_than_the_count_property(seed: int) -> None:
         store.spend(plan)
         (state,) = store.spend(Plan((Charge("key", bucket_of("3 at once"), 0, True, None),), "peek")).buckets[0].before
         assert 0 <= state.taken <= 3
-        assert state.taken == sum(places for places, _ in state.slots.values())
+        assert state.taken == sum(places for _, places, _ in state.slots)
 
 
 # --- single cases, on either store ------------------------------------------------------------------------------------

@@ -248,6 +248,26 @@ def test_a_websocket_is_closed_with_1013_and_leaves_its_place_when_accepted() ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+@pytest.mark.parametrize(
+    "rules", [[Rule("real", "9/minute")], [Rule("real", "9/minute"), Rule("wide", adaptive=Adaptive(min=50))]]
+)
+def test_a_shadow_does_not_replace_the_numbers_of_others(
+    door: type[Site], rules: list[Rule], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it has a place or not; that it has none is logged once."""
+    caplog.set_level("INFO", "limitgate.refusals")
+    with door(one_place("shadow", shadow=True), *rules, store=MemoryStore(Clock())) as site:
+        for left in (8, 7, 6):
+            shown = site.ask().rate
+            assert (shown["x-ratelimit-limit"], shown["x-ratelimit-remaining"]) == ("9", str(left))
+            assert (site.seen[-1].rule, site.seen[-1].shadow) == ("real", left < 8)
+            if left == 8:
+                places_of(site.app, "shadow").limit.begin(0.0, "other")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "limitgate.refusals"]
+    assert line == "rule shadow begins to refuse what is more than the process can do (shadow: these requests pass)"
+
+
 def test_a_shadow_and_what_is_exempt_always_pass() -> None:
     async def main() -> None:
         held = Held()
@@ -777,7 +797,8 @@ def test_who_finds_no_place_after_a_turn_is_logged_and_counted_once(door: type[S
         places_of(site.app, "shadow").limit.begin(0.0, "other")
         lose_next(places_of(site.app))
         check_refusal(site.ask())
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "limitgate.refusals"]
+    told = [record.getMessage() for record in caplog.records if record.name == "limitgate.refusals"]
+    (line,) = [line for line in told if "shadow" not in line]
     assert line == "rule all begins to refuse what is more than the process can do"
     decisions = recorder.of("rule.decisions")
     assert decisions["all", "default", "refused"] == decisions["shadow", "default", "shadow_refused"] == 1

@@ -114,12 +114,58 @@ def test_where_nobody_logs_them_nothing_is_remembered(door: type[Site], caplog: 
 
 
 @pytest.mark.parametrize("door", SITES)
-def test_a_shadow_and_a_denial_are_no_refusal_of_a_bucket(door: type[Site], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_denial_is_no_refusal_of_a_bucket(door: type[Site], caplog: pytest.LogCaptureFixture) -> None:
     """Only what a bucket has refused is told."""
-    with door(Rule("no", path="/no", deny=True), Rule("api", "1/minute", shadow=True), store=MemoryStore(Clock())) as site:
-        assert site.statuses(2) == [200, 200]
+    with door(Rule("no", path="/no", deny=True), Rule("api", "9/minute"), store=MemoryStore(Clock())) as site:
         assert site.statuses(2, "/no") == [403, 403]
     assert not lines(caplog)
+
+
+IN_SHADOW = [
+    [Rule("api", "1/minute", shadow=True)],
+    [Rule("api", "1/minute", "1/hour", shadow=True), Rule("real", "99/minute")],
+    [Rule("real", "99/minute"), Rule("api", Limit("1/minute", algorithm="sliding_log"), shadow=True)],
+    [Rule("api", "1 at once", Limit("1/minute", algorithm="fixed_window"), shadow=True)],
+    [Rule("api", "1/minute", cost=lambda _: 1, shadow=True)],
+]
+
+
+@pytest.mark.parametrize("rules", IN_SHADOW)
+@pytest.mark.parametrize("door", SITES)
+def test_a_shadow_is_logged_as_such(door: type[Site], rules: list[Rule], caplog: pytest.LogCaptureFixture) -> None:
+    """Its first refusal and its last one, as of a real one, of every bucket by itself; without an id, as nobody was refused."""
+    clock = Clock()
+    with door(*rules, store=MemoryStore(clock)) as site:
+        assert site.statuses(3) == [200] * 3
+        assert lines(caplog) == ["rule api begins to refuse ip=19….1 (shadow: these requests pass)"]
+        assert vars(caplog.records[-1])["shadow"] is True
+        assert site.statuses(2, peer="198.51.100.23") == [200, 200]
+        clock.advance(QUIET + 4000)
+        assert site.statuses(2) == [200, 200]
+    assert lines(caplog)[1:] == [
+        "rule api begins to refuse ip=198….23 (shadow: these requests pass)",
+        "rule api has ceased to refuse ip=19….1: refused 2 in 0 s (shadow: these requests pass)",
+        "rule api begins to refuse ip=19….1 (shadow: these requests pass)",
+    ]
+
+
+@pytest.mark.parametrize("door", SITES)
+def test_a_gate_in_shadow_is_logged_as_such(door: type[Site], caplog: pytest.LogCaptureFixture) -> None:
+    """By the option, too."""
+    with door(Rule("api", "1/minute"), store=MemoryStore(Clock()), shadow=True) as site:
+        assert site.statuses(3) == [200] * 3
+    assert lines(caplog) == ["rule api begins to refuse ip=19….1 (shadow: these requests pass)"]
+
+
+@pytest.mark.parametrize("door", SITES)
+def test_a_real_refusal_beside_a_shadow_is_logged_as_real(door: type[Site], caplog: pytest.LogCaptureFixture) -> None:
+    """The shadow refuses nobody who is refused already."""
+    rules = [Rule("shadow", "2/minute", shadow=True), Rule("real", "3/minute")]
+    with door(*rules, store=MemoryStore(Clock())) as site:
+        assert site.statuses(5) == [200, 200, 200, 429, 429]
+    assert lines(caplog)[0] == "rule shadow begins to refuse ip=19….1 (shadow: these requests pass)"
+    assert lines(caplog)[1].startswith("rule real begins to refuse ip=19….1 (refusal ")
+    assert len(lines(caplog)) == 2
 
 
 @pytest.mark.parametrize("door", SITES)

@@ -148,6 +148,7 @@ def test_login_counts_failures_of_an_address(kitchen: Kitchen) -> None:
         asyncio.run(main(login))
 
 
+@pytest.mark.parametrize("kitchen", ["redis"], indirect=True)  # under a frozen clock, Redis is never asked
 def test_login_is_closed_while_nobody_can_count(kitchen: Kitchen) -> None:
     """Without its Redis nobody guesses, and nobody logs in."""
     with kitchen._replace(url="redis://127.0.0.1:1/0").recipe("login.py") as login:
@@ -383,6 +384,7 @@ def test_mails_leave_in_turn_and_none_is_lost(kitchen: Kitchen, capsys: pytest.C
             assert kitchen.clock.now - began == pytest.approx(300 + 7 * 0.6)
 
 
+@pytest.mark.parametrize("kitchen", ["redis"], indirect=True)  # under a frozen clock, Redis is never asked
 def test_mails_wait_for_a_store_that_fails(
     kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

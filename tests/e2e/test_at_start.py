@@ -89,6 +89,28 @@ def test_servers_do_not_start_without_a_required_store(command: list[str]) -> No
     assert "require_store: the store does not answer: cannot reach Redis" in ended.stderr
 
 
+FRAMEWORKS = ["starlette", "fastapi", "litestar", "quart", "around"]
+UVICORN = [sys.executable, "-m", "uvicorn", "--port", "0"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("server", ["uvicorn", "gunicorn", "hypercorn"])
+def test_servers_do_not_start_with_a_mistake_in_the_rules(tmp_path: Path, framework: str, server: str) -> None:
+    """They end, and the mistake is told with its line, wherever the framework makes its middleware."""
+    (tmp_path / "default.yaml").write_text("rules:\n  - name: api\n    qpm: ten\n")
+    target = f"tests.e2e.mistaken:{framework}"
+    command = {
+        "uvicorn": [*UVICORN, "--factory", target],
+        "gunicorn": [*GUNICORN, "--worker-class", "uvicorn_worker.UvicornWorker", f"{target}()"],
+        "hypercorn": [sys.executable, "-m", "hypercorn", "--bind", "127.0.0.1:0", f"{target}()"],
+    }[server]
+    environment = {"LIMITGATE_RULES": str(tmp_path), "PATH": "/bin"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode or server == "hypercorn"
+    assert f"{tmp_path}/default.yaml:3: rules[0].qpm: expected a whole number" in ended.stderr
+    assert "Uvicorn running" not in ended.stderr
+
+
 @pytest.mark.parametrize("options", [["--preload"], []], ids=" ".join)
 def test_a_required_store_that_answers(tmp_path: Path, redis_server: RedisServer, options: list[str]) -> None:
     """The server starts, and its workers limit together, by connections of their own."""

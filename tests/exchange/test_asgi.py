@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import iscoroutinefunction
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
 from starlette.middleware import Middleware
@@ -875,6 +876,35 @@ def test_a_mistake_is_told_to_servers_that_go_on(caplog: pytest.LogCaptureFixtur
     with pytest.raises(ConfigError):
         LimitGate(sending(START, END))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("framework", [Starlette, FastAPI])
+@pytest.mark.parametrize("options", [{"rules": "no/such/folder"}, {"rules": [Rule("api", "1/minute")], "unknown": 1}])
+def test_a_mistake_in_middleware_that_a_framework_makes(
+    framework: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails the start by lifespan events. A server that sends none gets the error at each request, and it is logged once."""
+    app = framework()
+    app.add_middleware(LimitGate, **options)
+    sent = []
+
+    async def serve() -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "lifespan.startup"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        with pytest.raises((ConfigError, TypeError)) as failed:
+            await app({"type": "lifespan", "app": app, "state": {}}, receive, send)
+        assert sent == [{"type": "lifespan.startup.failed", "message": str(failed.value)}]
+        for scope in (http_scope(), http_scope(), websocket_scope()):
+            with pytest.raises(type(failed.value)) as again:
+                await app(scope, receive, send)
+            assert again.value is failed.value
+
+    asyncio.run(serve())
+    assert [record.levelname for record in caplog.records if "cannot be set up" in record.getMessage()] == ["CRITICAL"]
 
 
 # --- calls that wait for the client -----------------------------------------------------------------------------------

@@ -715,4 +715,4 @@ def test_where_nobody_waits_the_store_is_not_awaited() -> None:
         ask = asgi(store)
         return [ask("/api/a").headers["x-ratelimit-remaining"] for _ in range(2)], store.awaited
 
-    assert (found(AtOnce(Clock())), found(Awaited(Clock()))) == ((["0", "0"], 0), (["0", "0"], 2))
+    assert (found(AtOnce(Clock())), found(Awaited(Clock()))) == ((["1", "0"], 0), (["1", "0"], 2))

@@ -94,7 +94,7 @@ def test_a_slot_is_held_inside_of_with(url: str) -> None:
 
 
 def test_an_async_slot(url: str) -> None:
-    """The same on an event loop, and no timer and no task is left there."""
+    """The same on an event loop, and no task is left there."""
     key = uuid4().hex
 
     async def scene() -> None:
@@ -106,7 +106,7 @@ def test_an_async_slot(url: str) -> None:
                         pytest.fail("there is no room")
             assert (await limiter.peek(key, "1 at once")).remaining == 1
             (keeper,) = limiter._slot_keeper._in_loops.values()
-            assert (keeper._timer, keeper.due_at, len(limiter._slot_keeper)) == (None, None, 0)
+            assert (keeper._task, len(limiter._slot_keeper)) == (None, 0)
 
     asyncio.run(scene())
 
@@ -275,20 +275,24 @@ def test_all_that_is_held_is_renewed_in_one_call(in_haste: None) -> None:
     assert asyncio.run(scene()) == [64, 64, 22]
 
 
-def test_nothing_rings_while_nothing_is_held() -> None:
-    """After the last place is given back there is no timer; one is set again with the next."""
+def test_a_timer_that_rings_while_nothing_is_held_is_the_last() -> None:
+    """One timer serves all places that come and go; if it finds nothing to renew it asks no store and sets no other one."""
     store = Watched()
 
     async def scene() -> None:
         limiter = AsyncLimiter(store)
         for _ in range(3):
-            async with limiter.slot("key", 2), limiter.slot("key", 2):
-                (keeper,) = limiter._slot_keeper._in_loops.values()
-                assert not keeper._timer.cancelled()
-            assert keeper._timer is None
+            timers = set()
+            for _ in range(3):
+                async with limiter.slot("key", 2), limiter.slot("key", 2):
+                    (keeper,) = limiter._slot_keeper._in_loops.values()
+                    timers.add(keeper._timer)
+            assert len(timers) == 1
+            keeper._on_timer()
+            assert (keeper._timer, keeper._task, keeper.due_at) == (None, None, None)
 
     asyncio.run(scene())
-    assert sum(plan.verb == "spend" for plan in store.plans) == 6
+    assert sum(plan.verb == "spend" for plan in store.plans) == 18
 
 
 def test_a_process_that_slept_takes_its_place_again(caplog: pytest.LogCaptureFixture) -> None:

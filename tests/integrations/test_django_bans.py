@@ -134,6 +134,10 @@ def test_a_ban_is_heeded(opened: contextlib.ExitStack, way: Way, case: Case) -> 
     refused = it.ask(where, headers=banned)
     assert (refused.status_code, refused["Retry-After"]) == (429, "90")
     assert it.ask(where, headers=other).status_code == 200
+    bucket.ban()  # without an end, so nothing says when to come back
+    refused = it.ask(where, headers=banned)
+    assert (refused.status_code, refused.get("Retry-After")) == (429, None)
+    assert b"Expected available" not in refused.content
     bucket.pardon()
     assert it.ask(where, headers=banned).status_code == 200
     assert bucket.reset().remaining == left

@@ -11,7 +11,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from limitgate import LimitGate, MemoryStore, Rule, limit
+from limitgate import ConfigError, LimitGate, MemoryStore, Rule, limit
 from limitgate.fastapi import RateLimit
 from tests.support.clock import Clock
 from tests.support.doors import Wire, asgi_reply, handshake, http_scope
@@ -213,3 +213,14 @@ def test_a_refused_request_costs_nothing() -> None:
     store = gated(app)
     statuses(app, *["/hello"] * 50)
     assert used(store) == {"day": 2, "minute": 2}
+
+
+def test_a_dependency_is_no_decorator() -> None:
+    """Said where it is made, above and below the route's decorator, of functions of any kind and of classes."""
+
+    async def awaited() -> str:
+        return "hello"
+
+    for decorated in (hello, awaited, FastAPI().get("/")(hello), type("Endpoint", (), {})):
+        with pytest.raises(ConfigError, match=r"no decorator, expected dependencies=\[Depends\(RateLimit\('5/minute'\)\)\]"):
+            RateLimit("5/minute")(decorated)  # type: ignore[arg-type]

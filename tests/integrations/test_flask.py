@@ -137,6 +137,7 @@ EVERY_OPTION = {
     "api_key_header": "authorization",
     "identify": "tests.integrations.test_flask:identify",
     "headers": "draft-11, x-ratelimit",
+    "header_names": {"X-RateLimit-Limit": "X-Quota"},
     "shadow": True,
     "strict": True,
     "on_denied": "tests.integrations.test_flask:identify",

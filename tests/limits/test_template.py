@@ -16,8 +16,10 @@ from limitgate.algorithms.sliding_log import MAX_ENTRIES
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import FinalCosts, decide
 from limitgate.limits.limit import kept_as
-from limitgate.limits.plan import Adjustment, Charge, Plan
-from limitgate.limits.template import MAX_WINDOWS, PlainSpend, PlanTemplate, whole_reading
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
+from limitgate.limits.refund import refund
+from limitgate.limits.template import MAX_WINDOWS, PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, whole_reading
+from limitgate.stores.redis.protocol.wire import arguments
 from tests.support.clock import Clock
 from tests.support.stored import buckets
 
@@ -37,7 +39,7 @@ STRAIGHT = ("gcra", "gcra", "fixed_window", "sliding_window")
 def plain_charges(draw: st.DrawFn, algorithms: Sequence[str] = (*STRAIGHT, "sliding_log", "concurrency")) -> list[Charge]:
     """Charges of one to three rules, each with its windows, a cost that fits into an empty bucket, and maybe a shadow.
 
-    Maybe requests may wait where their limit lets them, and a ban is looked for besides.
+    Maybe another rule is like the first, requests may wait where their limit lets them, and a ban is looked for besides.
     """
     charges = []
     for number in range(draw(st.integers(1, 3))):
@@ -49,6 +51,8 @@ def plain_charges(draw: st.DrawFn, algorithms: Sequence[str] = (*STRAIGHT, "slid
         bucket = Bucket(limits)
         wait = draw(st.sampled_from([0, 0, 0, 10**6, bucket.longest_wait_us])) if bucket.algorithm.CAN_WAIT else 0
         charges.append(Charge("", bucket, cost, draw(st.booleans()), f"rule {number}", None, wait))
+    if draw(st.booleans()):
+        charges.append(charges[0]._replace(rule="its twin"))
     return [*charges, BAN] if draw(st.booleans()) else charges
 
 
@@ -105,6 +109,49 @@ def test_a_plain_plan_is_carried_out_like_any_other(charges: list[Charge], visit
             assert expected.admitted
             assert None in [bucket.after for bucket in expected.buckets]
         assert owing(plain, clock()) == owing(general, clock())
+
+
+VISITS = st.tuples(st.integers(0, 2), st.sampled_from(STEPS), st.integers(0, 7))
+"""A client, how the clock goes on before it comes, and which of its charges are given back when the next one has come."""
+
+
+@given(plain_charges(), st.lists(VISITS, min_size=1, max_size=25))
+def test_a_plain_refund_is_carried_out_like_any_other(charges: list[Charge], visits: list[tuple[int, int, int]]) -> None:
+    """Property: one plan says what is given back as its charges do, and two memory stores keep the same bytes after it."""
+    template = PlanTemplate(charges)
+    clock = Clock()
+    plain, general = MemoryStore(clock), MemoryStore(clock)
+    refunds: list[PlainRefund] = []
+    for client, step, given_back in visits:
+        clock.advance(us=step)
+        asked = template.asked([f"{client} {number}" for number in range(len(charges))])
+        expected, found = general.spend(asked.whole_plan), plain.spend(asked)
+        for each in refunds:
+            assert plain.spend(each).now == general.spend(each.whole_plan).now == clock()
+        refunds = []
+        if isinstance(found, PlainSpend) and template.fits(found.states)[1]:
+            back = [given_back >> number & 1 and charge is not BAN for number, charge in enumerate(charges)]
+            costs = [0 if is_back else charge.cost for is_back, charge in zip(back, charges)]
+            refunds = [RefundTemplate(template, costs).of(found)]
+            assert refunds[0].whole_plan == refund(asked.whole_plan, expected, costs)
+            assert refunds[0].keys == [charge.key for charge in refunds[0].charges]
+            assert arguments(refunds) == arguments([each.whole_plan for each in refunds])
+        assert owing(plain, clock()) == owing(general, clock())
+
+
+@pytest.mark.parametrize("bucket", [bucket_of("5/second", "100/minute"), bucket_of("3 at once")], ids=["gcra", "concurrency"])
+def test_a_bucket_is_given_back_to_in_a_straight_line(bucket: Bucket) -> None:
+    """The reading of a refund is the refund itself, unless the bucket is not kept as the charge has left it."""
+    store = MemoryStore(clock := Clock())
+    template = PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api")])
+    readings = []
+    for step in (1, -1):
+        spent = store.spend(template.asked(["key"]))
+        assert isinstance(spent, PlainSpend)
+        clock.advance(us=step)
+        readings.append(store.spend(RefundTemplate(template, [0]).of(spent)))
+        assert not owing(store, clock())
+    assert [type(reading) for reading in readings] == [PlainRefund, Reading]
 
 
 KNOWN = [

@@ -212,10 +212,10 @@ def _decision(
             window = _window(charge, limit, debt, fits=fit)
             _, _, _, remaining, _, reset_after, retry_after = window
             windows.append(window)
-            tightness.append((remaining, -reset_after, len(windows) - 1, charge.cost))
+            tightness.append((not charge.enforced, remaining, -reset_after, len(windows) - 1, charge.cost))
             if charge.enforced and not fit:
                 waits.append((retry_after, -len(windows), charge.rule))
-    remaining, reset_after, place, cost = min(tightness)
+    _, remaining, reset_after, place, cost = min(tightness)
     retry_after, _, refuser = max(waits)
     decision = {
         "allowed": allowed,

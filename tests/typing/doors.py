@@ -73,6 +73,7 @@ app.add_middleware(LimitGate)
 FastAPI().add_middleware(LimitGate, rules=RULES, on_error="closed", timeout=0.5, processes=4, shadow=True, strict=True)
 served: ASGIApp = LimitGate(app, rules=RULES, key_prefix="shop", secret="0123456789abcdef", new_buckets=0, ipv6_prefix=56)
 LimitGate(served, rules=RULES, enabled=False, forwarded_header="forwarded", api_key_header="authorization")
+LimitGate(served, rules=RULES, headers=["x-ratelimit"], header_names={"X-RateLimit-Limit": "X-Quota"})
 
 app.add_middleware(LimitGate, rulez=RULES)  # type: ignore[call-arg]
 app.add_middleware(LimitGate, rules=RULES, on_error="sometimes")  # type: ignore[arg-type]

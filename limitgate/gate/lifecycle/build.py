@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
@@ -58,6 +58,7 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     api_key_header: str
     identify: Identify | None
     headers: Sequence[str]
+    header_names: Mapping[str, str]
     shadow: bool
     strict: bool
     on_denied: Refuser | None

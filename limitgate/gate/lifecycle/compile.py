@@ -57,7 +57,7 @@ def compiler(
         )
         return ActiveRules(
             planner,
-            settings.headers,
+            settings.header_styles,
             timeout=settings.timeout,
             is_measured=measures_silence(store),
             counts=counts,

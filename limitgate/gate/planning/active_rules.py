@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from limitgate.gate.planning.planner import Planner
-from limitgate.http.rate_fields import Fields, rate_fields
+from limitgate.http.rate_fields import Fields, Style, names_of, rate_fields
 from limitgate.limits.decision import Decision
 from limitgate.observing.counts import Counts
 from limitgate.observing.exporter import exporter
@@ -45,7 +45,7 @@ class ActiveRules:
     def __init__(
         self,
         planner: Planner,
-        header_styles: tuple[str, ...],
+        header_styles: tuple[Style, ...],
         *,
         timeout: float,
         is_measured: bool,
@@ -59,6 +59,10 @@ class ActiveRules:
         self.header_styles = header_styles
         self.has_commonest_style = header_styles == ("x-ratelimit",)
         """True if ASGI's form of the fields can be made at once."""
+        initials = [name[0] for name in names_of(header_styles)]
+        self.initials = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
+        """How the names of rate fields begin, by which it is seen that an application may have set one itself."""
+        self.raw_initials = frozenset(map(str.encode, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured
         self.counts = counts

@@ -19,14 +19,14 @@ from typing import Any, Final, NamedTuple, final
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Subject
-from limitgate.http.rate_fields import Writer, prepared_fields
+from limitgate.http.rate_fields import Style, Writer, prepared_fields
 from limitgate.http.request import Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.priority import NORMAL
 from limitgate.limits.remembered import Remembered
-from limitgate.limits.template import PlanTemplate
+from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, RefundTemplate
 from limitgate.messages.diagnostics import Diagnosis, OncePerValue
 from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import RuleSeries
@@ -185,6 +185,7 @@ class PreparedPlan:
     __slots__ = (
         "_by_costs",
         "_field_writer",
+        "_refunds",
         "adaptive",
         "bans",
         "charged_rules",
@@ -257,6 +258,8 @@ class PreparedPlan:
         self.given: GivenPlans | None = None
         """Finds the plans of callers with limits of their own; None where nothing of these is limited."""
         self._field_writer: Writer | None = None
+        self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
+        """Refunds by the status of the response, and by whether all of it is sent."""
         self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
         """Plans by what the rules charge; None for costs that were met once."""
 
@@ -298,12 +301,23 @@ class PreparedPlan:
         """The keys of all buckets, by those of the rules."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
-    def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
+    def field_writer(self, styles: tuple[Style, ...], rules: frozenset[str]) -> Writer:
         """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
         if self._field_writer is None:
             buckets = tuple([(each.name, each.rule.buckets) for each in self.compiled_rules])
             self._field_writer = prepared_fields(styles, buckets, rules)
         return self._field_writer
+
+    def refund(self, spent: PlainSpend, status: int | None, *, is_sent: bool) -> PlainRefund:
+        """The refund of a plan of the template, by the status of the response. It may be one of no charge."""
+        if self._refunds is None:
+            self._refunds = {}
+        found = self._refunds.get((status, is_sent))
+        if found is None:
+            charges = spent.template.charges
+            found = RefundTemplate(spent.template, costs_by(charges, self.charged_rules, status, is_sent=is_sent))
+            keep(self._refunds, (status, is_sent), found, most=_MOST_REFUNDS)
+        return found.of(spent)
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
@@ -345,6 +359,8 @@ _NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
 """That of all plans that never ask, so that none of them has one for itself."""
 _MOST_COSTS = 256
 """Costs of a plan that are remembered."""
+_MOST_REFUNDS = 64
+"""Statuses of responses whose refunds are remembered."""
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:

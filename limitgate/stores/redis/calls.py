@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from limitgate.limits.plan import Plan
-from limitgate.limits.template import AnyPlan, PlainSpend
+from limitgate.limits.template import AnyPlan
 
 MAX_BATCH = 64
 """Plans that share a call: with a bucket each, the script, and so everybody else's call, takes well under a millisecond."""
@@ -27,7 +27,7 @@ class Room:
     def takes(self, plan: AnyPlan) -> bool:
         """True if there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
         keys, left = self._keys, self._left
-        if isinstance(plan, PlainSpend):
+        if not isinstance(plan, Plan):
             left -= plan.template.load  # hardly ever of the same buckets
         else:
             for charge in plan.charges:

@@ -157,9 +157,26 @@ class DenyCache:
                     and charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)
                 ):
                     self.refusals[key] = _Refusal(charge.bucket, states, reading.now, sent, heard)
-            for kept in (self.refusals, self._given_back):
-                while len(kept) > MAX_BUCKETS:
-                    del kept[next(iter(kept))]
+            self._drop_oldest()
+
+    def forget(self, keys: Iterable[str], now: int, sent: float, heard: float) -> None:
+        """Forget buckets that something was put back into, at a time by Redis' clock and by a call of these times, see `learn`.
+
+        Who has put it back was admitted, so nothing says that they would refuse now.
+        """
+        with self._lock:
+            for key in keys:
+                last = self._given_back.get(key)
+                if last is None or last.is_followed_by(sent, now):
+                    self._given_back[key] = _GivenBack(heard, now)
+                self.refusals.pop(key, None)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Drop what is remembered of more than `MAX_BUCKETS`."""
+        for kept in (self.refusals, self._given_back):
+            while len(kept) > MAX_BUCKETS:
+                del kept[next(iter(kept))]
 
 
 def _holds(charge: Charge, states: Sequence[State]) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 from weakref import WeakSet
 
 from limitgate.errors import StoreError, StoreFault
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend, ScriptVariant
+from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainRefund, ScriptVariant
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallSeries, StoreCounts
@@ -24,7 +25,7 @@ from limitgate.stores.redis.leases import Leases
 from limitgate.stores.redis.protocol import plain, wire
 from limitgate.stores.redis.server_clock import ServerClock
 
-Outcome = AnyReading | StoreError
+Outcome = AnyAnswer | StoreError
 """Outcome of a plan that Redis has answered."""
 DECLINED = Reading(0, (), admitted=False)
 """Outcome of a plain plan that its script has not carried out: it has to be asked for as a plan of any kind."""
@@ -128,7 +129,7 @@ class RedisStoreBase:
         call.sent = now = clock()
         if call.shape is not None:
             return
-        call.plans = [plan if isinstance(plan, PlainSpend) else self.leases.extend(plan, now) for plan in call.plans]
+        call.plans = [self.leases.extend(plan, now) if isinstance(plan, Plan) else plan for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
         """Return the outcomes of a call's plans. Raises `StoreError` for a reply of any other shape.
@@ -145,25 +146,36 @@ class RedisStoreBase:
         if unwritten:
             self.inspection.refused(clock.name, OUT_OF_MEMORY)
         outcomes: list[Outcome] = list(readings)
-        bans = self._bans
+        bans, cache = self._bans, self.deny_cache
         bans.drop_ended(heard)
+        is_news = bool(lost or cache or self.leases.pending or bans.ends)
+        given_back: list[str] = []
         for place, (plan, reading) in enumerate(zip(plans, readings)):
-            if reading.admitted and plan.verb == "spend" and not (lost or self.deny_cache or self.leases.pending or bans.ends):
+            if not is_news and reading.admitted and plan.verb == "spend":
                 continue  # mostly there is nothing to note
             if place in lost:
                 self.leases.forget(plan)
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
-                continue
-            if bans.ends or plan.verb == "ban" or not reading.admitted:
-                bans.learn(reading, heard)
-            if self.deny_cache is not None:
-                self.deny_cache.learn(plan, reading, sent, heard)
-            self.leases.learn(reading, sent)
-            if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
-                outcomes[place] = self.leases.answer(plan, heard) or reading
+            elif not isinstance(reading, PlainRefund):
+                outcomes[place] = self._learned(plan, reading, sent, heard)
+            else:
+                given_back += reading.keys
+        if given_back and cache is not None:
+            cache.forget(given_back, readings[0].now, sent, heard)
         if self.leases:
             self.end_leases_in_time()
         return outcomes
+
+    def _learned(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> AnyReading:
+        """Learn from the reading of a plan. Returns it, or the one that is handed out in its place."""
+        if self._bans.ends or plan.verb == "ban" or not reading.admitted:
+            self._bans.learn(reading, heard)
+        if self.deny_cache is not None:
+            self.deny_cache.learn(plan, reading, sent, heard)
+        self.leases.learn(reading, sent)
+        if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
+            return self.leases.answer(plan, heard) or reading
+        return reading
 
     def understood_plain(self, call: wire.Call, shape: ScriptVariant, reply: object, clock: ServerClock) -> list[Outcome]:
         """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for.
@@ -176,15 +188,15 @@ class RedisStoreBase:
         sent, heard, cache, has_bans = call.sent, our_clock(), self.deny_cache, self._bans.ends
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
-        if verdicts is None:
-            if not (unwritten or has_bans or (cache is not None and cache.refusals)):
-                return plans  # type: ignore[no-any-return] # mostly there is nothing to note
-            verdicts = [plain.ADMITTED] * len(plans)
         if unwritten:
             self.inspection.refused(clock.name, OUT_OF_MEMORY)
+        if shape.gives_back:
+            return self._understood_refunds(plans, now, verdicts, sent, heard, unwritten=unwritten)
+        if verdicts is None and not (unwritten or has_bans or (cache is not None and cache.refusals)):
+            return plans  # type: ignore[no-any-return] # mostly there is nothing to note
         self._bans.drop_ended(heard)
         outcomes: list[Outcome] = [*plans]
-        for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
+        for place, (plan, verdict) in enumerate(zip(plans, verdicts or repeat(plain.ADMITTED))):
             if has_bans and verdict != plain.NOT_CARRIED_OUT:
                 self._bans.forget(plan.keys, now)
             if verdict == plain.NOT_CARRIED_OUT:
@@ -193,6 +205,31 @@ class RedisStoreBase:
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
             elif cache is not None and (not verdict or cache.knows(plan.keys)):
                 cache.learn(plan, plan, sent, heard)
+        return outcomes
+
+    def _understood_refunds(
+        self,
+        plans: list[PlainRefund],
+        now: int,
+        verdicts: Sequence[int] | None,
+        sent: float,
+        heard: float,
+        *,
+        unwritten: bool,
+    ) -> list[Outcome]:
+        """`understood_plain` for refunds."""
+        outcomes: list[Outcome] = plans  # type: ignore[assignment]
+        if verdicts is not None or unwritten:
+            outcomes = [
+                DECLINED
+                if verdict == plain.NOT_CARRIED_OUT
+                else StoreError("Redis is out of memory", "oom")
+                if unwritten
+                else plan
+                for plan, verdict in zip(plans, verdicts or repeat(plain.ADMITTED))
+            ]
+        if self.deny_cache is not None:
+            self.deny_cache.forget([key for plan in plans for key in plan.keys], now, sent, heard)
         return outcomes
 
     def _note_leap(self, clock: ServerClock, leap: float) -> None:
@@ -229,7 +266,7 @@ class RedisStoreBase:
             self._stepped.log("Redis")
 
 
-def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyReading]) -> set[int]:
+def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
     """The places of plans that Redis had no memory for: what they took was not taken, so nobody was refused for it either."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):

@@ -179,6 +179,19 @@ def test_a_reset_outlives_replies_to_older_calls() -> None:
     assert known.answer(plan, 5.6) is not None
 
 
+def test_what_was_given_back_outlives_replies_to_older_calls() -> None:
+    """A bucket that something is given back to is forgotten, and a refusal that was read before is not believed any more."""
+    cache, now = DenyCache(), Clock().now
+    refused = owing(a_plan(), 10)
+    cache.learn(a_plan(), refused, 0.0, 0.1)
+    cache.forget(["key", "other"], now + 1, 0.2, 0.3)
+    assert len(cache) == 0
+    cache.learn(a_plan(), refused, 0.1, 0.4)
+    assert len(cache) == 0
+    cache.learn(a_plan(), owing(a_plan(), 10, now=now + 2), 0.1, 0.4)
+    assert len(cache) == 1
+
+
 def test_resets_that_are_heard_out_of_order() -> None:
     """Of two resets the later counts, whichever thread tells of its own first."""
     known, plan = DenyCache(), a_plan()

@@ -15,6 +15,7 @@ import pytest
 from limitgate import StoreError
 from limitgate.limits.plan import Plan
 from limitgate.limits.refund import full_refund
+from limitgate.limits.template import PlanTemplate, RefundTemplate
 from limitgate.stores.redis.dial import dialer
 from limitgate.stores.redis.protocol import session as sessions
 from limitgate.stores.redis.protocol.session import DOUBT, MOST_DOUBT, Doubts
@@ -168,6 +169,20 @@ def test_what_gives_back_is_not_lost(single: Door, one: Servers) -> None:
     one.forget()
     single.spend(back, TIMEOUT)
     assert used(single, *taking.charges) == [0]
+    assert single.store.failures == 0
+    assert one.made == 2
+
+
+@pytest.mark.parametrize("limit", ["5/day", "5 at once"])
+def test_a_plain_refund_is_not_lost(single: Door, one: Servers, limit: str) -> None:
+    """As above, for one by a script of its own."""
+    template = PlanTemplate([charge("", limit, cost=3)])
+    spent = single.spend(template.asked([key := uuid4().hex]), PATIENT)
+    one.forget()
+    single.spend(RefundTemplate(template, [0]).of(spent), TIMEOUT)
+    taken = charge(key, limit)
+    (before,) = single.spend(Plan.peek([taken]), PATIENT).buckets[0].before
+    assert taken.bucket.algorithm.used(before, taken.bucket.limits[0]) == 0
     assert single.store.failures == 0
     assert one.made == 2
 

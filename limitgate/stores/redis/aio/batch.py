@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from limitgate.limits.template import OF_ANY, AnyPlan, PlainSpend, ScriptVariant
+from limitgate.limits.plan import Plan
+from limitgate.limits.template import OF_ANY, AnyPlan, ScriptVariant
 from limitgate.stores.base import ConfigRequest
 from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.protocol import wire
@@ -125,7 +126,7 @@ class RequestQueue:
         self.size += 1
         plan = request[0]
         entry: Request | Batch = request
-        if type(plan) is PlainSpend:
+        if not isinstance(plan, Plan):
             shape = plan.template.shape
             batch = self._open.get(shape)
             if batch is not None and len(batch.plans) < self._most and (shape is not OF_ANY or self._room.takes(plan)):

@@ -293,7 +293,8 @@ class Batcher:
         """Send a batch that somebody waits for."""
         try:
             if not batch.requests[0][2].done() or batch.is_wanted:
-                if batch.shape is not None or not (batch.gives_back and self._has_to_wait(batch, connection)):
+                only_charges = batch.shape is not None and not batch.shape.gives_back
+                if only_charges or not (batch.gives_back and self._has_to_wait(batch, connection)):
                     connection.send(batch)
             else:
                 self._replies.unanswered(batch)

@@ -13,7 +13,7 @@ from redis.asyncio.connection import ConnectionPool
 
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
 from limitgate.process.clock import call_later, monotonic
 from limitgate.process.event_loop import asyncio_loop
 from limitgate.process.remaking import Remade
@@ -123,8 +123,10 @@ class AsyncRedisStore(RedisStoreBase, Remade):
     def aspend(self, plan: Plan, timeout: float) -> Awaitable[Reading]: ...
     @overload
     def aspend(self, plan: PlainSpend, timeout: float) -> Awaitable[AnyReading]: ...
+    @overload
+    def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyAnswer]: ...
 
-    def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyReading]:
+    def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyAnswer]:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within ``timeout`` seconds.
 
         No coroutine for a plain plan or an adjustment, which have nothing to wait for but one future.
@@ -144,7 +146,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         self.listen_deadline = timeout
         return state.servers.spend(plan, timeout)
 
-    async def _aspend(self, plan: AnyPlan, timeout: float) -> AnyReading:
+    async def _aspend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
         """`aspend` a plan of any kind, or in an event loop that has no connections yet."""
         if not isinstance(plan, PlainSpend) and (reading := self.locally(plan)) is not None:
             return reading

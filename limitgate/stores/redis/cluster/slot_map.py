@@ -15,7 +15,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from limitgate.errors import StoreError
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.limits.refund import full_refund
-from limitgate.limits.template import AnyPlan, PlainSpend, whole
+from limitgate.limits.template import AnyPlan, whole
 from limitgate.stores.redis.breaker import CHANCE, Breaker
 from limitgate.stores.redis.dial.url import Address, parse_address
 from limitgate.stores.redis.replies import Outcome
@@ -42,12 +42,12 @@ def hash_slot(key: str) -> int:
 
 def hash_slot_of(plan: AnyPlan) -> int:
     """The hash slot of a plan all of whose buckets are in one."""
-    return hash_slot(plan.keys[0] if isinstance(plan, PlainSpend) else plan.charges[0].key)
+    return hash_slot(plan.charges[0].key if isinstance(plan, Plan) else plan.keys[0])
 
 
 def parts_of(plan: AnyPlan) -> list[Part]:
     """A plan taken apart by slots. A plain one stays plain only if all of its buckets are in one."""
-    if isinstance(plan, PlainSpend):
+    if not isinstance(plan, Plan):
         slot, *others = map(hash_slot, plan.keys)
         if others.count(slot) == len(others):
             return [Part(slot, plan, range(len(plan.keys)))]

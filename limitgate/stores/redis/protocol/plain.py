@@ -1,6 +1,7 @@
 """Plain plans on the wire: one script for each shape of plan, and a reply that is one string of numbers. Pure: no connection.
 
-Almost every request makes a plain plan. Calls of one shape differ in keys and numbers alone, see limitgate/lua/plain.lua.
+Almost every request makes a plain plan. Calls of one shape differ in keys and numbers alone, see limitgate/lua/plain.lua, and
+limitgate/lua/refund.lua for those that give back.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from limitgate.algorithms import plain_pieces
 from limitgate.errors import StoreError
-from limitgate.limits.template import PlainSpend, PlanTemplate, ScriptVariant, straight_of
+from limitgate.limits.bucket import Bucket
+from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, ScriptVariant, straight_of
 from limitgate.limits.written_out import compiled, each_window
 
-_LINES = (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines()
+_LINES, _REFUND_LINES = [
+    (files("limitgate") / "lua" / name).read_text("utf-8").splitlines() for name in ("plain.lua", "refund.lua")
+]
 """Read at once: when the first request comes, no file may be left to open."""
 _PIECES = plain_pieces()
 _HEAD = struct.Struct("<2q")  # the clock, no memory
@@ -76,6 +80,17 @@ def words_of(shape: ScriptVariant, in_full: bool) -> tuple[str, str]:  # noqa: F
     return script_of(shape).words(in_full)
 
 
+def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence[PlainRefund]) -> bytes:
+    """`packed` for refunds of a shape."""
+    keys = [key for plan in plans for key in plan.keys]
+    numbers = {template: number for number, template in enumerate(dict.fromkeys([plan.template for plan in plans]), 1)}
+    which = b""
+    if len(numbers) > 1:
+        which = struct.pack(f"<{len(plans)}H", *[numbers[plan.template] for plan in plans])
+    head, given = _head(words, len(keys), len(numbers) + 1), _given(shape)(plans)
+    return head + _packed_keys(keys) + _bulk(which) + _bulk(given) + b"".join(map(_asked_back, numbers))
+
+
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
     """Pack the command for plans of one shape in RESP, by its first words, see `Script.words`.
 
@@ -89,17 +104,21 @@ def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
             keys += plan.keys
             if plan.template is not first:
                 is_mixed = True
-    elif len(keys) == 1:
+    elif len(keys) == 1 and not first.has_slots:
         key = keys[0].encode()
         before, after = _around_key(words, len(key), first)
         return before + key + after
+    slots = b""
+    if first.has_slots:
+        slots = _bulk(struct.pack(f"<{len(plans)}d", *[plan.slot for plan in plans]))
     if not is_mixed:
         before, after = _around_keys(words, len(keys), first)
-        return before + _packed_keys(keys) + after
+        return before + _packed_keys(keys) + after + slots
     templates = [plan.template for plan in plans]
     numbers = {template: number for number, template in enumerate(dict.fromkeys(templates), 1)}
     which = struct.pack(f"<{len(templates)}H", *[numbers[template] for template in templates])
-    return _head(words, len(keys), len(numbers)) + _packed_keys(keys) + _bulk(which) + b"".join(map(_asked, numbers))
+    head = _head(words, len(keys), len(numbers) + first.has_slots)
+    return head + _packed_keys(keys) + _bulk(which) + b"".join(map(_asked, numbers)) + slots
 
 
 def _bulk(text: bytes) -> bytes:
@@ -118,7 +137,7 @@ def _head(words: tuple[str, str], keys: int, templates: int) -> bytes:
 @lru_cache(maxsize=1024)
 def _around_keys(words: tuple[str, str], keys: int, template: PlanTemplate) -> tuple[bytes, bytes]:
     """Pack what stands before and behind the keys of a command for plans of one template."""
-    return _head(words, keys, 1), _EMPTY + _asked(template)
+    return _head(words, keys, 1 + template.has_slots), _EMPTY + _asked(template)
 
 
 @lru_cache(maxsize=1024)
@@ -140,13 +159,47 @@ def _packed_keys(keys: Sequence[str]) -> bytes:
 @lru_cache(maxsize=1024)
 def _asked(template: PlanTemplate) -> bytes:
     """Pack the numbers of a template's windows for the script."""
+    return _packed_windows([(bucket, cost) for bucket, cost, *_ in template.buckets])
+
+
+@lru_cache(maxsize=1024)
+def _asked_back(template: RefundTemplate) -> bytes:
+    """Pack what was charged to the windows that are given back to."""
+    return _packed_windows([(charge.bucket, charge.cost) for charge, *_ in template.parts])
+
+
+def _packed_windows(buckets: Sequence[tuple[Bucket, int]]) -> bytes:
+    """Pack the numbers of the windows of buckets and of the cost of each."""
     return _bulk(
         b"".join(
             straight_of(bucket.algorithm).asked(limit, window, cost)
-            for bucket, cost, *_ in template.buckets
+            for bucket, cost in buckets
             for limit, window in zip(bucket.limits, bucket.ids)
         )
     )
+
+
+_GIVEN = """
+def given(plans):
+    packed = []
+    for plan in plans:
+        {was} = plan.states
+        {counts} = plan.template.counts
+        packed.append(pack(plan.spent.now, {graces}))
+    return b"".join(packed)
+"""
+
+
+@cache
+def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
+    """The function that packs when each refund's charge was made, and the grace of each window."""
+    windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
+    source = _GIVEN.format(
+        was=" ".join([f"was_{each.kept}".replace("{n}", str(n)) for n, each in enumerate(windows)]),
+        counts=each_window(len(windows), "count{n},"),
+        graces=", ".join([each.refund.grace.replace("{n}", str(n)) for n, each in enumerate(windows) if each.refund]),
+    )
+    return compiled(source, "given", pack=struct.Struct(f"<{1 + len(windows)}d").pack)  # type: ignore[no-any-return]
 
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
@@ -154,7 +207,7 @@ PlainAnswers = tuple[int, bool, Sequence[int] | None]
 `NOT_CARRIED_OUT`, or 0 or 2 where a charge did not fit: None where all plans were admitted."""
 
 
-def answers(shape: ScriptVariant, plans: Sequence[PlainSpend], reply: object) -> PlainAnswers:
+def answers(shape: ScriptVariant, plans: Sequence[PlainSpend | PlainRefund], reply: object) -> PlainAnswers:
     """Decode the reply to plans of a shape, and note in each what it read. Raises `StoreError` for any other reply."""
     layout, note = _layout(shape)
     if type(reply) is not bytes or len(reply) != _HEAD_SIZE + len(plans) * layout.size:
@@ -166,7 +219,7 @@ def answers(shape: ScriptVariant, plans: Sequence[PlainSpend], reply: object) ->
     return now, unwritten > 0, [verdict for verdict, *_ in layout.iter_unpack(numbers)]
 
 
-_Note = Callable[[Sequence[PlainSpend], Iterator[Sequence[int]], int], bool]
+_Note = Callable[[Sequence[Any], Iterator[Sequence[int]], int], bool]
 _NOTE = """
 def note(plans, each, now):
     all_admitted = True
@@ -187,6 +240,8 @@ def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
 
     It is written out window by window, as the script is: a loop takes twice as long.
     """
+    if shape.gives_back:
+        return struct.Struct("<q"), _note_refunds
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
     source = _NOTE.format(
         admitted=ADMITTED,
@@ -195,15 +250,23 @@ def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
         states=f"({' '.join([each.reported_state.replace('{n}', str(n)) for n, each in enumerate(windows)])})",
     )
     numbers = sum([bucket.algorithm.REPLY_FIELDS * bucket.windows for bucket in shape.buckets if bucket.windows])
-    return struct.Struct(f"<{1 + numbers}q"), compiled(source, "note")
+    known = dict([name for each in windows for name in each.known])
+    return struct.Struct(f"<{1 + numbers}q"), compiled(source, "note", **known)
+
+
+def _note_refunds(plans: Sequence[PlainRefund], each: Iterator[Sequence[int]], now: int) -> bool:
+    """Note in refunds when they were made. True if all were."""
+    for plan in plans:
+        plan.now = now
+    return all(verdict == ADMITTED for (verdict,) in each)
 
 
 def _script(shape: ScriptVariant) -> str:
-    """Write out the repeated lines of limitgate/lua/plain.lua for plans of a shape."""
+    """Write out the repeated lines of limitgate/lua/plain.lua, or of refund.lua, for plans of a shape."""
     first, reported = 1, 2
     buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):
-        names = {"$b": place, "$windows": windows, "$refuses": str(enforced).lower()}
+        names = {"$b": place, "$buckets": len(shape.buckets), "$windows": windows, "$refuses": str(enforced).lower()}
         fields = algorithm.REPLY_FIELDS
         places = [{"$w": first + n, "$r": reported + fields * n} for n in range(windows)]
         buckets["--bucket" if windows else "--ban"].append(_Repetition(names, places, _PIECES[algorithm]))
@@ -211,7 +274,7 @@ def _script(shape: ScriptVariant) -> str:
     lines: list[str] = []
     block: list[str] | None = None
     repeated: Sequence[_Repetition] = ()
-    for line in _LINES:
+    for line in _REFUND_LINES if shape.gives_back else _LINES:
         if line in buckets:
             block, repeated = [], buckets[line]
         elif line == "--end" and block is not None:

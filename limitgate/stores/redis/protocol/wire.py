@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from limitgate.algorithms import NUMBERS, script
-from limitgate.algorithms.base import State
+from limitgate.algorithms.base import Amount, State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.plan import Charge, Plan, Verb, read, with_bans
-from limitgate.limits.template import OF_ANY, AnyPlan, AnyReading, PlainSpend, PlanTemplate, ScriptVariant
+from limitgate.limits.template import (
+    OF_ANY,
+    AnyAnswer,
+    AnyPlan,
+    PlainRefund,
+    PlainSpend,
+    PlanTemplate,
+    RefundTemplate,
+    ScriptVariant,
+)
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, words_of
+from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, packed_refunds, words_of
 from limitgate.stores.redis.protocol.resp import pack_command
 
 SPEND: Final = Script.of(script())
@@ -31,13 +41,21 @@ NO_PLAN: Final = Plan.peek(())
 _ASKING: Final = pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
 _MORE = struct.Struct("<dddd")
+
+
+@cache
+def _doubles(size: int) -> Callable[..., bytes]:
+    """The function that packs so many numbers."""
+    return struct.Struct(f"<{size}d").pack
+
+
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
 
 class Answers(NamedTuple):
     """The script's answers to several plans."""
 
-    readings: list[AnyReading]
+    readings: list[AnyAnswer]
     unreadable: int
     """Values that were not ours; each was replaced."""
     clock_steps: int
@@ -102,7 +120,8 @@ class Call:
         """The call in RESP, behind ASKING if need be: the last reply is the one that counts. Raises one of `UNSENDABLE`."""
         if self.shape is not None and self.shape is not OF_ANY:
             plain: Any = self.plans
-            packed = packed_plain(words_of(self.shape, self.in_full), plain)
+            words = words_of(self.shape, self.in_full)
+            packed = packed_refunds(words, self.shape, plain) if self.shape.gives_back else packed_plain(words, plain)
         else:
             script, asked = (SPEND, arguments(self.plans)) if self.config is None else (CONFIG, config_arguments(self.config))
             packed = pack_command((*script.words(self.in_full), *asked))  # type: ignore[arg-type]
@@ -120,9 +139,15 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
     distinct: dict[bytes, int] = {}
     which = []
     for plan in plans:
+        packed_charges: Sequence[bytes]
         if isinstance(plan, PlainSpend):
             keys += plan.keys
-            packed_charges = _packed_charges(plan.whole_plan) if plan.template.has_slots else _packed_plain(plan.template)
+            packed_charges = _packed_plain(plan.template)
+            if plan.template.has_slots:
+                packed_charges = _packed_slots(plan, packed_charges)
+        elif isinstance(plan, PlainRefund):
+            keys += plan.keys
+            packed_charges = _packed_refund(plan)
         else:
             keys += [charge.key for charge in plan.charges]
             packed_charges = _packed_charges(plan)
@@ -135,6 +160,29 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
 def _packed_plain(template: PlanTemplate) -> Sequence[bytes]:
     """The charges of a plain plan as the script reads them."""
     return _packed_charges(Plan.spend(template.charges))
+
+
+def _packed_slots(plan: PlainSpend, packed_charges: Sequence[bytes]) -> list[bytes]:
+    """The charges of a plain plan, those that take slots with their name."""
+    more = _MORE.pack(0, 0, plan.slot, 0)
+    each = zip(packed_charges, plan.template.charges)
+    return [packed + more if charge.bucket.has_slots else packed for packed, charge in each]
+
+
+@lru_cache(maxsize=1024)
+def _packed_refunds(template: RefundTemplate) -> Sequence[bytes]:
+    """The charges of a refund, less the adjustments."""
+    last = len(template.parts) - 1
+    return [
+        _packed(charge.bucket, 0, 0, ("adjust", False, place == last), 0) for place, (charge, *_) in enumerate(template.parts)
+    ]
+
+
+def _packed_refund(plan: PlainRefund) -> list[bytes]:
+    """The charges of a refund as the script reads them."""
+    template, as_of = plan.template, plan.spent.now
+    each = zip(_packed_refunds(template), template.parts, plan.amounts())
+    return [packed + _packed_more(charge.bucket, 0, as_of, 0, 0, *amounts) for packed, (charge, *_), amounts in each]
 
 
 def _packed_charges(plan: Plan) -> Sequence[bytes]:
@@ -173,9 +221,14 @@ def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
     if not isinstance(reply, list) or len(reply) < _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
     bans = _bans(plans, reply[_HEAD + facts :]) if len(reply) > _HEAD + facts else {}
-    readings: list[AnyReading] = []
+    readings: list[AnyAnswer] = []
     at = _HEAD
     for number, plan in enumerate(plans):
+        if isinstance(plan, PlainRefund):
+            plan.now = reply[0]
+            readings.append(plan)
+            at += plan.template.facts
+            continue
         if isinstance(plan, PlainSpend) and number not in bans and _note(plan, reply, at):
             readings.append(plan)
             at += plan.template.facts
@@ -194,7 +247,7 @@ def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
 
 def _facts(plan: AnyPlan) -> int:
     """How many numbers are reported of a plan."""
-    return plan.template.facts if isinstance(plan, PlainSpend) else sum([charge.bucket.facts for charge in plan.charges])
+    return sum([charge.bucket.facts for charge in plan.charges]) if isinstance(plan, Plan) else plan.template.facts
 
 
 def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
@@ -218,8 +271,12 @@ def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
 
 def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
     """True if states that were read before a plan was carried out have the slot that it takes."""
-    of_windows = [charge.bucket for charge in plan.template.charges for _ in charge.bucket.limits]
-    return any(bucket.has_slots and state.places(plan.slot) for bucket, state in zip(of_windows, states))
+    each, slot = iter(states), plan.slot
+    for bucket, *_ in plan.template.buckets:
+        for state in islice(each, len(bucket.ids)):
+            if bucket.has_slots and state.places(slot):
+                return True
+    return False
 
 
 def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:
@@ -253,11 +310,17 @@ def _date(bucket: Bucket) -> int:
 
 def _more(charge: Charge) -> bytes:
     """Encode the slot, the longest wait and the adjustment that follow a charge."""
-    bucket, lease = charge.bucket, charge.adjustment
+    lease = charge.adjustment
     if lease is None:
         return _MORE.pack(0, 0, charge.slot, charge.max_wait_us)
-    packed = [_MORE.pack(lease.most, lease.as_of, charge.slot, charge.max_wait_us)]
-    for limit, back, grace in zip(bucket.limits, lease.back, lease.grace, strict=True):
-        leased = bucket.algorithm.encode_adjustment(limit, back, grace)
-        packed.append(struct.pack(f"<{len(leased)}d", *leased))
-    return b"".join(packed)
+    return _packed_more(charge.bucket, lease.most, lease.as_of, charge.slot, charge.max_wait_us, lease.back, lease.grace)
+
+
+def _packed_more(  # noqa: PLR0917 - keywords would take longer
+    bucket: Bucket, most: int, as_of: int, slot: int, max_wait_us: int, back: Sequence[Amount], grace: Sequence[int]
+) -> bytes:
+    """Encode an adjustment of a bucket, and what else follows a charge."""
+    numbers: list[float] = [most, as_of, slot, max_wait_us]
+    for limit, back_of_window, grace_of_window in zip(bucket.limits, back, grace, strict=True):
+        numbers += bucket.algorithm.encode_adjustment(limit, back_of_window, grace_of_window)
+    return _doubles(len(numbers))(*numbers)

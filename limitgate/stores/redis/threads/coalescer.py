@@ -19,12 +19,12 @@ from operator import attrgetter
 from threading import Lock
 
 from limitgate.errors import StoreError
-from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.limits.template import AnyAnswer, AnyPlan, PlainSpend
 from limitgate.process.clock import monotonic
 from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
 
-Exchange = Callable[[Sequence[AnyPlan], ListenDeadline], Sequence[AnyReading | StoreError]]
+Exchange = Callable[[Sequence[AnyPlan], ListenDeadline], Sequence[AnyAnswer | StoreError]]
 
 _LEADER = "goes"
 HANGS = 0.5
@@ -42,7 +42,7 @@ class _Request:
         self.plan = plan
         self.due = due
         """Time at which it has waited for long enough, by the seconds that threads have listened in vain so far."""
-        self.outcome: AnyReading | StoreError | None = None
+        self.outcome: AnyAnswer | StoreError | None = None
         self.wake = Lock()
         """Held until there is an answer, or it is this thread's turn."""
         self.wake.acquire()
@@ -64,7 +64,7 @@ class CallCoalescer:
         self.listening = ListenDeadline(0)
         """Patience of whoever asks: what it has spent are the seconds that threads have listened in vain so far."""
 
-    def spend(self, plan: AnyPlan, timeout: float) -> AnyReading:
+    def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
         """Return the reading of a plan. Raises `StoreError` within ``timeout`` seconds."""
         listening, alone = self.listening, [plan]
         began = listening.spent
@@ -90,7 +90,7 @@ class CallCoalescer:
             raise outcome
         return outcome.having_waited(min(waited, timeout)) if waited else outcome
 
-    def _shared(self, mine: _Request) -> AnyReading | StoreError:
+    def _shared(self, mine: _Request) -> AnyAnswer | StoreError:
         """Wait for the outcome of a request, or for its turn to ask."""
         try:
             self._waiting.append(mine)

@@ -209,7 +209,7 @@ class Node:
         connection, event = None, None
         answer: Answer | None = None
         try:
-            gives_back = call.shape is None and call.gives_back
+            gives_back = (call.shape is None or call.shape.gives_back) and call.gives_back
             connection = (
                 self._taken(listen_deadline, gives_back=True) if gives_back else self._connections.take(listen_deadline)
             )

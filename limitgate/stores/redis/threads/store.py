@@ -14,7 +14,7 @@ from redis.connection import ConnectionPool
 from limitgate.errors import StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
+from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.process.remaking import Remade
@@ -130,18 +130,20 @@ class RedisStore(RedisStoreBase, Remade):
     def spend(self, plan: Plan, timeout: float) -> Reading: ...
     @overload
     def spend(self, plan: PlainSpend, timeout: float) -> AnyReading: ...
+    @overload
+    def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer: ...
 
-    def spend(self, plan: AnyPlan, timeout: float) -> AnyReading:
+    def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
-        if type(plan) is not PlainSpend:
+        if isinstance(plan, Plan):
             return self._ask(plan, timeout)
         cache = self.deny_cache
-        if cache is not None and cache.refusals and cache.knows(plan.keys):
+        if cache is not None and cache.refusals and type(plan) is PlainSpend and cache.knows(plan.keys):
             known = cache.answer_plain(plan, self._clock())
             if known is not None:
                 return known
         reading = self._ask(plan, timeout)
-        if type(reading) is PlainSpend or reading.buckets:
+        if not isinstance(reading, Reading) or reading.buckets:
             return reading
         waited = reading.waited
         try:
@@ -151,13 +153,13 @@ class RedisStore(RedisStoreBase, Remade):
             raise
         return reading.having_waited(reading.waited + waited)
 
-    def _ask(self, plan: AnyPlan, timeout: float) -> AnyReading:
+    def _ask(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
         check_patches()
         use = self._this_thread.use
         _check_is_outermost(use)
         try:
             use.is_asking = True
-            reading: AnyReading | None = None if type(plan) is PlainSpend else self.locally(plan)
+            reading: AnyAnswer | None = self.locally(plan) if isinstance(plan, Plan) else None
             if reading is None:
                 self.listen_deadline = timeout
                 self._servers.check(plan)

@@ -19,7 +19,7 @@ from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreErro
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading, wait_us
-from limitgate.limits.template import PlainSpend, PlanTemplate, whole_reading
+from limitgate.limits.template import MAX_WINDOWS, OF_ANY, PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, whole_reading
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
 from limitgate.stores.redis.breaker import FAILURES
@@ -71,6 +71,17 @@ class Twins:
         verdicts = plain.answers(self.template.shape, self.readings, reply)[2]
         return [plain.ADMITTED] * len(plans) if verdicts is None else verdicts
 
+    def refund(self, refunds: Sequence[PlainRefund]) -> Sequence[int]:
+        """Carry out refunds of one shape, and return the verdicts."""
+        shape = refunds[0].template.shape
+        on_set = f"server.call('SET', key .. '{TTL_SUFFIX}', ttl)"
+        sha = self.client.script_load(CLOCK.replace("ON_SET", on_set) + plain.script_of(shape).text)
+        reader = Reader(notEnoughData=None, replyError=ValueError)
+        reader.feed(plain.packed_refunds(("EVALSHA", sha), shape, refunds))
+        reply = self.client.execute_command(*reader.gets(), self.clock())
+        verdicts = plain.answers(shape, refunds, reply)[2]
+        return [plain.ADMITTED] * len(refunds) if verdicts is None else verdicts
+
     def kept(self, keys: Sequence[str]) -> list[tuple[Any, Any]]:
         return [(self.client.get(key), self.client.get(key + TTL_SUFFIX)) for key in keys]
 
@@ -78,7 +89,7 @@ class Twins:
 VISITS = st.tuples(st.integers(0, 2), st.sampled_from(STEPS))
 
 
-@given(plain_charges(STRAIGHT), st.lists(VISITS, min_size=1, max_size=20))
+@given(plain_charges((*STRAIGHT, "concurrency")), st.lists(VISITS, min_size=1, max_size=20))
 def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
     """Property: verdicts, debts, bytes in Redis and how long they stay are the same, unless it is left to the other one."""
     twins = Twins(client, charges)
@@ -86,12 +97,12 @@ def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[C
     for visitor, step in visits:
         twins.clock.advance(us=step)
         keys = [[f"{name}:{kind}:{visitor}:{number}" for number in range(len(charges))] for kind in "gp"]
-        expected = twins.general.spend(twins.template.plan(keys[0]), 1.0)
         verdicts = twins.plain([keys[1]])
+        (found,) = twins.readings
+        expected = twins.general.spend(twins.template.plan(keys[0], found.slot), 1.0)
         if verdicts == [plain.NOT_CARRIED_OUT]:
-            assert twins.general.spend(twins.template.plan(keys[1]), 1.0).admitted == expected.admitted
+            assert twins.general.spend(found.whole_plan, 1.0).admitted == expected.admitted
         else:
-            (found,) = twins.readings
             assert found.admitted == expected.admitted
             assert (verdicts == [plain.ADMITTED]) == all(bucket.after is not None for bucket in expected.buckets)
             assert [each[1:] for each in found.buckets] == [(list(before), after) for _, before, after in expected.buckets]
@@ -118,6 +129,140 @@ def test_the_script_for_all_plans_carries_out_plain_ones(client: redis.Redis, ch
         assert [each[1:] for each in found.buckets] == [each[1:] for each in expected.buckets]
         assert (found.now, found.admitted) == (expected.now, expected.admitted)
         assert [client.get(key) for key in keys[0]] == [client.get(key) for key in keys[1]]
+
+
+def owing(value: bytes | None) -> list[bytes]:
+    """The windows of a bucket that owe something: the script for all plans writes no others, those of new debts last."""
+    windows = [] if value is None else [value[at : at + 25] for at in range(8, len(value), 25)]
+    return sorted([window for window in windows if any(window[12:])])
+
+
+def kept_alike(first: tuple[Any, Any], second: tuple[Any, Any], bucket: Bucket) -> bool:
+    """True if buckets owe the same, for as long, but for windows of GCRA that owe nothing."""
+    if bucket.has_slots or first[0] is None:
+        return first[0] == second[0]
+    return owing(first[0]) == owing(second[0]) and (first[1] == second[1] or not owing(first[0]))
+
+
+REFUNDS = st.tuples(st.integers(0, 2), st.sampled_from(STEPS), st.integers(0, 7))
+
+
+@given(plain_charges(("gcra", "gcra", "concurrency")), st.lists(REFUNDS, min_size=1, max_size=20))
+def test_both_scripts_give_back_the_same(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
+    """Property: what buckets owe once something is given back, and how long they stay, is the same by either script."""
+    twins = Twins(client, charges)
+    name, under_way = fresh()[0], list[tuple[PlainRefund, PlainRefund]]()
+    for visitor, step, given_back in visits:
+        twins.clock.advance(us=step)
+        keys = [[f"{name}:{kind}:{visitor}:{number}" for number in range(len(charges))] for kind in "gp"]
+        is_declined = twins.plain([keys[1]]) == [plain.NOT_CARRIED_OUT]
+        (asked,) = twins.readings
+        expected = twins.general.spend(twins.template.plan(keys[0], asked.slot), 1.0)
+        if is_declined:
+            twins.general.spend(asked.whole_plan, 1.0)
+        for general, straight in under_way:
+            twins.general.spend(general.whole_plan, 1.0)
+            if twins.refund([straight]) == [plain.NOT_CARRIED_OUT]:
+                twins.general.spend(straight.whole_plan, 1.0)
+        under_way = []
+        back = [given_back >> number & 1 and charge is not BAN for number, charge in enumerate(charges)]
+        if any(back) and all(bucket.after is not None for bucket in expected.buckets):
+            refund = RefundTemplate(twins.template, [0 if is_back else each.cost for is_back, each in zip(back, charges)])
+            states = [state for _, before, _ in expected.buckets[: len(twins.template.buckets)] for state in before]
+            spent = [twins.template.reading(each, expected.now, states, True) for each in keys]
+            for each in spent:
+                each._slot = asked.slot
+            under_way = [(refund.of(spent[0]), refund.of(spent[1]))]
+        for charge, *of_both in zip(charges, *keys):
+            assert kept_alike(*twins.kept(of_both), charge.bucket)
+
+
+def test_refunds_of_several_rules_share_a_call(client: redis.Redis) -> None:
+    """Each gives back what it was charged, in whatever order they come; nothing is left of a bucket that owes nothing then."""
+    twins = Twins(client, [Charge("", bucket_of("9/day"), 1, enforced=True, rule=None)])
+    others = [template("9/day", cost=2), template("5/day", cost=5)]
+    keys = fresh(3)
+    templates = [twins.template, *others, others[0]]
+    assert twins.plain([[keys[0]], [keys[1]], [keys[2]], [keys[1]]], *templates) == [1, 1, 1, 1]
+    refunds = [RefundTemplate(of, [0]).of(each) for of, each in zip(templates, twins.readings)]
+    assert len({refund.template.shape for refund in refunds}) == 1
+    assert twins.refund(refunds[:3]) == [1, 1, 1]
+    assert client.exists(*keys) == 1
+    assert twins.refund(refunds[3:]) == [1]
+    assert client.exists(*keys) == 0
+
+
+def some_slots(written: int, *until: int) -> bytes:
+    """A bucket of slots as the script for all plans writes it, named 1 and so on."""
+    numbers = [written, 0, *[number for name, end in enumerate(until, 1) for number in (name, end)]]
+    return b"\x01" + b"".join([number.to_bytes(7, "little") for number in numbers])
+
+
+NOW = 10**15
+ODD_SLOTS = {
+    "nothing in it": b"",
+    "another version": b"\x03" + some_slots(NOW, 1)[1:],
+    "banned": b"\x02" + some_slots(NOW, 1)[1:],
+    "too short": some_slots(NOW, 1)[:-1],
+    "none taken": some_slots(NOW),
+    "of the future": some_slots(2**53, 1),
+    "in the wrong order": some_slots(NOW, 2, 1),
+    "that lasts too long": some_slots(NOW, 60_000_001),
+    "long": some_slots(NOW, *[2**24] * 147),
+    "a list": None,
+}
+
+
+@pytest.mark.parametrize("odd", ODD_SLOTS)
+def test_odd_slots_are_left_to_the_other_script(client: redis.Redis, odd: str) -> None:
+    """Nothing is taken or given back where a bucket is not as it is written; others of the same call are."""
+    twins, value = Twins(client, [Charge("", bucket_of("20 at once"), 1, enforced=True, rule=None)]), ODD_SLOTS[odd]
+    key, other = fresh(2)
+    assert twins.plain([[key], [other]]) == [plain.ADMITTED, plain.ADMITTED]
+    spent = twins.readings
+    client.delete(key)
+    client.set(key, value) if value is not None else client.rpush(key, "a")
+    assert twins.plain([[key], [other]]) == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    refund = RefundTemplate(twins.template, [0])
+    assert twins.refund([refund.of(each) for each in spent]) == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert twins.refund([refund.of(each) for each in twins.readings]) == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert client.lrange(key, 0, 9) == [b"a"] if value is None else client.get(key) == value
+    assert client.exists(other) == 0
+
+
+def test_a_slot_is_taken_once(client: redis.Redis) -> None:
+    """A call that is sent again finds the slot there, and leaves it to the other script, which takes nothing more."""
+    twins = Twins(client, [Charge("", bucket_of("20 at once"), 1, enforced=True, rule=None)])
+    keys = fresh()
+    asked = twins.template.asked(keys)
+    asked._slot = 256  # its bytes stand in those of other numbers, too
+    command = plain.packed(("EVALSHA", twins.sha), [asked])
+    for expected in (plain.ADMITTED, plain.NOT_CARRIED_OUT):
+        reader = Reader(notEnoughData=None, replyError=ValueError)
+        reader.feed(command)
+        reply = client.execute_command(*reader.gets(), twins.clock())
+        verdicts = plain.answers(twins.template.shape, [asked], reply)[2]
+        assert (verdicts or [plain.ADMITTED]) == [expected]
+    assert twins.general.spend(asked.whole_plan, 1.0).buckets[0].before[0].taken == 1
+
+
+def test_many_slots_are_left_to_the_other_script() -> None:
+    """A bucket that may get long is appended to, which is for the script for all plans."""
+    shapes = [template(f"{count} at once").shape for count in (145, 146)]
+    assert [shape is OF_ANY for shape in shapes] == [False, True]
+
+
+def test_a_refund_of_twelve_windows(client: redis.Redis) -> None:
+    """Lua has room for as many as a plain plan may have, in one bucket or in one each."""
+    limits = [f"{9 + n} per {n} hours" for n in range(1, MAX_WINDOWS + 1)]
+    for charges in (
+        [Charge("", bucket_of(*limits), 1, enforced=True, rule=None)],
+        [Charge("", bucket_of(limit), 1, enforced=True, rule=None) for limit in limits],
+    ):
+        twins, keys = Twins(client, charges), fresh(len(charges))
+        assert twins.plain([keys]) == [plain.ADMITTED]
+        assert twins.refund([RefundTemplate(twins.template, [0] * len(charges)).of(twins.readings[0])]) == [plain.ADMITTED]
+        assert client.exists(*keys) == 0
 
 
 def test_a_key_that_comes_twice_in_a_call_is_charged_twice(client: redis.Redis) -> None:
@@ -158,6 +303,19 @@ ODD = {
     "a rest above the count": packed(README, 0, (1, 5), (0, 0), (0, 0)),
     "a debt beyond all": packed(README, 0, (2**52 + 1, 0), (0, 0), (0, 0)),
 }
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_an_odd_bucket_is_given_back_to_by_the_other_script(client: redis.Redis, value: bytes) -> None:
+    """As below, for a refund."""
+    twins = Twins(client, [Charge("", README, 1, enforced=True, rule=None)] * 2)
+    first, odd, other, another = fresh(4)
+    assert twins.plain([[first, odd], [other, another]]) == [plain.ADMITTED, plain.ADMITTED]
+    client.set(odd, value)
+    kept = client.get(first)
+    verdicts = twins.refund([RefundTemplate(twins.template, [0, 0]).of(each) for each in twins.readings])
+    assert verdicts == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert client.mget(first, odd, other, another) == [kept, value, None, None]
 
 
 @pytest.mark.parametrize("value", ODD.values(), ids=ODD)
@@ -353,6 +511,46 @@ async def test_a_script_that_redis_has_forgotten_is_sent_again(own_redis: RedisS
     assert await spend(store, [(of, key)] * 3) == [True, True, False]
     assert store.failures == 0
     await store.aclose()
+
+
+@in_a_loop
+@pytest.mark.parametrize("limit", ["9/day", "9 at once"])
+async def test_refunds_of_a_turn_share_a_call(redis_server: RedisServer, limit: str) -> None:
+    """They are given back together, apart from charges of the same turn."""
+    store, of, keys = AsyncRedisStore(redis_server.url), template(limit), fresh(20)
+    spent = await asyncio.gather(*[store.aspend(of.asked([key]), 5.0) for key in keys])
+    back = RefundTemplate(of, [0])
+    await store.aspend(back.of(spent.pop()), 5.0)
+    before = calls_to(redis_server)
+    made = await asyncio.gather(*[store.aspend(back.of(each), 5.0) for each in spent], spend(store, [(of, fresh())]))
+    assert [type(each) for each in made[:-1]] == [PlainRefund] * 19
+    assert calls_to(redis_server) - before == 2
+    with redis_server.client() as client:
+        assert client.exists(*keys) == 0
+    await store.aclose()
+
+
+def test_a_refund_that_is_declined_is_made_by_the_other_script(redis_server: RedisServer) -> None:
+    """Redis is asked once more, on either side, and finds the bucket as other limits have left it."""
+    of, other = template("3/day"), template("9/day")
+
+    async def main() -> None:
+        (key,) = fresh()
+        spent = await there.aspend(of.asked([key]), 5.0)
+        await there.aspend(other.plan([key]), 5.0)
+        assert isinstance(await there.aspend(RefundTemplate(of, [0]).of(spent), 5.0), Reading)
+        ((debt,),) = [each.before for each in (await there.aspend(other.plan([key]), 5.0)).buckets]
+        assert round(debt / other.charges[0].bucket.weights[0]) == 1
+        await there.aclose()
+
+    there, here = AsyncRedisStore(redis_server.url), RedisStore(redis_server.url)
+    asyncio.run(main())
+    with contextlib.closing(here):
+        (key,) = fresh()
+        spent = here.spend(of.asked([key]), 5.0)
+        assert isinstance(spent, PlainSpend)
+        here.spend(other.plan([key]), 5.0)
+        assert isinstance(here.spend(RefundTemplate(of, [0]).of(spent), 5.0), Reading)
 
 
 @in_a_loop
