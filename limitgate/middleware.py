@@ -57,6 +57,7 @@ class LimitGate(Around):
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
         self.note_entrances(app)
+        self.options = options
         _check_is_application(app, self.PUT_AROUND)
         if hasattr(getattr(app, "__self__", app), "wsgi_app"):
             raise ConfigError(
@@ -280,6 +281,7 @@ class LimitGateWSGI(Around):
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
         self.note_entrances(app)
+        self.options = options
         _check_is_application(app, self.PUT_AROUND)
         if accepts(app, 3) and not accepts(app, 2):
             error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")

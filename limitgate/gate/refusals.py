@@ -95,8 +95,8 @@ class Refusals:
             if each.name == rule:
                 rule = each.id_name
                 break
-        written = self._key.write(now, rule, key)
-        refusal = quota_exceeded(rules, decision.retry_after, written, is_permanent_ban=decision.is_permanent_ban)
+        wait, written = decision.retry_after, self._key.write(now, rule, key)
+        refusal = quota_exceeded(rules, wait, written, is_permanent_ban=wait == math.inf and decision.is_permanent_ban)
         if monotonic() > self._next_look:
             self.agree_soon()
         if self.log is not None and not self.log.episodes.count(key, now) and log.isEnabledFor(INFO):
