@@ -54,6 +54,7 @@ def test_what_is_exported_is_what_was_counted() -> None:
     absent = {each.name for each in INSTRUMENTS} - metrics.keys()
     adaptive = {each.name for each in INSTRUMENTS if "adaptive" in each.name or each.name.endswith("shed")}
     assert absent - {ADAPTIVE_LAG.name} == adaptive - {ADAPTIVE_LAG.name} | {
+        "limitgate.rule.bans",
         "limitgate.rule.waiting",
         "limitgate.store.operation.duration",
     }  # no rule and no store has them here
