@@ -1,4 +1,4 @@
-"""What polite clients cost and keep: ``python -m benchmarks.outbound`` prints the figures of docs/outbound.md.
+"""What polite clients cost and keep: ``python -m benchmarks.outbound`` prints the figures of docs/internals/outbound.md.
 
 The other side is a process of its own that answers at once and remembers when each request came. What a call costs is the CPU
 of the client's process over the same calls by bare httpx, in turns. The rate is what the other side saw, from the first request

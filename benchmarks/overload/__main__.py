@@ -1,4 +1,4 @@
-"""The adaptive limit on real servers: ``python -m benchmarks.overload`` measures and prints, ``--write`` keeps it in docs/."""
+"""The adaptive limit on real servers: ``python -m benchmarks.overload`` prints, ``--write`` keeps it in docs/."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from benchmarks.setting import machine
 from handbook.reference import inserted
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "internals" / "overload.md"
 PICTURES = {"overload-loads.svg": loads, "overload-steps.svg": steps}
 SHOWN = """\
-![Goodput over load, with the adaptive limit and without](overload-loads.svg)
+![Goodput over load, with the adaptive limit and without](../overload-loads.svg)
 
-![Goodput over time while the capacity changes](overload-steps.svg)
+![Goodput over time while the capacity changes](../overload-steps.svg)
 
-Each cell has goodput as a share of what could be served at all, the median and the 99th percentile of the latency of those who
-were let in, and the share that was refused."""
+Each cell has the goodput, the median and 99th percentile of the latency of admitted requests, and the share of refused requests
+("shed"). With the adaptive limit, goodput is a share of the most that can be served at the measured cost of a refusal.
+Without it, and in the table of bars, goodput is a share of the capacity."""
 """What stands above the tables on the page."""
 WHOLE = [name for name in ROWS if name not in LONG]
 
@@ -61,11 +63,10 @@ def _options() -> argparse.Namespace:
 
 def _write(results: Results) -> None:
     setting = f"{machine()}, uvicorn {version('uvicorn')}, uvloop {version('uvloop')}, httptools {version('httptools')}."
-    page = DOCS / "overload.md"
     for name, draw in PICTURES.items():
         (DOCS / name).write_text(draw(results, (setting,)))
     text = "\n\n".join(filter(None, (setting, SHOWN, disturbed(results), report(results))))
-    page.write_text(inserted(page.read_text(), "overload", text))
+    PAGE.write_text(inserted(PAGE.read_text(), "overload", text))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pictures in docs/overload.md, drawn from a run: goodput over load, and goodput over time while the capacity changes."""
+"""The pictures in docs/internals/overload.md: goodput over load, and goodput over time while the capacity changes."""
 
 from __future__ import annotations
 

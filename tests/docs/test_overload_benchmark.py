@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks.overload import backend, client, pictures, report
+from benchmarks.overload import __main__ as command, backend, client, pictures, report
 from benchmarks.overload.app import ADAPTIVE, NONE
 from benchmarks.overload.client import Answer, Arrival
 from benchmarks.overload.report import Bar, most_share
@@ -29,6 +29,7 @@ from benchmarks.overload.rows import (
 )
 from benchmarks.overload.runs import Run
 from handbook.frame import WIDTH
+from handbook.reference import inserted
 
 CAPACITY, REQUEST_S = 20.0, 0.02
 
@@ -267,6 +268,12 @@ def test_the_report_has_what_was_measured_and_no_more() -> None:
     for text in (whole, report.report(part), report.report(Results())):
         for each in text.split("\n\n"):
             assert len({line.count("|") for line in each.splitlines()}) <= 1
+
+
+def test_the_page_has_a_place_for_the_report_under_its_explanation() -> None:
+    page = command.PAGE.read_text()
+    assert command.SHOWN in page
+    assert "a new report" in inserted(page, "overload", "a new report")
 
 
 @pytest.mark.parametrize("work", [*STEADY, NEW_CONNECTIONS])

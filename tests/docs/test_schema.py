@@ -32,7 +32,7 @@ def accepts(data: Any) -> bool:
 
 def files_in_docs() -> list[str]:
     """The rule files that pages show."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     blocks = [block for page in pages for block in re.findall(r"```ya?ml\n(.*?)```", page.read_text(), re.DOTALL)]
     return [block for block in blocks if re.search(r"^(rules|callers|tests):", block, re.MULTILINE)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")))
+PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
 """The pages whose examples are held to their word, relative to the repository."""
 LANGUAGES = ("python", "yaml", "sh", "text", "mermaid")
 """The languages that a block may be of: the first two are programs and are run, the others are no programs of ours."""
