@@ -1,7 +1,4 @@
-"""FastAPI: limits as dependencies. To import this also documents limited routes, see `limitgate.routes.fastapi_openapi`.
-
-A dependency runs after those that it depends on, so it can limit by their results, such as the authenticated user.
-"""
+"""FastAPI: limits as dependencies. Importing this documents limited routes, see `limitgate.routes.fastapi_openapi`."""
 
 from __future__ import annotations
 
@@ -32,17 +29,13 @@ from limitgate.rules.options import DependencyOptions, LimitsBy, check_names, sh
 from limitgate.rules.rule import DEFAULTS, Rule
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
-"""A part of a key: one that rules have, too, or a dependency, as it is, in ``Depends(...)``, or as ``Annotated`` type.
-
-To a type checker, such a type is what it annotates: a class, or a union.
-"""
+"""A key part: a name as in rules, or a dependency, also in ``Depends(...)`` or ``Annotated``."""
 
 
 class Refused(RateLimited, HTTPException):
-    """A request was refused by a dependency.
+    """A dependency refused the request.
 
-    The application's handler of `RateLimited`, or of its status, answers. Whatever else is made of this error, `LimitGate`
-    answers as it answers all others.
+    `LimitGate` makes the response, or the application's handler for `RateLimited` or the status.
     """
 
     def __init__(self, refusal: Refusal, decision: Decision) -> None:
@@ -58,17 +51,15 @@ note_none()
 class RateLimit:
     """A limit as a dependency: ``Depends(RateLimit("10/minute", key=[current_user]))``.
 
-    Takes what `limitgate.limit` takes, but ``per``. A part of the ``key`` may be a dependency, too: what it gives tells the
-    buckets apart, text, a number, a UUID, or an object, mapping or tuple with an id; None counts as absent. All dependencies
-    of a request and the rules of `LimitGate` are charged together or not at all: one that refuses gives back what others have
-    taken before it.
+    Takes the arguments of `limitgate.limit`, except ``per``. ``key`` may contain dependencies, whose results select the bucket:
+    text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent. If one limit refuses, all others
+    are refunded.
 
-    The limit belongs to the place where it is made: given to a router, all routes of that share it, unless the key has the part
-    ``path``. Without a ``name`` it is called by its limits and a digest of its module.
+    All routes with the same `RateLimit` share it, unless ``key`` has ``path``. The default ``name`` has the limits and a digest
+    of the module.
 
-    Gives the `Decision`, or None where LimitGate is switched off or the request exempt. Works on WebSocket routes, too.
-    Raises `ConfigError` like `Rule`, and when it runs without a `LimitGate` around the application; `TypeError` when a
-    dependency gives something that nobody can be told apart by.
+    Returns the `Decision`, or None if LimitGate is off or the request exempt. Works on WebSocket routes. Raises `ConfigError`
+    like `Rule` and without `LimitGate`, and `TypeError` for results without an id.
     """
 
     def __init__(
@@ -94,12 +85,12 @@ class RateLimit:
 
     @property
     def dependency(self) -> NoReturn:
-        """Raise `AttributeError`, as there is none: FastAPI asks for it where a limit is among dependencies by itself."""
+        """Raise `AttributeError`: FastAPI reads this if ``Depends`` is missing."""
         raise AttributeError(f"the dependencies have {self.rule.name} by itself, expected Depends(RateLimit(...))")
 
     @marked_as_coroutine
     def __call__(self, connection: HTTPConnection, **values: Any) -> Coroutine[Any, Any, Decision | None]:
-        """Decide about the limit for the request at hand. Raises `ConfigError` where it decorates a function."""
+        """Decide about a request. Raises `ConfigError` if used as a decorator."""
         if not isinstance(connection, HTTPConnection):
             raise ConfigError(
                 "RateLimit is a dependency and no decorator, expected dependencies=[Depends(RateLimit('5/minute'))] "
@@ -125,7 +116,7 @@ class RateLimit:
         return decision
 
     def _has_charged(self, admission: Admission) -> bool:
-        """True if it has run for this request before: FastAPI calls it once for each set of security scopes."""
+        """FastAPI calls it once per set of security scopes."""
         return any(
             compiled_rule.written is self.rule
             for charged in admission.charged
@@ -133,7 +124,7 @@ class RateLimit:
         )
 
     async def _decide(self, exchange: Exchange, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
-        if self._asks_user:  # whom authentication inside of the gate has found; what the gate was given has no user
+        if self._asks_user:  # the user from authentication inside the gate
             request = exchange.open_admission().request
             request.scope = {**(request.scope or {}), "user": scope.get("user")}
         return await exchange.afurther([(self.rule, values)])
@@ -143,7 +134,7 @@ show_options(RateLimit.__init__, DependencyOptions, DEFAULTS)
 
 
 class _Given:
-    """Note on the limits in the signature of `RateLimit`: FastAPI has pydantic look here where the class is the dependency."""
+    """pydantic reads this if ``Depends`` is missing."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
@@ -162,11 +153,10 @@ _note_on_limits(RateLimit.__init__)
 
 
 def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
-    """The parts of a key that rules know, too, and those that are dependencies."""
     if callable(key) or isinstance(key, params.Depends):
         raise ConfigError(f"key is {key!r:.80}, expected a list, for example [current_user] or ['ip', 'path']")
     if isinstance(key, str):
-        return key, []  # the rule complains
+        return key, []
     parts = list(key)
     dependencies = [part for part in parts if callable(part) or isinstance(part, params.Depends)]
     named: list[Any] = [part for part in parts if not callable(part) and not isinstance(part, params.Depends)]
@@ -174,13 +164,12 @@ def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
 
 
 def _signature(dependencies: Mapping[str, Any]) -> inspect.Signature:
-    """The signature that FastAPI reads from a dependency: the connection, and further dependencies."""
     connection = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
     return inspect.Signature([connection, *[_parameter(*named) for named in dependencies.items()]])
 
 
 def _check_takes_request(part: Any) -> None:
-    """Raise `ConfigError` for a dependency whose request FastAPI would read from the query, and answer 422 where it is not."""
+    """Reject ``request`` without annotation: FastAPI would read it from the query."""
     try:
         parameters = inspect.signature(_dependency(part)).parameters
     except (TypeError, ValueError):
@@ -208,20 +197,18 @@ def _annotated_with(part: Any) -> list[params.Depends]:
 
 
 def _dependency(part: Any) -> Any:
-    """What FastAPI calls for a dependency among the parts of a key."""
     for depends in [part] if isinstance(part, params.Depends) else _annotated_with(part):
         part = depends.dependency or getattr(part, "__origin__", part)
     return part
 
 
 def _name_of(part: Any) -> str:
-    """The name of a dependency among the parts of a key."""
     part = _dependency(part)
     return getattr(part, "__qualname__", type(part).__qualname__)
 
 
 def _default_name(module: str, rule: Rule) -> str:
-    """A name that stays when other limits come and go in the module: only those that are just like it are numbered."""
+    """The name stays the same when other limits are added; only equal limits are numbered."""
     limits = [] if rule.limits_by is None else [getattr(rule.limits_by, "__name__", type(rule.limits_by).__name__)]
     limits += [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
     return place_named(module, ".".join(limits))
@@ -234,7 +221,7 @@ def _module_of_caller() -> str:
 fastapi_openapi.document()
 
 
-if not TYPE_CHECKING:  # else any name would be one to type checkers
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_of(
         __name__,
         {

@@ -1,4 +1,4 @@
-"""LimitGate as a Flask extension: options from ``app.config``, callers found by Flask's own means, ``flask limitgate``."""
+"""LimitGate as a Flask extension."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from limitgate.rules.options import check_is_plain
 from limitgate.rules.settings import PREFIX, GateSettings, Settings
 
 NAME = "limitgate"
-"""The extension's key in ``app.extensions``, and the name of its command."""
 
 
 @lacking("LimitGate", {**OF_LIMITERS, "gate": f"app.extensions[{NAME!r}].gate"})
 class LimitGate:
-    """Flask extension: ``LimitGate(app, rules="config/")``, or ``gate = LimitGate()`` and then ``gate.init_app(app)``.
+    """Flask extension: ``LimitGate(app, rules="config/")``, or ``gate = LimitGate()`` and later ``gate.init_app(app)``.
 
-    Options are those of `Settings`. What is not passed here comes from ``app.config``, as ``LIMITGATE_RULES`` for ``rules``
-    and so on, then from ``LIMITGATE_*`` variables. ``identify`` runs in a request context of the application.
+    Takes the options of `Settings`. Omitted options come from ``app.config`` (``LIMITGATE_RULES`` for ``rules``), then from
+    ``LIMITGATE_*`` variables. ``identify`` runs in a request context.
     """
 
     @called_as("LimitGate(app, rules=...): keys are of rules, Rule('all', '100/minute', key=['ip'])")
@@ -55,8 +54,7 @@ class LimitGate:
     def init_app(self, app: Flask) -> None:
         """Put a `LimitGateWSGI` around ``app.wsgi_app`` and into ``app.extensions``, and add ``flask limitgate``.
 
-        Raises `ConfigError` for a mistake in options or rules, and for an application that has this extension already;
-        `TypeError` for an unknown option. Then the application is as it was.
+        Raises `ConfigError` for errors in options or rules, or a second LimitGate, and `TypeError` for an unknown option.
         """
         _check_is_flask(app)
         if NAME in app.extensions:
@@ -89,7 +87,6 @@ def _check_is_flask(app: object) -> None:
 
 
 def _configured(app: Flask) -> dict[str, Any]:
-    """The options in ``app.config``."""
     known = {option.upper(): option for option in Settings.model_fields}
     configured = {}
     for key, value in app.config.items():
@@ -103,10 +100,10 @@ def _configured(app: Flask) -> dict[str, Any]:
 
 
 def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
-    """``identify`` with Flask's own means: ``flask.request``, ``flask.session`` and whatever else lives in a request's context.
+    """Run ``identify`` in a request context.
 
-    The body is out of reach, as whoever reads it here would take it from the view. Where there can be no context, because
-    a session or a converter fails, nobody is named, and Flask meets with the same after the request was charged.
+    The view needs the body, so it is unavailable. If the context can't be created, there is no caller, and Flask raises the
+    error again after the charge.
     """
 
     def identify_in_context(request: Request) -> Caller | Awaitable[Caller | None] | None:
@@ -114,7 +111,7 @@ def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
             try:
                 context = app.request_context(dict(request.environ or {}))
                 context.request.shallow = True
-                stack.callback(_leave, context)  # before it is entered, as half of a context has to be left, too
+                stack.callback(_leave, context)  # to clean up after a failed push, too
                 context.push()
             except Exception:  # noqa: BLE001
                 return None
@@ -124,13 +121,13 @@ def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
 
 
 def _leave(context: Any) -> None:
-    """Leave a context that no request was handled in, even if teardown functions miss their ``before_request``."""
+    """Pop a context, even if teardown functions need ``before_request``."""
     with suppress(Exception):
         context.pop()
 
 
 class _Routed:
-    """WSGI middleware that does not say whose routes are behind it, with the application that says it."""
+    """Shows the Flask application behind WSGI middleware that hides it."""
 
     def __init__(self, app: Flask) -> None:
         self.app = app
@@ -141,12 +138,11 @@ class _Routed:
 
 
 def _with_routes(app: Flask) -> Any:
-    """The WSGI application to put a gate around: with its routes, and the middleware that it has already."""
     return _Routed(app) if isinstance(wsgi_routes(app.wsgi_app), NoRoutes) else app.wsgi_app
 
 
 def routes_of(app: Flask) -> Iterator[Listed]:
-    """The routes of an application, as `overview` takes them."""
+    """Yield the routes of an application for `overview`."""
     for view in app.view_functions.values():
         note_routed(view)
     for rule in app.url_map.iter_rules():
@@ -160,14 +156,13 @@ def routes_of(app: Flask) -> Iterator[Listed]:
 
 
 def _full_template(rule: URLRule) -> str:
-    """The template, behind its host or subdomain if it has one."""
     if rule.host:
         return f"//{rule.host}{rule.rule}"
     return f"//{rule.subdomain}.*{rule.rule}" if rule.subdomain else rule.rule
 
 
 def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
-    """True if Werkzeug takes a path to this rule, if need be after it has asked for a slash at the end."""
+    """True if Werkzeug matches a path, or its redirect with a slash, to this rule."""
     if rule.host or rule.subdomain:
         return True
     try:
@@ -179,7 +174,7 @@ def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
     return matched is rule
 
 
-if not TYPE_CHECKING:  # else any name would be one to type checkers
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_of(
         __name__,
         {

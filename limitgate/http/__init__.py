@@ -1,1 +1,1 @@
-"""HTTP in and out: the request and its client, the fields and refusals of a response. Pure."""
+"""HTTP in and out: requests and clients, header fields and refusals. Pure."""

@@ -1,4 +1,4 @@
-"""Address of the client behind trusted proxies, and the network that it is counted as."""
+"""The client's address behind trusted proxies, and its network."""
 
 from __future__ import annotations
 
@@ -21,40 +21,38 @@ from limitgate.messages.suggestions import meant
 from limitgate.messages.text import listed
 
 MAX_HOPS = 32
-"""Most elements of a forwarding header that may have to be looked at, from the right."""
+"""Maximum forwarding header elements to read."""
 MOST_CHARACTERS = 2048
-"""Most characters of a forwarding header that may have to be looked at, from the right."""
+"""Maximum forwarding header characters to read."""
 MAX_LENGTH = 100
-"""Characters of an address with everything around it but white space; anything longer is none."""
+"""Maximum characters of an address with port, brackets and zone."""
 REMEMBERED, SHORT = 4096, 64
-"""Addresses whose canonical form is cached, and the characters of one: IPv6 with a port takes 53."""
+"""Size of the address cache, and its longest text. IPv6 with a port has 53 characters."""
 UNIX = "unix"
-"""Word for a peer on a unix socket in a list of trusted proxies."""
+"""Entry in ``trusted_proxies`` for a peer on a unix socket."""
 
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052 section 2.1
 _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
     "IPv4": tuple(map(IPv4Network, ("1.0.0.0/8", "8.0.0.0/7", "64.0.0.0/3", "128.0.0.0/3", "208.0.0.0/4"))),
     "IPv6": (IPv6Network("2000::/3"),),
 }
-"""Sample of public addresses from all over the internet: a list that covers these trusts everybody."""
+"""A list that covers this sample trusts every client."""
 _PROXIES = 1024
-"""Peers that are trusted proxies which are remembered: there are few, and each sends many requests."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _DIGITS_OF_IPV6 = re.compile("[0-9A-Fa-f:]+")
 _IPV4_INSIDE = (0xFFFF, int(_NAT64.network_address) >> 32)
-"""First 96 bits of IPv6 addresses that have an IPv4 address inside."""
 _GROUPS = struct.Struct("!8H")
 _ZEROS = [":0" * groups + ":" for groups in range(8, 1, -1)]
-"""Runs of zeros that are left out of an address, the longest first; a single one never is."""
+"""Runs to compress, the longest first, but no single zero group (RFC 5952)."""
 _V4_WITH_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}\Z", re.ASCII)
 _PAIR = re.compile(r"\s*([^\s;=\",]+)=(?:([^\s;,\"]*)|\"((?:[^\"\\]|\\.)*)\")\s*(?:;|\Z)")
-"""A forwarded-pair: a name, and a token or a quoted string (RFC 7239 section 4, RFC 9110 section 5.6.4)."""
+"""A forwarded-pair (RFC 7239 section 4, RFC 9110 section 5.6.4)."""
 
 
 def canonical(text: str) -> IPv4Address | IPv6Address | None:
-    """Extract the address from ``text``, without port, brackets and zone; IPv4 inside IPv6 as IPv4. None if there is none.
+    """Parse an address in any form of RFC 7239 section 6, with or without port, brackets and zone.
 
-    The forms are those of RFC 7239 section 6, with or without a port, since some proxies append one.
+    Returns IPv4 inside IPv6 as IPv4, and None if ``text`` is not an address.
     """
     text = text.strip()
     if len(text) > MAX_LENGTH:
@@ -76,8 +74,8 @@ def canonical(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def grouped(client: str, ipv6_prefix: int) -> str:
-    """Name that a client is counted under: its IPv4 address, or its IPv6 network of ``ipv6_prefix`` bits."""
-    if client.replace(".", "").isdecimal():  # an IPv4 address is spelled in one way, and no address is left as it is
+    """Return the address of an IPv4 client, or the network of ``ipv6_prefix`` bits of an IPv6 client."""
+    if client.replace(".", "").isdecimal():  # IPv4 has only one spelling
         return client
     group = _grouped if len(client) <= SHORT else _grouped.__wrapped__
     return group(client, ipv6_prefix)
@@ -94,26 +92,24 @@ def _grouped(client: str, ipv6_prefix: int) -> str:
 
 
 _Address = tuple[str, int, int]
-"""Canonical spelling of an address, its IP version, and its number."""
 
 
 def _read(text: str) -> _Address | None:
-    """Read an address as `canonical` does, but faster."""
+    """Parse an address like `canonical`, but faster."""
     text = text.strip()
     if len(text) > MAX_LENGTH:
         return None
     try:
-        # Takes the canonical spelling of IPv4 and no other. `ipaddress` takes ten times as long, and a cache not much less; so
-        # nothing is remembered of such clients, and each costs the same however many they are.
+        # Ten times as fast as `ipaddress`, for canonical IPv4 only.
         return text, 4, int.from_bytes(inet_pton(AF_INET, text), "big")
-    except (OSError, ValueError):  # it is another address, or none
+    except (OSError, ValueError):
         return _remembered(text) if len(text) <= SHORT else _remembered.__wrapped__(text)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _remembered(text: str) -> _Address | None:
     if _DIGITS_OF_IPV6.fullmatch(text):
-        with suppress(OSError):  # it is no address
+        with suppress(OSError):
             number = int.from_bytes(inet_pton(AF_INET6, text), "big")
             if number >> 32 not in _IPV4_INSIDE:
                 return _spelled_ipv6(number), 6, number
@@ -122,7 +118,7 @@ def _remembered(text: str) -> _Address | None:
 
 
 def _spelled_ipv6(number: int) -> str:
-    """Canonical spelling of an IPv6 address (RFC 5952), as that of `ipaddress` in a quarter of the time."""
+    """Spell an IPv6 address canonically (RFC 5952), four times as fast as `ipaddress`."""
     text = ":{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:".format(*_GROUPS.unpack(number.to_bytes(16, "big")))
     for zeros in _ZEROS:
         before, found, behind = text.partition(zeros)
@@ -132,18 +128,17 @@ def _spelled_ipv6(number: int) -> str:
 
 
 class Hop(NamedTuple):
-    """An address on the way from the peer to the client, and why the way goes on from there or ends."""
+    """An address between the peer and the client, and the reason to continue or stop there."""
 
     address: str | None
     why: str
 
 
 class TrustedProxies:
-    """Proxies whose forwarding header is believed, and the name of that header.
+    """The proxies whose forwarding header is trusted.
 
-    ``trusted`` holds addresses, CIDRs, lists of `limitgate.http.proxy_lists` and the word ``unix``; ``header`` is
-    ``x-forwarded-for`` (or another header that holds addresses), or ``forwarded`` for RFC 7239. Raises `ConfigError` for
-    anything else.
+    ``trusted`` has addresses, CIDRs, lists of `limitgate.http.proxy_lists`, and ``unix``. ``header`` is ``forwarded`` (RFC
+    7239), ``x-forwarded-for``, or another header with addresses. Raises `ConfigError` for invalid entries.
     """
 
     def __init__(self, trusted: Sequence[str], header: str) -> None:
@@ -152,37 +147,34 @@ class TrustedProxies:
         self._ranges = {version: _Ranges(self._networks, version) for version in (4, 6)}
         self._header = header.lower()
         self._met: dict[str, str] = {}
-        """Canonical addresses of peers that are trusted, by their spelling."""
         self.take_peers = not self.trust_anybody
-        """True if peers are the clients."""
         self.until_sample: float = 0
-        """Requests of untrusted peers until one is searched for a forwarding header: the 1st, 2nd, 4th, 8th and so on are."""
+        """Requests until the next search for an untrusted header: the 1st, 2nd, 4th, 8th …"""
         self._next_gap = 0
         self._untrusted, self._trusting = Once(Diagnosis.UNTRUSTED_FORWARDING), Once(Diagnosis.SERVER_TRUSTS_ALL)
         self.judges_server = True
-        """True to report a server that seems to believe the headers of everybody: nobody has told it whom to believe."""
 
     @property
     def trust_anybody(self) -> bool:
-        """True if there is a peer whose headers are believed."""
+        """True if any peer is trusted."""
         return self._unix or bool(self._networks)
 
     @property
     def trust_everybody(self) -> list[str]:
-        """IP versions of which every public address is trusted: ``IPv4``, ``IPv6``."""
+        """The IP versions (``IPv4``, ``IPv6``) whose public addresses are all trusted."""
         return [name for name, public in _PUBLIC.items() if all(self._cover(network) for network in public)]
 
     def trust(self, peer: str | None) -> bool:
-        """True if the headers of this peer are believed. A peer without an address is one on a unix socket."""
+        """True if this peer is trusted. A peer on a unix socket has no address."""
         if peer is None:
             return self._unix
         return peer in self._met or (bool(self._networks) and self._trusted(_read(peer)))
 
     def client(self, request: Request) -> str | None:
-        """Find the client's address: the first from the right, beginning with the peer, that is no trusted proxy.
+        """Return the first address, from the peer towards the client, that isn't a trusted proxy.
 
-        An element that is no address stops the walk at the last good hop. If every hop is trusted, it is the leftmost. Raises
-        `HeadersTooLargeError` if the walk would go on beyond `MAX_HOPS` or `MOST_CHARACTERS`.
+        The search stops at the last valid address before an invalid element. If all addresses are trusted, returns the
+        leftmost. Raises `HeadersTooLargeError` if the search exceeds `MAX_HOPS` or `MOST_CHARACTERS`.
         """
         client = self._met.get(request.peer) if request.peer else None
         if client is None:
@@ -205,14 +197,13 @@ class TrustedProxies:
         return client
 
     def _meet(self, peer: str | None, address: str | None) -> None:
-        """Remember a peer that is trusted."""
         if peer is not None and address is not None and len(peer) <= SHORT:
             if len(self._met) >= _PROXIES:
                 self._met.clear()
             self._met[peer] = address
 
     def hops(self, request: Request) -> list[Hop]:
-        """Explain `client`: every address that is looked at, from the peer to the client."""
+        """Explain `client`: return every address read, from the peer to the client."""
         address = None if request.peer is None else _read(request.peer)
         peer = request.peer if address is None else address[0]
         if not (self._unix if request.peer is None else self._trusted(address)):
@@ -232,10 +223,9 @@ class TrustedProxies:
         return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so the client")]
 
     def _search(self, request: Request, peer: str | None) -> None:
-        """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests, so samples suffice.
+        """Report an untrusted forwarding header (LG006). A proxy adds it to all requests, so samples suffice.
 
-        A header that contains the peer itself is not reported: the server has resolved it already, maybe by believing anybody
-        (LG002).
+        If the header contains the peer, the server has already resolved it, maybe from headers of any client (LG002).
         """
         self.until_sample = self._next_gap
         self._next_gap = 2 * self._next_gap + 1
@@ -244,7 +234,7 @@ class TrustedProxies:
             if header not in headers or not headers.end(header, 1):
                 continue
             forwarded: list[IPv4Address | IPv6Address | None] = []
-            with suppress(HeadersTooLargeError):  # the header is not believed, so it does not matter
+            with suppress(HeadersTooLargeError):
                 forwarded.extend(map(canonical, _elements(request, header)))
             address = None if peer is None else canonical(peer)
             if peer is None or address not in forwarded:
@@ -256,7 +246,6 @@ class TrustedProxies:
             return
 
     def _cover(self, network: IPv4Network | IPv6Network) -> bool:
-        """True if all addresses of a network are trusted."""
         same = [trusted for trusted in self._networks if trusted.version == network.version]
         return any(network.subnet_of(trusted) for trusted in collapse_addresses(same))  # type: ignore[arg-type, type-var]
 
@@ -265,10 +254,10 @@ class TrustedProxies:
 
 
 def _was_chosen(request: Request, forwarded: Sequence[IPv4Address | IPv6Address | None]) -> bool:
-    """True if the server has let a client choose its address; ``forwarded`` are the header's addresses, from the right.
+    """True if the server let the client choose its address.
 
-    uvicorn leaves no more than the address that it believes, with port 0 if the header has none. A server that does not believe
-    everybody takes the address left of a public one only if that is a proxy that it was told of.
+    uvicorn keeps only the address it trusts, with port 0 if the header has no port. A server with a list of trusted proxies
+    never skips a public address outside it.
     """
     scope = request.scope
     if scope is None or scope["client"][1] != 0:
@@ -277,7 +266,7 @@ def _was_chosen(request: Request, forwarded: Sequence[IPv4Address | IPv6Address 
 
 
 class Networks:
-    """Addresses and CIDRs of clients. Raises `ConfigError` for anything else."""
+    """Addresses and CIDRs of clients. Raises `ConfigError` for invalid entries."""
 
     __slots__ = ("_ranges",)
 
@@ -286,17 +275,17 @@ class Networks:
         self._ranges = {version: _Ranges(networks, version) for version in (4, 6)}
 
     def hold(self, client: str | None) -> bool:
-        """True if a client's address is among them; False for a client without one."""
+        """True if the client's address is in these networks, False without an address."""
         address = None if client is None else _read(client)
         return address is not None and self._ranges[address[1]].hold(address[2])
 
     def cover(self, other: Networks) -> bool:
-        """True if all addresses of the others are among these."""
+        """True if these networks contain all of ``other``."""
         return all(ranges.cover(other._ranges[version]) for version, ranges in self._ranges.items())
 
 
 class _Ranges:
-    """Addresses of all networks of one IP version; a lookup is a binary search."""
+    """Networks of one IP version, searched by bisection."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -306,28 +295,24 @@ class _Ranges:
         self._lasts = [int(network.broadcast_address) for network in same]
 
     def hold(self, number: int) -> bool:
-        """True if an address is in one of the networks."""
         place = bisect_right(self._firsts, number) - 1
         return place >= 0 and number <= self._lasts[place]
 
     def cover(self, other: _Ranges) -> bool:
-        """True if each of the other ranges lies within one of these."""
         places = [bisect_right(self._firsts, first) - 1 for first in other._firsts]
         return all(place >= 0 and last <= self._lasts[place] for place, last in zip(places, other._lasts))
 
 
 def _elements(request: Request, header: str) -> Iterable[str]:
-    """The elements of a request's forwarding header, from the right; of ``Forwarded`` their nodes, empty for none."""
     value = request.opened_headers().end(header, MOST_CHARACTERS + 1)
     if header == "forwarded":
         return map(_node, _from_the_right(value, _last_comma))
     if "," in value or len(value) > MAX_LENGTH:
         return _from_the_right(value, lambda rest: rest.rfind(","))
-    return (value,)  # almost all have one
+    return (value,)  # the usual case
 
 
 def _listed(entry: str) -> Iterator[IPv4Network | IPv6Network]:
-    """The networks that an entry of trusted proxies stands for."""
     for each, place in proxy_lists.entries(entry):
         try:
             yield _network(each)
@@ -352,7 +337,6 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
 
 
 def _like(entry: str) -> str:
-    """A network that could have been meant by what is none."""
     try:
         return f"{str(ip_network(entry, strict=False))!r}, whose address ends where the network does"
     except ValueError:
@@ -360,11 +344,10 @@ def _like(entry: str) -> str:
 
 
 def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[str]:
-    """The elements of the end of a forwarding header, from the right.
+    """Yield the elements of a forwarding header from the right.
 
-    Reading from the right keeps what the nearest proxy wrote apart from whatever a client put to the left of it,
-    unbalanced quotes included. An element that begins further to the left than is looked at is not passed over: a proxy may
-    have written text of the client's into it, such as a long Host.
+    Thus client text on the left can't affect what the nearest proxy wrote. A truncated element isn't skipped, since a proxy may
+    copy client text into it, such as a long Host.
     """
     is_cut = len(value) > MOST_CHARACTERS
     for _ in range(MAX_HOPS):
@@ -381,7 +364,7 @@ def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[st
 
 
 def _node(element: str) -> str:
-    """Value of ``for`` in a forwarded-element; empty if it does not occur exactly once or the element is malformed."""
+    """Return ``for`` of a forwarded-element; empty if malformed, missing or repeated."""
     nodes, at = [], 0
     while at < len(element):
         pair = _PAIR.match(element, at)
@@ -394,19 +377,19 @@ def _node(element: str) -> str:
 
 
 def _last_comma(value: str) -> int:
-    """Index of the last comma outside of quotes, -1 if there is none."""
+    """Index of the last comma outside quotes, or -1."""
     end, quotes, comma = len(value), 0, value.rfind(",")
     while comma >= 0:
         quotes += _quotes(value, comma, end)
         if quotes % 2 == 0:
             return comma
-        end = comma  # and it is inside of quotes, as are all others before the next one
+        end = comma
         comma = value.rfind(",", 0, max(0, value.rfind('"', 0, comma)))
     return -1
 
 
 def _quotes(value: str, start: int, end: int) -> int:
-    """Number of quotes between a comma and another index, escaped ones not counted (RFC 9110 section 5.6.4)."""
+    """Count the unescaped quotes (RFC 9110 section 5.6.4)."""
     if value.find("\\", start, end) >= 0:
         return value[start:end].replace("\\\\", "").replace('\\"', "").count('"')
     return value.count('"', start, end)

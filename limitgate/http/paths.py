@@ -1,11 +1,8 @@
-"""Paths and path patterns: the interpretations of a request's path, and the patterns that match them.
+"""Normalization and matching of request paths.
 
-Servers and frameworks disagree about which spellings of a path are one resource, so a path has several interpretations:
-cleaned of everything that some framework ignores, and nearly as sent. A pattern that matches any of them applies, so neither
-a framework that cleans more than we do nor one that cleans less lets a request slip past.
-
-Interpreting a path takes time for each of its segments, and clients choose how many there are. So a path beyond `LONG` is cut
-to the part that the patterns of a rule set can tell apart; if that is not possible in bounded time, it matches all of them.
+Servers and frameworks disagree about which paths are equivalent, so a path has several interpretations, from cleaned to as
+sent. A pattern applies if it matches any of them. A path beyond `LONG` is cut to the part that patterns can distinguish; if
+that takes too long, it matches all patterns.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from limitgate.messages.text import shortened
 T = TypeVar("T")
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
-"""Control characters, and the character that replaces invalid UTF-8, which Bottle leaves out."""
+"""Includes the replacement for invalid UTF-8, which Bottle drops."""
 _UNTIDY = re.compile(rf"{_CONTROLS.pattern}|;|/(?:[/.]|\Z)")
 _STRIPPED = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0xFFFD])
 _NO_SEGMENTS = ("", ".")
@@ -33,32 +30,30 @@ _FOREIGN = re.compile(
     rf":(?P<colon>{_NAME})(?:\(.*\))?\??|<(?:(?P<type>[^<>]*):)?(?P<bracket>{_NAME})>|\{{(?P<brace>{_NAME}):(?P<convertor>[^{{}}]*)\}}",
     re.ASCII,
 )
-"""A placeholder of another syntax: ``:id`` (Express, Rails), ``<int:id>`` (Flask, Django), ``{id:int}`` (Starlette)."""
+"""A placeholder of Express or Rails (``:id``), Flask or Django (``<int:id>``), or Starlette (``{id:int}``)."""
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
 
 LONG, LONGEST = 512, 16_384
-"""Most characters of a path and its mount point that are read as a whole, at up to 0.7 µs each, and that are read at all."""
+"""Maximum characters of path and ``root`` to interpret completely (up to 0.7 µs each), and to read."""
 _PADDING = 64
-"""Most segments of a long path that cleaning removes, and most characters of a segment that it strips."""
+"""Maximum segments, and characters of a segment, to strip from a long path."""
 _HIDDEN_BYTES = bytes([*range(0x20), *range(0x7F, 0x100)])
-"""All bytes that may be part of a character that cleaning strips, and some others, which does no harm."""
 _SCHEME_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
 _SPACE = "".join(map(chr, range(0x21)))
 
 ANY = "{}"
-"""A pattern's segment that stands for any one segment."""
+"""Pattern segment that matches one segment."""
 REST = "**"
-"""A pattern's last segment that stands for any number of segments, none included."""
+"""Last pattern segment, matches zero or more segments."""
 
 
 def interpretations(path: str, root: str = "") -> tuple[str, ...]:
-    """Interpretations of the path below ``root``: the cleaned one first, then, if it differs, as sent without empty segments.
+    """Return the interpretations of a path below ``root``, the cleaned one first.
 
     Cleaning strips control characters, invalid UTF-8 and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
-    section 5.2.4) and drops a trailing slash. A mount point that needs cleaning is looked for cleaned and as sent; if it occurs
-    later in the path, the rest behind it is an interpretation, too. Text before the first slash may be a mount point to a
-    dispatcher, or the path an absolute URL; so such a path is interpreted without it, too.
+    section 5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning, also from within the path. Text
+    before the first slash may be a mount point or part of a URL, so it is optional.
     """
     if _is_tidy(path, root):
         return (below(path, root) or "/",)
@@ -66,7 +61,7 @@ def interpretations(path: str, root: str = "") -> tuple[str, ...]:
     found = _forms(rest)
     if root and rest is path:
         found.insert(0, _below_mount(found[0], root))
-        _, inside, behind = path.partition(root)  # as Litestar takes the mount point off; Quart does not mind where it ends
+        _, inside, behind = path.partition(root)  # as Litestar does; Quart also ignores segment borders
         found += interpretations("/" + behind) if inside else ()
     if rest and not rest.startswith("/"):
         _, slash, behind = rest.partition("/")
@@ -76,7 +71,7 @@ def interpretations(path: str, root: str = "") -> tuple[str, ...]:
 
 
 def _forms(path: str) -> list[str]:
-    """A path cleaned, as sent but for control characters, and as sent; empty segments are left out in all of them."""
+    """Return the path cleaned, without control characters, and as sent."""
     shown = _shown(path)
     sent = path.split("/")
     without_controls = [show or segment for show, segment in zip(shown.split("/"), sent) if segment]
@@ -84,7 +79,7 @@ def _forms(path: str) -> list[str]:
 
 
 def first_interpretation(path: str, root: str = "") -> str:
-    """First of the `interpretations` of a path; of a path beyond `LONG`, the part behind that is left as it was sent."""
+    """Return the first of the `interpretations`. Beyond `LONG`, the rest of the path stays as sent."""
     rest = below(path, root)
     if len(path) + len(root) <= LONG:
         if _is_tidy(path, root):
@@ -99,26 +94,24 @@ def first_interpretation(path: str, root: str = "") -> str:
 
 
 class Reach(NamedTuple):
-    """Part of a path that patterns can tell apart."""
+    """The part of a path that patterns can distinguish."""
 
     depth: int
-    """Segments of the deepest one."""
+    """Segments of the deepest pattern."""
     length: int
-    """Characters of the longest segment, at least those of ``..``."""
+    """Characters of the longest segment, at least 2."""
 
     @classmethod
     def of(cls, patterns: Iterable[Sequence[str]]) -> Reach:
-        """The reach of patterns of `segments`."""
+        """Return the reach of patterns from `segments`."""
         patterns = list(patterns)
         longest = max((len(segment) for pattern in patterns for segment in pattern), default=0)
         return cls(max(map(len, patterns), default=0), max(2, longest))
 
     def interpretations(self, path: str, root: str = "") -> tuple[str, ...] | None:
-        """Paths that match the same patterns as the `interpretations` of a path; None if it is to match all.
+        """Return paths that match the same patterns as all `interpretations`; None if the path must match all patterns.
 
-        Segments and characters of a path beyond `LONG` that no pattern looks at are left out. It matches all patterns if it
-        climbs by dot segments, if cleaning removes more than `_PADDING` before the part that patterns look at, or beyond
-        `LONGEST`.
+        These are paths beyond `LONGEST`, and paths beyond `LONG` with ``..`` or more than `_PADDING` to clean.
         """
         if len(path) + len(root) <= LONG:
             return interpretations(path, root)
@@ -130,7 +123,6 @@ class Reach(NamedTuple):
             return None
 
     def _of_long(self, path: str, root: str) -> list[str]:
-        """The paths of `interpretations`, in any order."""
         rest = below(path, root)
         found = self.forms(rest)
         if root and rest is path:
@@ -143,7 +135,6 @@ class Reach(NamedTuple):
         return found
 
     def _below_mount(self, path: str, root: str) -> str:
-        """Path below a mount point, both cleaned."""
         mount = self._replace(depth=_PADDING).forms(root)[0]
         depth = mount.count("/")
         if depth > _PADDING:
@@ -151,7 +142,7 @@ class Reach(NamedTuple):
         return below(self._replace(depth=self.depth + depth).forms(path)[0], mount) or "/"
 
     def forms(self, path: str) -> list[str]:
-        """A path cleaned, as sent but for control characters, and as sent; empty segments are left out in all of them."""
+        """Return the path cleaned, without control characters, and as sent."""
         pieces, is_whole = self._split(path)
         sent = [piece for piece in pieces if piece][: self.depth + 1]
         if len(sent) <= self.depth and not is_whole:
@@ -160,7 +151,6 @@ class Reach(NamedTuple):
         return [_joined(form) for form in (self._cleaned(pieces, is_whole=is_whole), self._short(shown), self._short(sent))]
 
     def _cleaned(self, pieces: Sequence[str], *, is_whole: bool) -> list[str]:
-        """Cleaned segments of a path without ``..``: as many as patterns look at, and one more."""
         found = []
         for piece in pieces:
             segment = self._shown(piece, ";")
@@ -175,13 +165,11 @@ class Reach(NamedTuple):
         return self._short(found)
 
     def _split(self, path: str) -> tuple[list[str], bool]:
-        """First segments of a path, and True if there are no others."""
         most = self.depth + _PADDING
         pieces = _without_slashes(path).split("/", most)
         return pieces[:most], len(pieces) <= most or not _without_slashes(pieces[most])
 
     def _shown(self, piece: str, end: str = "/") -> str:
-        """Strip a segment up to ``end``, as far as patterns look at it."""
         window = self.length + _PADDING
         text = piece[:window].partition(end)[0]
         shown = _shown(text)
@@ -190,32 +178,30 @@ class Reach(NamedTuple):
         return shown
 
     def _short(self, found: list[str]) -> list[str]:
-        """Cut segments to one character more than the longest of any pattern."""
         return [segment[: self.length + 1] for segment in found]
 
 
 class _TangledError(Exception):
-    """A path that cannot be interpreted in bounded time."""
+    """The path cannot be interpreted in bounded time."""
 
 
 def _without_slashes(path: str) -> str:
-    """Strip the slashes at the beginning of a path."""
     return path[_end_of_slashes(path, 0) :]
 
 
 def _end_of_slashes(path: str, start: int) -> int:
-    """Index after the slashes at an index, if any; ``lstrip`` takes ten times as long."""
+    """Skip slashes from ``start``, ten times as fast as ``lstrip``."""
     return start if (match := _SLASHES.match(path, start)) is None else match.end()
 
 
 def _may_climb(path: str) -> bool:
-    """True if any interpretation of a path may have a segment ``..`` behind a slash; never False if one has."""
+    """False only if no interpretation of the path has a ``..`` segment."""
     visible = b"/" + path.encode("utf-8", "surrogatepass").translate(None, _HIDDEN_BYTES)
     return b"/.." in visible and (visible.endswith(b"/..") or any(b"/.." + end in visible for end in (b"/", b";", b"?", b"#")))
 
 
 def segments(pattern: str) -> tuple[str, ...]:
-    """Split a rule's pattern into segments, `ANY` for a placeholder, `REST` for the end of a prefix. Raises `ConfigError`."""
+    """Split a rule's path pattern into segments, with `ANY` for a placeholder and `REST` for ``**``. Raises `ConfigError`."""
     if not pattern.startswith("/"):
         raise ConfigError(f"path {pattern!r:.80} does not begin with '/', {_EXPECTED}")
     parts = pattern.removesuffix("/").split("/")[1:]
@@ -237,7 +223,6 @@ def segments(pattern: str) -> tuple[str, ...]:
 
 
 def _expected_instead_of(parts: Iterable[str]) -> str:
-    """Translate a pattern of another syntax; None if it is none."""
     meant = "/" + "/".join([_meant(part) for part in parts])
     with suppress(ConfigError):
         if not _ESCAPE.search(meant) and segments(meant):
@@ -246,7 +231,7 @@ def _expected_instead_of(parts: Iterable[str]) -> str:
 
 
 def _meant(part: str) -> str:
-    """Translate a segment: placeholders of other frameworks into braces, escapes decoded."""
+    """Translate a segment from other frameworks' syntax, and decode escapes."""
     foreign = _FOREIGN.fullmatch(part)
     if foreign is None:
         return unquote(part)
@@ -255,18 +240,18 @@ def _meant(part: str) -> str:
 
 
 def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """Interpretations of a router that takes any path that begins with a mount's for one below the mount."""
+    """Return the interpretations of a router that matches mounts by text prefix."""
     found = [(mount, path.removeprefix(mount)) for mount in mounts for path in paths if path.startswith(mount)]
     return [f"{mount}/{rest}" for mount, rest in found if rest and not rest.startswith("/")]
 
 
 def with_empty_segments(path: str, root: str = "") -> list[str]:
-    """Interpretations of a router whose placeholders match empty segments: as sent but for slashes at the beginning."""
+    """Return the interpretations of a router whose placeholders match empty segments."""
     return [f"/{each.lstrip('/')}" for each in dict.fromkeys((below(path, root), path)) if "//" in each or each.endswith("/")]
 
 
 def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
-    """True if a pattern of `segments` matches every path that another one matches."""
+    """True if ``pattern`` matches every path that ``other`` matches."""
     for place, segment in enumerate(pattern):
         if segment == REST:
             return True
@@ -276,7 +261,7 @@ def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None:
-    """Intersection of two patterns of `segments`; None if no path matches both."""
+    """Return the intersection of two patterns, None if no path matches both."""
     found: list[str] = []
     for place, segment in enumerate(pattern):
         if segment == REST:
@@ -292,10 +277,10 @@ def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None
 
 
 class PathIndex(Generic[T]):
-    """Values by pattern, looked up by path in a time that depends on the path's length, not on the number of patterns.
+    """Maps patterns to values. A lookup takes time proportional to the path, not to the number of patterns.
 
-    A tree over segments: each node has its literal children, one child for a placeholder, the values of the patterns that
-    end here, and of those that end here in `REST`.
+    A tree of segments: a node has its literal children, a placeholder child, and the values of patterns that end here or in
+    `REST`.
     """
 
     __slots__ = ("any", "children", "depth", "here", "rest")
@@ -309,7 +294,7 @@ class PathIndex(Generic[T]):
         """Segments of the deepest pattern."""
 
     def add(self, pattern: tuple[str, ...], value: T) -> None:
-        """Put ``value`` under a pattern of `segments`."""
+        """Add ``value`` under a pattern from `segments`."""
         node = self
         self.depth = max(self.depth, len(pattern))
         for segment in pattern:
@@ -325,7 +310,7 @@ class PathIndex(Generic[T]):
         node.here.append(value)
 
     def find(self, path: str) -> list[T]:
-        """The values whose patterns match ``path``, in no particular order."""
+        """Return the values whose patterns match ``path``, unordered."""
         nodes, found = [self], []
         if path != "/":
             for segment in path.split("/", self.depth + 1)[1:]:
@@ -346,12 +331,10 @@ class PathIndex(Generic[T]):
 
 
 def _shown(path: str) -> str:
-    """Strip control characters and invalid UTF-8 from a path."""
     return path if path.isprintable() and "\ufffd" not in path else path.translate(_STRIPPED)
 
 
 def _cleaned(shown: str) -> list[str]:
-    """Segments of a path, dot segments resolved and ``;parameters`` stripped."""
     segments = shown.split("/")
     if ";" in shown:
         segments = [segment.partition(";")[0] for segment in segments]
@@ -371,19 +354,18 @@ def _joined(found: list[str]) -> str:
 
 
 def below(path: str, root: str) -> str:
-    """Path below a mount point, as Starlette computes it: unchanged if it is not below."""
+    """Return the path below a mount point like Starlette: unchanged if it is elsewhere."""
     return path[len(root) :] if root and _is_below(path, root) else path
 
 
 def _is_tidy(path: str, root: str) -> bool:
-    """True if a path has one interpretation only: nothing to clean, and all of it below the mount point if there is one."""
+    """True if the path has only one interpretation."""
     if not path.startswith("/") or (path != "/" and _UNTIDY.search(path)):
         return False
     return not root or _is_below(path, root)
 
 
 def _below_mount(cleaned: str, root: str) -> str:
-    """Path below a mount point, where either of them needs cleaning."""
     return below(cleaned, _joined(_cleaned(_shown(root)))) or "/"
 
 
@@ -392,10 +374,9 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def _path_of_url(text: str) -> str:
-    """Path of an absolute URL, which a request line may have (RFC 9112 section 3.2.2) and which Quart takes apart.
+    """Return the path of an absolute URL (RFC 9112 section 3.2.2), with a leading slash.
 
-    As `urllib.parse.urlsplit` reads it, except for hosts that it refuses, and in one pass. A path that does not begin with a
-    slash is routed as if it did.
+    Like `urllib.parse.urlsplit`, but accepts any host, in one pass. Quart parses such URLs.
     """
     text = text.lstrip(_SPACE).replace("\t", "").replace("\r", "").replace("\n", "")
     scheme, colon, behind = text.partition(":")

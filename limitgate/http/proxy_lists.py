@@ -1,4 +1,4 @@
-"""Named lists of proxies, and lists in files: one address or CIDR on each line, with ``#`` before a comment."""
+"""Built-in lists of proxies, and list files: one address or CIDR per line, ``#`` starts a comment."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from limitgate.errors import ConfigError
 
 FILE = "file:"
-"""Words before the path of a list."""
+"""Prefix of a list file's path."""
 _FOLDER = Path(__file__).parent / "proxies"
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """Names of the lists that come with LimitGate."""
+    """The names of the built-in lists."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.txt")))
 
 
 def entries(entry: str) -> Iterator[tuple[str, str]]:
-    """Addresses and CIDRs that an entry of ``trusted_proxies`` stands for, each with the place where it is written.
+    """Yield the addresses and CIDRs of a ``trusted_proxies`` entry, each with its location in a list, or an empty location.
 
-    An entry that is no list stands for itself, at no place. Raises `ConfigError` for a file that cannot be read or is empty.
+    Raises `ConfigError` for an unreadable or empty file.
     """
     path = entry[len(FILE) :] if entry.startswith(FILE) else _FOLDER / f"{entry}.txt" if entry in names() else None
     if path is None:

@@ -1,7 +1,4 @@
-"""Rate fields of responses, in each header style. Names and values are text, in the case people write them.
-
-What depends on the rules alone, such as the policies of draft-11, is prepared once; a response fills in the numbers.
-"""
+"""Rate limit header fields in each style."""
 
 from __future__ import annotations
 
@@ -21,33 +18,32 @@ RawFields = list[tuple[bytes, bytes]]
 
 
 class Numbers(NamedTuple):
-    """The numbers that rate fields tell of one request."""
+    """The numbers in a response's rate fields."""
 
     limit: int
-    """Burst of the tightest window."""
+    """Of the tightest window."""
     remaining: int
-    """Whole requests that still fit into the tightest window."""
+    """Whole requests, in the tightest window."""
     full_at_us: int
-    """Unix µs at which the tightest window is full again."""
     windows: Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]
-    """Per window the whole requests that still fit, and the seconds to wait, rounded up; None if waiting cannot help."""
+    """Per window, the remaining requests, and whole seconds to wait (None if waiting can't help)."""
 
 
 class Renamed(NamedTuple):
-    """A style whose fields are sent under other names."""
+    """A style with renamed fields."""
 
     style: str
     names: tuple[tuple[str, str], ...]
-    """Pairs of a field's name and the name to send instead."""
+    """Pairs of old and new name."""
 
 
 Style = str | Renamed
 
 
 def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Style, ...]:
-    """Apply ``names``, from the standard name of a field in any case to the name to send, to styles.
+    """Rename fields; ``names`` maps standard field names, in any case, to new names.
 
-    Raises `ConfigError` for a name that no style has, and for a name that is sent for something else.
+    Raises `ConfigError` for an unknown field, or a name that is already in use.
     """
     styles = tuple(styles)
     known = {field.lower(): field for style in styles for field in FIELDS[style]}
@@ -70,7 +66,7 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
 
 
 def names_of(styles: Iterable[Style]) -> list[str]:
-    """The names of all fields that styles may send."""
+    """Return the names of all fields that these styles may send."""
     found = []
     for style in styles:
         own, names = (style.style, dict(style.names)) if isinstance(style, Renamed) else (style, {})
@@ -79,22 +75,22 @@ def names_of(styles: Iterable[Style]) -> list[str]:
 
 
 def without(fields: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> Fields:
-    """The fields whose names are not among others, so that no name is sent twice."""
+    """Return ``fields`` except those with a name among ``others``."""
     taken = {name.lower() for name, _ in others}
     return [field for field in fields if field[0].lower() not in taken]
 
 
 def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[bytes, bytes]]) -> RawFields:
-    """`without`, of fields as `raw` gives them."""
+    """Like `without`, for raw fields."""
     taken = {bytes(name).lower() for name, _ in others}
     return [field for field in fields if bytes(field[0]).lower() not in taken]
 
 
 def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
-    """Rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
+    """Return a response's rate fields. ``now`` is the store's clock in Unix µs.
 
-    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names. Shadow rules are shown
-    only by styles that name each policy, or if there are no other rules.
+    Policy names avoid the names of other rules, which are ``rules``. Shadow rules appear only in styles that name policies, or
+    if no other rule applies.
     """
     styles = tuple(styles)
     limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)
@@ -113,7 +109,6 @@ def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: fr
 
 
 def _fields_of(styles: tuple[Style, ...], standings: Sequence[Standing], numbers: Numbers, rules: frozenset[str]) -> Fields:
-    """Rate fields of these buckets, by the numbers of the tightest window."""
     groups: dict[tuple[str, str], list[Standing]] = {}
     for standing in standings:
         charge = standing.charge
@@ -127,13 +122,12 @@ def _fields_of(styles: tuple[Style, ...], standings: Sequence[Standing], numbers
 
 
 Buckets = tuple[tuple[str, tuple[Bucket, ...]], ...]
-"""Names of rules, each with its buckets."""
 Writer = Callable[[Numbers], Fields]
 
 
 @lru_cache(maxsize=1024)
 def prepared_fields(styles: tuple[Style, ...], buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """Return the function that writes the rate fields of requests with these buckets in each of ``styles``; cached."""
+    """Return a cached function that writes the rate fields for these buckets."""
     writers = [_writer(style, buckets, rules) for style in styles]
     if len(writers) == 1:
         return writers[0]
@@ -152,18 +146,17 @@ def _writer(style: Style, buckets: Buckets, rules: frozenset[str]) -> Writer:
 
 
 def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
-    """Encode fields for ASGI: bytes, names in lower case."""
+    """Encode fields for ASGI: bytes, with lower-case names."""
     return [(_RAW_NAMES.get(name) or name.lower().encode(), value.encode()) for name, value in fields]
 
 
 _LIMIT, _REMAINING, _RESET = "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"
 _POLICY, _STATE = "RateLimit-Policy", "RateLimit"
 _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESET, _POLICY, _STATE)}
-"""Encoded forms of the commonest names."""
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """The commonest convention: the tightest window, and as Unix time when it is full again, here in Unix µs.
+    """Return the ``X-RateLimit-*`` fields of the tightest window; ``full_at_us`` is in Unix µs, the field in seconds.
 
     A limit of 0 refuses every request, so it has no reset.
     """
@@ -172,7 +165,7 @@ def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
 
 
 def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
-    """The fields of style ``x-ratelimit`` as `raw` gives them. Remembered, as most have numbers that others had lately."""
+    """Like `x_ratelimit`, as raw fields. Cached, because most numbers repeat."""
     reset = -(-full_at_us // SECOND)
     try:
         return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
@@ -188,12 +181,11 @@ def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
 
 
 def full_at(decision: Decision, now: int) -> int:
-    """Unix µs at which the tightest window is full again, by a decision of ``now``."""
-    return now + floor(decision.reset_after * SECOND + 0.5)  # exact below 2**53 µs, 285 years
+    """Return the Unix µs when the tightest window is full again."""
+    return now + floor(decision.reset_after * SECOND + 0.5)  # exact below 2**53 µs (285 years)
 
 
 _NUMBERS = 1024
-"""Numbers that are remembered of a field, in about 150 bytes each."""
 _RAW_LIMIT: dict[int, tuple[bytes, bytes]] = {}
 _RAW_REMAINING: dict[int, tuple[bytes, bytes]] = {}
 _RAW_RESET: dict[int, tuple[bytes, bytes]] = {}
@@ -204,11 +196,10 @@ def _x_ratelimit(_: Buckets, __: frozenset[str]) -> Writer:
 
 
 _UNITS = ("second", "minute", "hour", "day")
-"""Units that the convention has fields for."""
 
 
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
-    """Two fields for each unit of time; of several windows of a unit the one with the least remaining."""
+    """Two fields per unit of time, for the window of that unit with the least remaining."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
     units = [(limit.unit, limit.burst) for limit in limits]
 
@@ -227,16 +218,12 @@ def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
 
 
 def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters.
-
-    Adaptive limits are none of its policies, and an empty list is not sent (RFC 9651 section 3.1).
-    """
+    """Fields of draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4, as RFC 9651 lists, which can't be empty."""
     applying = {rule for rule, _ in buckets}
     reserved = rules if applying <= rules else rules | applying
     policies: dict[str, str] = {}
     for rule, of_rule in buckets:
         for name, policy in _policies(rule, of_rule, reserved):
-            # Another gate, or a dependency, may have a rule of the same name.
             policies[_numbered(name, policies.keys() | reserved) if name in policies else name] = policy
     policy_field = _POLICY, ", ".join([f'"{name}";{parameters}' for name, parameters in policies.items()])
     heads = [f'"{name}";r=' for name in policies]
@@ -252,10 +239,7 @@ def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
 
 
 def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) -> list[tuple[str, str]]:
-    """Name and parameters of the policy of each window of a rule. A rule's name needs no escaping, see `Rule`.
-
-    Windows of a rule that has several avoid the names of rules, which are ``reserved``.
-    """
+    """Return the name and parameters of each window's policy. `Rule` ensures names that need no escaping."""
     found: dict[str, str] = {}
     limits = [limit for windows in buckets for limit in windows.limits]
     for limit in limits:
@@ -269,7 +253,6 @@ def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) 
 
 
 def _numbered(name: str, taken: AbstractSet[str]) -> str:
-    """The name with the smallest number from 2 on that makes it unique."""
     return next(each for number in count(2) if (each := f"{name}-{number}") not in taken)
 
 
@@ -278,14 +261,10 @@ STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
     "x-ratelimit-windows": _x_ratelimit_windows,
     "draft-11": _draft_11,
 }
-"""Per style the function that prepares its fields, from the buckets of a request and the names of all rules of the gate."""
 FIELDS: dict[str, tuple[str, ...]] = {
     "x-ratelimit": (_LIMIT, _REMAINING, _RESET),
     "x-ratelimit-windows": tuple([f"{name}-{unit.title()}" for unit in _UNITS for name in (_LIMIT, _REMAINING)]),
     "draft-11": (_POLICY, _STATE),
 }
-"""Per style the names of all fields that it may send."""
 _OF_REFUSALS = ("retry-after", "content-type", "content-length", "cache-control")
-"""Names of the other fields of a refusal."""
 _NAMES_POLICIES = frozenset({"draft-11"})
-"""Styles that name the policy of each number."""

@@ -1,4 +1,4 @@
-"""Neutral view of a request, made from an ASGI scope or a WSGI environ. Code behind it does not know which."""
+"""A request, independent of ASGI and WSGI."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNE
 
 
 MOST_LINES = 1000
-"""Most header lines of a request whose headers are read; common servers and proxies take 100, or 32 KB."""
+"""Maximum number of header lines; common servers and proxies allow 100, or 32 KB."""
 LONGEST_VALUE = 16_384
-"""Most characters of a header that a key or a caller goes by; hardly any server takes a longer one."""
+"""Maximum characters of a header in a key."""
 LONGEST_NAME = 256
-"""Most characters of a name that is looked for, as rules name headers."""
+"""Maximum characters of a header name in rules."""
 LONGEST_QUERY = 65_536
-"""Most characters of a query of very many fields that is still searched to its end; hardly any server takes more."""
+"""Maximum characters of a query to search beyond `MOST_FIELDS`."""
 MOST_FIELDS, MOST_ESCAPES = 2048, 1000
-"""Most fields of a query that are read, and most escapes of a value with a malformed one."""
+"""Maximum query fields, and escapes in a value if one is malformed."""
 _NEEDS_ESCAPES = re.compile(r"[^A-Za-z0-9_.~-]|\A\Z")
 _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
-"""Headers whose WSGI variables have no prefix."""
 
 
 class HeaderNames:
-    """Names of headers to look for, as ASGI and as WSGI have them."""
+    """Header names to find, in ASGI and WSGI form."""
 
     __slots__ = ("raw", "text", "variables")
 
@@ -50,9 +49,9 @@ class HeaderNames:
 
 
 class Headers(Mapping[str, str]):
-    """Request headers by case-insensitive name. Several lines of one name are joined by ``", "`` (RFC 9110 section 5.3).
+    """Request headers by case-insensitive name. Repeated headers are joined by ``", "`` (RFC 9110 section 5.3).
 
-    A lookup reads one header; iteration reads all.
+    A lookup reads one header, iteration reads all.
     """
 
     __slots__ = ("_every",)
@@ -77,11 +76,11 @@ class Headers(Mapping[str, str]):
         return len(self._read())
 
     def have_any(self, names: HeaderNames) -> bool:
-        """True if there is a header of one of these names."""
+        """True if any of these headers is present."""
         return not names.text.isdisjoint(self._read())
 
     def identity(self, name: str) -> str:
-        """A header without white space around it, empty if it is absent.
+        """Return a header without surrounding white space, empty if absent.
 
         Raises `HeadersTooLargeError` if it is longer than `LONGEST_VALUE`.
         """
@@ -93,12 +92,12 @@ class Headers(Mapping[str, str]):
         return ", ".join(map(self._decoded, lines)).strip()
 
     def start(self, name: str, most: int) -> str:
-        """The first ``most`` characters of a header's first line, empty if it is absent."""
+        """Return the first ``most`` characters of a header's first line, empty if absent."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[0][:most]) if lines else ""
 
     def end(self, name: str, most: int) -> str:
-        """The last ``most`` characters of a header, empty if it is absent."""
+        """Return the last ``most`` characters of a header, empty if absent."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[-1][-most:]) if lines else ""
 
@@ -106,11 +105,9 @@ class Headers(Mapping[str, str]):
         return [self._decoded(line) for line in self._raw_lines_of(name)]
 
     def _raw_lines_of(self, name: str) -> Sequence[Any]:
-        """The values of the lines of one name in lower case, as the server gives them."""
         raise NotImplementedError
 
     def _decoded(self, line: Any) -> str:
-        """A value as text."""
         raise NotImplementedError
 
     def _read(self) -> dict[str, str]:
@@ -123,11 +120,10 @@ class Headers(Mapping[str, str]):
 
 
 _NAME, _VALUE = itemgetter(0), itemgetter(1)
-"""Name and value of a header line."""
 
 
 class ASGIHeaders(Headers):
-    """Headers of an ASGI scope: pairs of bytes."""
+    """Headers of an ASGI scope."""
 
     __slots__ = ("_lines", "_names")
 
@@ -148,17 +144,17 @@ class ASGIHeaders(Headers):
         return [*compress(map(_VALUE, self._lines), map(sought.__eq__, names))]
 
     def have_any(self, names: HeaderNames) -> bool:
-        """True if there is a header of one of these names."""
+        """See `Headers.have_any`."""
         if self._names is None:
             self._names = self._read_names()
         return not names.raw.isdisjoint(self._names)
 
     def end(self, name: str, most: int) -> str:
-        """The last ``most`` characters of a header, empty if it is absent."""
+        """See `Headers.end`."""
         names, sought = self._names, name.encode("latin-1", "replace")
         if names is None:
             self._names = names = self._read_names()
-        if names.count(sought) == 1:  # almost all requests
+        if names.count(sought) == 1:
             return self._lines[names.index(sought)][1][-most:].decode("latin-1")
         ends: list[bytes] = []
         left = most
@@ -181,7 +177,7 @@ class ASGIHeaders(Headers):
         return {name: ", ".join(values) for name, values in lines.items()}
 
     def _read_names(self) -> list[bytes]:
-        """The names of the lines, in lower case, which not every server gives them in."""
+        """Return the names in lower case, as some servers don't."""
         if len(self._lines) > MOST_LINES:
             raise too_many_lines()
         names = [*map(_NAME, self._lines)]
@@ -193,17 +189,17 @@ class ASGIHeaders(Headers):
 
 
 def too_many_lines() -> HeadersTooLargeError:
-    """The error for a request of more than `MOST_LINES`."""
+    """Return the error for more than `MOST_LINES` header lines."""
     return HeadersTooLargeError(f"The request has more than {MOST_LINES:,} header fields.")
 
 
 def value_too_long() -> HeadersTooLargeError:
-    """The error for a header of more than `LONGEST_VALUE` that a key or a caller goes by."""
+    """Return the error for a header longer than `LONGEST_VALUE`."""
     return HeadersTooLargeError(f"A header field that limits go by has more than {LONGEST_VALUE:,} characters.")
 
 
 class TextHeaders(Headers):
-    """Headers by name that a server or framework has joined already."""
+    """Headers already joined by a server or framework."""
 
     __slots__ = ()
 
@@ -219,7 +215,7 @@ class TextHeaders(Headers):
 
 
 class WSGIHeaders(TextHeaders):
-    """Headers of a WSGI environ, whose server has joined repeated lines already."""
+    """Headers of a WSGI environ."""
 
     __slots__ = ("_environ",)
 
@@ -228,7 +224,7 @@ class WSGIHeaders(TextHeaders):
         self._environ = environ
 
     def have_any(self, names: HeaderNames) -> bool:
-        """True if there is a header of one of these names, or an empty one."""
+        """See `Headers.have_any`. Empty headers count as present."""
         return not self._environ.keys().isdisjoint(names.variables)
 
     def _raw_lines_of(self, name: str) -> Sequence[str]:
@@ -252,17 +248,15 @@ class WSGIHeaders(TextHeaders):
 
 
 class Query(str):
-    """The query string as sent. ``.get(name)`` gives the first value of a parameter, decoded."""
+    """The query string as sent, parsed on first use by ``.get(name)``."""
 
     __slots__ = ("_end", "_known", "_text")
     _known: dict[str, str | None]
     _text: str
-    """Every field with an ampersand before it."""
     _end: int
-    """End of the first `MOST_FIELDS` fields."""
 
     def __new__(cls, text: str) -> Self:
-        """Make a query whose fields are parsed on first use."""
+        """Create a query from its text."""
         query = super().__new__(cls, text)
         query._known = {}
         query._end = -1
@@ -275,10 +269,10 @@ class Query(str):
     def get(self, name: str, default: None = None) -> str | None: ...
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """First value of the parameter ``name``, ``default`` if there is none.
+        """Return the first value of the parameter ``name``, decoded, or ``default``.
 
-        Raises `ValueError` if it is not among the first `MOST_FIELDS` fields, and escapes may hide it among the others; and if
-        its value has more than `MOST_ESCAPES` escapes, some of them malformed.
+        Raises `ValueError` if the parameter may be hidden by escapes beyond `MOST_FIELDS`, or if its value has more than
+        `MOST_ESCAPES` escapes and one is malformed.
         """
         if name not in self._known:
             self._known[name] = self._first(name)
@@ -300,14 +294,13 @@ class Query(str):
 
 
 def _end_of_fields(text: str) -> int:
-    """Index of the end of the first `MOST_FIELDS` fields of a query."""
     if text.count("&") <= MOST_FIELDS:
         return len(text)
     return len(text) - len(text.split("&", MOST_FIELDS + 1)[-1]) - 1
 
 
 def _find_as_written(name: str, text: str, start: int) -> int:
-    """Find the end of a field's name in a query from ``start`` on, -1 if absent. Raises `ValueError` if escapes may hide it."""
+    """Return the end of an unescaped field name from ``start``, or -1. Raises `ValueError` if escapes may hide it."""
     if _NEEDS_ESCAPES.search(name) or len(text) > LONGEST_QUERY or text.find("%", start) >= 0:
         raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may be the one, expected fewer")
     found = [at for end in "=&" if (at := f"{text}&".find(f"&{name}{end}", start)) >= 0]
@@ -316,26 +309,23 @@ def _find_as_written(name: str, text: str, start: int) -> int:
 
 @lru_cache(maxsize=256)
 def _field_named(name: str) -> re.Pattern[str]:
-    """Regular expression for the start of a query's field of this name, each of its characters escaped or not."""
     spelled = "".join(f"(?:{_raw_in_query(character)}{_escaped(character)})" for character in name)
     return re.compile(f"&{spelled}(?=[=&]|\\Z)" if name else "&(?==)")
 
 
 def _raw_in_query(character: str) -> str:
-    """Regular expression for an unescaped character, and a bar; empty for one that has a meaning in queries."""
     return "" if character in "&=+" else "[+ ]|" if character == " " else f"{re.escape(character)}|"
 
 
 def _escaped(character: str) -> str:
-    """Regular expression for a character's UTF-8 in escapes (RFC 3986 section 2.1)."""
     return "".join(f"%(?i:{byte:02x})" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def _unescaped(text: str) -> str:
-    """Decode a query's value like `urllib.parse.parse_qs`. Raises `ValueError` for many escapes, some of them malformed."""
+    """Decode a value like `urllib.parse.parse_qs`. Raises `ValueError` for many escapes if one is malformed."""
     text = text.replace("+", " ")
     if "%" in text and text.isascii():
-        with suppress(UnicodeDecodeError):  # in C, which fails where an escape is malformed
+        with suppress(UnicodeDecodeError):  # fails for malformed escapes
             decoded = text.encode().replace(b"\\", b"\\x5c").replace(b"%", b"\\x").decode("unicode_escape")
             return decoded.encode("latin-1").decode("utf-8", "replace")
     if text.count("%") > MOST_ESCAPES:
@@ -344,12 +334,11 @@ def _unescaped(text: str) -> str:
 
 
 def _raw(name: str) -> bytes:
-    """Name of a header in ASGI's form; characters outside of latin-1 become a question mark, which no name has."""
     return name.encode("latin-1", "replace")
 
 
 class UserWanted(BaseException):
-    """Raised for a user whom `Request.find_user` has yet to look up. No `Exception`, so that nobody else catches it."""
+    """`Request.find_user` must run first. Not an `Exception`, so that application code doesn't catch it."""
 
 
 _HERE = "method, path, headers, client, query, caller, scope or environ"
@@ -393,51 +382,50 @@ _QUERY = "request.query.get('page'), with any field's name"
     },
 )
 class Request:
-    """A request, as rules, keys, ``identify`` and ``cost`` see it.
+    """A request in rules, keys, ``identify`` and ``cost``.
 
-    ``method`` is in upper case; HEAD and a WebSocket handshake count as GET. ``path`` is the path below the mount point,
-    normalized. ``client`` is the client's address behind trusted proxies, None if there is none.
+    ``method`` is in upper case, GET for HEAD and WebSocket handshakes. ``path`` is below the mount point, normalized.
+    ``client`` is the address behind trusted proxies, or None.
     """
 
     method: str
-    """The method in upper case; HEAD and a WebSocket handshake count as GET."""
+    """In upper case; GET for HEAD and WebSocket handshakes."""
     sent_method: str
-    """The method as it was sent: routers may tell HEAD from GET."""
+    """As sent, because routers may distinguish HEAD from GET."""
     sent: str
-    """The path as it was sent, decoded."""
+    """Decoded."""
     root: str = ""
-    """The mount point, where ``sent`` may begin with it."""
+    """The mount point; ``sent`` may include it."""
     peer: str | None
-    """Address of the peer that opened the connection, as the server gives it."""
+    """Address of the connection's peer."""
     scope: Scope | None = None
-    """The ASGI scope, None under WSGI."""
+    """None under WSGI."""
     environ: Environ | None = None
-    """The WSGI environ, None under ASGI."""
+    """None under ASGI."""
     is_outermost: bool = False
-    """True for an HTTP request with a readable number of header lines, unless an outer gate has decided about it."""
+    """True without an outer gate, for HTTP requests of at most `MOST_LINES` header lines."""
     awaits: bool = False
-    """True if it is handled on an event loop."""
+    """True on an event loop."""
     caller: Any = None
-    """The `limitgate.Caller` that was identified, None if nobody was; known to callables of rules, not to ``identify``."""
+    """A `limitgate.Caller`; set after ``identify``."""
     given_limits: dict[int, Any] | None = None
-    """Limits that callables have given for this request, by the ids of rules: each is asked once."""
+    """Results of limit callables by rule id."""
     met: dict[int, bool] | None = None
-    """Whether this request meets the conditions of rules, by their ids: each is asked once."""
+    """Results of ``when`` by rule id."""
     is_over = False
-    """True if its response is over, and nothing is to be heard of it."""
     resolve_client: Callable[[Request], str | None] | None = None
-    """Computes ``client`` on first use; None once it has."""
+    """Computes ``client`` on first use."""
     _headers: Headers | None = None
     _client: str | None = None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
-        """Say that endpoints of FastAPI have a request of FastAPI's. Raises `ConfigError`."""
+        """Raise `ConfigError`: FastAPI endpoints need FastAPI's own request."""
         raise ConfigError("limitgate.Request is the request of rules and identify, expected fastapi.Request in an endpoint")
 
     @cached_property
     def path(self) -> str:
-        """Path below the mount point, normalized."""
+        """The normalized path below the mount point."""
         return first_interpretation(self.sent, self.root)
 
     @property
@@ -447,18 +435,18 @@ class Request:
 
     @property
     def client(self) -> str | None:
-        """The address of the client, without port or zone."""
+        """The client's address, without port or zone."""
         return self.resolved_client()
 
     def opened_headers(self) -> Headers:
-        """`headers`, in a third of the time that a property takes."""
+        """`headers`, three times as fast as the property."""
         headers = self._headers
         if headers is None:
             self._headers = headers = self._open_headers()
         return headers
 
     def resolved_client(self) -> str | None:
-        """`client`, in a third of the time that a property takes."""
+        """`client`, three times as fast as the property."""
         resolve = self.resolve_client
         if resolve is not None:
             self._client = resolve(self)
@@ -466,7 +454,7 @@ class Request:
         return self._client
 
     def open_settlement(self) -> FinalCosts:
-        """What `limitgate.Decision.settle` is told of it, made when it is first asked for. Safe under threads."""
+        """Return the final costs from `limitgate.Decision.settle`, created on first use. Thread-safe."""
         settlement: FinalCosts = self.__dict__.setdefault("settlement", FinalCosts())
         if self.is_over:
             settlement.is_over = True
@@ -474,12 +462,12 @@ class Request:
 
     @property
     def method_class(self) -> str:
-        """The method, or ``other`` for one that HTTP does not define, so that inventing methods opens no buckets."""
+        """The method, or ``other`` if HTTP doesn't define it, so that invented methods share a bucket."""
         return self.method if self.method in _METHODS else "other"
 
     @property
     def has_too_many_lines(self) -> bool:
-        """True for more than `MOST_LINES` header lines. Under WSGI they are joined, and their number costs nothing."""
+        """True for more than `MOST_LINES` header lines, except under WSGI, whose servers join lines."""
         return self.scope is not None and len(self.scope.get("headers", ())) > MOST_LINES
 
     def check_lines(self) -> None:
@@ -489,19 +477,19 @@ class Request:
 
     @property
     def is_preflight(self) -> bool:
-        """True if a browser asks for permission to send the real request (Fetch standard, CORS-preflight request)."""
+        """True for a CORS-preflight request (Fetch standard)."""
         if self.method != "OPTIONS":
             return False
         return bool(self.headers.get("origin") and self.headers.get("access-control-request-method"))
 
     @property
     def is_websocket(self) -> bool:
-        """True if this is the handshake of a WebSocket."""
+        """True for a WebSocket handshake."""
         return self.scope is not None and self.scope.get("type") == "websocket"
 
     @property
     def passed_a_gate(self) -> bool:
-        """True if a gate around this one has decided about this very request."""
+        """True if an outer gate has decided this request."""
         return "limitgate" in (self.scope or self.environ or ())
 
     @cached_property
@@ -511,17 +499,17 @@ class Request:
 
     @property
     def user(self) -> Any:
-        """User set by an authentication layer outside of this one, None if there is none.
+        """The user from an outer authentication layer, or None.
 
-        Raises `UserWanted` where `find_user` has to be awaited first.
+        Raises `UserWanted` if `find_user` must run first.
         """
         raise NotImplementedError
 
     async def find_user(self) -> None:
-        """Look up the user where that has to be awaited, so that `user` knows it."""
+        """Load the user for `user`, if this requires ``await``."""
 
     def find_user_here(self) -> None:
-        """`find_user`, in a thread that may block."""
+        """Like `find_user`, in a thread that may block."""
 
     def _open_headers(self) -> Headers:
         return TextHeaders(self._read_headers())
@@ -531,7 +519,7 @@ class Request:
 
 
 class ASGIRequest(Request):
-    """A request seen through an ASGI ``http`` or ``websocket`` scope."""
+    """A request from an ASGI ``http`` or ``websocket`` scope."""
 
     scope: Scope
     awaits = True
@@ -546,18 +534,18 @@ class ASGIRequest(Request):
         self.peer = (client[0] or None) if client else None
         try:
             self.is_outermost = len(scope["headers"]) <= MOST_LINES and scope["type"] == "http" and "limitgate" not in scope
-        except (KeyError, TypeError):  # there is no type, or no list: any iterable will do (ASGI, HTTP connection scope)
+        except (KeyError, TypeError):  # ASGI allows a scope without type, and any iterable of headers
             scope["headers"] = [*scope.get("headers", ())]
             self.is_outermost = not self.has_too_many_lines and "limitgate" not in scope and scope.get("type") == "http"
 
     @cached_property
     def query(self) -> Query:
-        """The query string."""
+        """See `Request.query`."""
         return Query(self.scope.get("query_string", b"").decode("latin-1"))
 
     @property
     def user(self) -> Any:
-        """``scope["user"]``, set by Starlette's AuthenticationMiddleware and its like."""
+        """``scope["user"]``, for example from Starlette's AuthenticationMiddleware."""
         return self.scope.get("user")
 
     def _open_headers(self) -> Headers:
@@ -565,7 +553,7 @@ class ASGIRequest(Request):
 
 
 class WSGIRequest(Request):
-    """A request seen through a WSGI environ (PEP 3333). Its server has joined repeated header lines already."""
+    """A request from a WSGI environ (PEP 3333)."""
 
     environ: Environ
 
@@ -581,12 +569,12 @@ class WSGIRequest(Request):
 
     @cached_property
     def query(self) -> Query:
-        """The query string."""
+        """See `Request.query`."""
         return Query(self.environ.get("QUERY_STRING", ""))
 
     @property
     def user(self) -> Any:
-        """``REMOTE_USER``, set by the server or an authentication layer."""
+        """``REMOTE_USER``, from the server or an authentication layer."""
         return self.environ.get("REMOTE_USER") or None
 
     def _open_headers(self) -> Headers:
@@ -599,7 +587,7 @@ def _method(method: str) -> str:
 
 
 def _text(native: str) -> str:
-    """Decode a WSGI native string, which holds the UTF-8 bytes of a path as latin-1. Other text is left as it is."""
+    """Decode a WSGI native string, UTF-8 in latin-1; other text stays as it is."""
     try:
         return native.encode("latin-1").decode("utf-8", "replace")
     except UnicodeEncodeError:
@@ -607,7 +595,7 @@ def _text(native: str) -> str:
 
 
 class DescribedRequest(Request):
-    """A request known by its parts: the path decoded, ``headers`` by lower-case name, ``peer`` who sent it, its ``user``."""
+    """A request from its parts: decoded ``path``, ``headers`` by lower-case name, address of the ``peer``, ``user``."""
 
     is_outermost = True
 
@@ -623,19 +611,19 @@ class DescribedRequest(Request):
 
     @classmethod
     def of_client(cls, client: str | None, method: str, headers: Mapping[str, str], user: object) -> DescribedRequest:
-        """Describe a request of a client, behind whatever proxies, whose path does not matter."""
+        """Describe a request by its client, without proxies or path."""
         request = cls(method, "/", None, headers, user)
         request._client = client
         return request
 
     @cached_property
     def query(self) -> Query:
-        """Nothing: rules in files do not look at the query."""
+        """Empty: rules in files don't use the query."""
         return Query("")
 
     @property
     def user(self) -> Any:
-        """The user, None if nobody is known."""
+        """See `Request.user`."""
         return self._user
 
     def _read_headers(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``X-Request-Start``: when a proxy has begun to hand on a request, in the forms that proxies write."""
+"""``X-Request-Start``: the time when a proxy received the request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from limitgate.http.request import Request
 
 HEADER = "x-request-start"
 OLDEST_S = 60.0
-"""Seconds that a request may have waited; servers and proxies have given up before."""
+"""Maximum plausible wait in seconds; servers and proxies time out earlier."""
 _LONGEST = 64
-"""Characters of the header that are looked at, from the right."""
+"""Maximum characters of the header read, from the right."""
 _TIME = re.compile(r"\s*(?:t\s*=\s*)?([0-9]{9,19}(?:\.[0-9]{1,9})?)\s*", re.ASCII)
 _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
-"""From which number on a time of our days is in ns, µs and ms, and how many of them are a second."""
 
 
 def waited_s(request: Request, now: float) -> float | None:
-    """Seconds that a request has waited by ``now``, Unix time in seconds; None if its proxy does not say, or makes no sense.
+    """Return the seconds from the proxy's time until ``now`` (Unix time in s), or None without a plausible time.
 
-    ``t=1700000000.123`` (nginx: ``t=${msec}``), or without ``t=``, in seconds, ms (Heroku), µs (Apache: ``t=%t``) or ns. Of
-    several times the last is the nearest proxy's. One that is yet to come, or older than a minute, is no time of this request.
+    Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) with or without ``t=``, in s, ms (Heroku), µs (Apache: ``t=%t``) or ns; of
+    several times the last.
     """
     match = _TIME.fullmatch(request.headers.end(HEADER, _LONGEST).rpartition(",")[2])
     if match is None:

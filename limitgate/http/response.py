@@ -1,4 +1,4 @@
-"""Responses that the gate makes itself: 429, 403 and 503. Pure: names and values are text, in the case people write them."""
+"""Responses of the gate: 403, 429, 431 and 503. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +15,24 @@ _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
 
 _TRY_AGAIN_LATER = 1013
-"""Close code of a server that is overloaded."""
 _POLICY_VIOLATION = 1008
-"""Close code for a request that would be refused at any time."""
 
 
 class Refusal(NamedTuple):
-    """A response made by the gate: 429, 403, 431 or 503."""
+    """A response of the gate: 403, 429, 431 or 503."""
 
     status: int
     fields: Fields
     raw: RawFields
-    """The fields as `raw` gives them."""
     body: bytes
     detail: str
-    """What a person reads in the body."""
+    """The explanation in the body."""
     id: str | None = None
-    """See `limitgate.limits.refusal_id`; None where no bucket refused: a rule denies or adapts, the store fails."""
+    """See `limitgate.limits.refusal_id`."""
 
     @property
     def waiting(self) -> Fields:
-        """The ``Retry-After`` among the fields, if there is one."""
+        """The ``Retry-After`` field, if any."""
         return [field for field in self.fields if field[0] == "Retry-After"]
 
     @property
@@ -45,15 +42,15 @@ class Refusal(NamedTuple):
 
     @property
     def close_code(self) -> int:
-        """The code that a WebSocket is closed with (IANA WebSocket Close Code Number Registry)."""
+        """The WebSocket close code (IANA WebSocket Close Code Number Registry)."""
         return _POLICY_VIOLATION if self.status in {403, 431} else _TRY_AGAIN_LATER
 
 
 def quota_exceeded(rules: tuple[str | None, ...], wait: float, name: bytes, *, is_permanent_ban: bool = False) -> Refusal:
-    """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it.
+    """Return the 429 (RFC 6585 section 4) with a problem body (RFC 9457, draft-ietf-httpapi-ratelimit-headers-11).
 
-    ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help. ``wait``
-    is in seconds, and ``name`` is the id of the refusal.
+    ``Retry-After`` is ``wait`` in whole seconds, at least 1 (RFC 9110 section 10.2.3), and absent if waiting can't help.
+    ``name`` is the refusal id.
     """
     common, before, after = _refusal(rules, None if isinf(wait) else max(1, ceil(wait)), is_permanent_ban)
     status, fields, raw_fields, _, detail, _ = common
@@ -70,10 +67,7 @@ def _refusal(
     wait: int | None,
     is_permanent_ban: bool,  # noqa: FBT001 - `lru_cache` is faster without keywords
 ) -> tuple[Refusal, bytes, bytes]:
-    """The 429 of these rules, with its body before and after the id, which is always of the same length.
-
-    Cached, since refused clients tend to ask again at once.
-    """
+    """Return a 429, and its body before and after the id. Cached, because refused clients often retry immediately."""
     detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
         detail, fields = "This request is more than its limit ever allows. Waiting does not help.", []
@@ -86,26 +80,26 @@ def _refusal(
 
 @cache
 def forbidden() -> Refusal:
-    """The 403 of a rule that denies, a problem without a type of its own (RFC 9457 section 4.2.1)."""
+    """Return the 403 of a deny rule, with problem type ``about:blank`` (RFC 9457 section 4.2.1)."""
     return _problem(403, "Forbidden", "This request is not permitted.", [], type="about:blank")
 
 
 @cache
 def headers_too_large(detail: str) -> Refusal:
-    """The 431 (RFC 6585 section 5) for header fields that are not read: those of `limitgate.errors.HeadersTooLargeError`."""
+    """Return the 431 (RFC 6585 section 5) for a `limitgate.errors.HeadersTooLargeError`."""
     return _problem(431, "Request Header Fields Too Large", detail, [], type="about:blank")
 
 
 @cache
 def unavailable() -> Refusal:
-    """The 503 of ``on_error: closed``."""
+    """Return the 503 of ``on_error: closed``."""
     detail = "The rate limit cannot be checked at the moment. Try again shortly."
     return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", "1")])
 
 
 @cache
 def overloaded(after_s: int) -> Refusal:
-    """The 503 of an adaptive limit, with the whole seconds after which to come back: these are few, so each is made once."""
+    """Return the 503 of an adaptive limit, with ``Retry-After`` in s. Cached: the values are few."""
     detail = "The service is at its capacity at the moment. Try again shortly."
     return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", str(after_s))])
 

@@ -1,6 +1,6 @@
-"""Routes of a framework's application, looked up before its own router runs.
+"""Lookup of routes before the framework's router runs.
 
-Used only if a key or a decorator needs it. One module for each family of frameworks; none is imported unless in use.
+Each framework has a module, imported only if needed.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from limitgate.http.request import Request
 from limitgate.rules.decorators import Mark
 
 Pattern = tuple[str, ...]
-"""Segments as `limitgate.http.paths.segments` gives them."""
+"""Segments from `limitgate.http.paths.segments`."""
 
 
 class Route(NamedTuple):
-    """Route of a request."""
+    """The route of a request."""
 
     template: str
-    """The full path template, mount points included."""
+    """The full path template with mount points."""
     marks: tuple[Mark, ...] = ()
-    """The decorators on the endpoint that will run; none where the router will refuse the method."""
+    """Decorators of the endpoint, empty if the router refuses the method."""
 
 
 class Routes(Protocol):
-    """The routes of the application behind a gate."""
+    """The routes of an application."""
 
     def decorated(self) -> bool:
-        """True if any endpoint carries a decorator, so that every request's route has to be known."""
+        """True if any endpoint has a decorator, so that every request needs a route lookup."""
 
     def find(self, request: Request) -> Route | None:
-        """The route that a request will take; None where there is none, or none that can be known."""
+        """Return the route of a request, None if there is none or it is unknown."""
 
     def version(self, request: Request) -> object:
-        """The same object while a method, path and root path lead to the same route; None if more of a request matters."""
+        """Return the same object while method, path and root path determine the route; None if they don't."""
 
 
 def mounts_of(routes: Routes) -> list[str]:
-    """Paths of mounts whose router compares prefixes only, so that ``/filesadmin`` is led to ``/files``."""
+    """Return mount paths that the router matches by text prefix, as ``/files`` for ``/filesadmin``."""
     mounts: Callable[[], list[str]] = getattr(routes, "mounts", list)
     return mounts()
 
 
 def fills_with_nothing(routes: Routes) -> bool:
-    """True if placeholders of the application's routes stand for empty segments, too: ``/items/`` is led to ``/items/{id}``."""
+    """True if placeholders match empty segments, as ``/items/{id}`` for ``/items/``."""
     fills: bool = getattr(routes, "fills_with_nothing", False)
     return fills
 
 
 class NoRoutes:
-    """Routes of an application that does not show them."""
+    """Routes of an unknown application."""
 
     def decorated(self) -> bool:
         """Return False."""
@@ -61,28 +61,28 @@ class NoRoutes:
         return None
 
     def version(self, _: Request) -> object:
-        """The same at all times."""
+        """Return the same object always."""
         return self
 
 
 class LitestarRoutes(NoRoutes):
-    """The mounts of a Litestar application. Its other routes are left to rules."""
+    """The mounts of a Litestar application. Only rules cover its other routes."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     def mounts(self) -> list[str]:
-        """Paths of mounts; Litestar leads ``/filesadmin`` to one at ``/files``, too."""
+        """Return the mount paths, which Litestar matches by text prefix."""
         handlers = [(route.path, getattr(route, "route_handler", None)) for route in self._app.routes]
         return [path for path, handler in handlers if getattr(handler, "is_mount", False) and path != "/"]
 
 
 class FalconRoutes(NoRoutes):
-    """The routes of a Falcon application, which are left to rules. It leads ``/by//login`` to ``/by/{who}/login``."""
+    """Routes of Falcon, covered only by rules. Its placeholders match empty segments."""
 
     fills_with_nothing = True
 
 
 def is_falcon(app: object) -> bool:
-    """True if this is a Falcon application, under WSGI or ASGI."""
+    """True for a Falcon application on WSGI or ASGI."""
     return any(kind.__module__.partition(".")[0] == "falcon" for kind in type(app).__mro__)

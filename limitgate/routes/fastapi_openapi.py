@@ -1,7 +1,7 @@
-"""The 429 of limited operations in the OpenAPI documents of FastAPI, for applications that use LimitGate.
+"""Document the 429 of limited operations in FastAPI's OpenAPI documents.
 
-`document` switches it on: when `limitgate.fastapi` is imported, or when a `LimitGate` is built. Before an application has its
-first request, its gates are not built yet, and what is known of them are their options.
+Importing `limitgate.fastapi` or building a `LimitGate` enables it. Gates are built at the first request; earlier documents use
+their options.
 """
 
 from __future__ import annotations
@@ -28,38 +28,33 @@ from limitgate.rules.settings import GateSettings
 
 
 class _Gate(NamedTuple):
-    """Rules and body of a `LimitGate`."""
-
     tiers: tuple[Sequence[Rule], ...]
-    """The rules of each tier; no tiers if it never refuses."""
+    """Rules by tier, empty if the gate never refuses."""
     styles: Sequence[Style]
     is_problem: bool
-    """True if a refusal has LimitGate's own body, not that of ``on_denied`` or of the application's handler."""
+    """False if ``on_denied`` or a handler of the application makes the body."""
 
 
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
 _gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
-"""Gates by their entry in an application's list of middleware."""
+"""Gates by middleware entry."""
 _documented: WeakSet[Any] = WeakSet()
-"""Applications that have asked for a document."""
 
 
 @functools.cache
 def document() -> None:
-    """Have FastAPI document the 429 of limited operations, of applications that use LimitGate; others stay as they are."""
+    """Make FastAPI document the 429 in applications with LimitGate."""
     documenting = _documenting(generator.get_openapi_path)
     setattr(generator, "get_openapi_path", documenting)  # noqa: B010 - mypy allows it like this only
 
 
 def forget_documents() -> None:
-    """Have applications make their documents anew when they are asked for next, as a gate has other rules."""
+    """Discard documents because a gate's rules have changed."""
     for app in list(_documented):
         app.openapi_schema = None
 
 
 def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the 429 to the part of a document that is about one route, if that is limited."""
-
     @functools.wraps(get_path)
     def get_openapi_path(*, route: Any, **given: Any) -> Any:
         operations, security, definitions = get_path(route=route, **given)
@@ -74,7 +69,6 @@ def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refused(route: Any, method: str) -> dict[str, Any] | None:
-    """The 429 of an operation, None if nothing limits it."""
     app = route.dependency_overrides_provider
     if isinstance(app, FastAPI):
         _documented.add(app)
@@ -96,33 +90,31 @@ def _refused(route: Any, method: str) -> dict[str, Any] | None:
 
 
 def _limiting(gate: _Gate, listed: Listed, method: str) -> list[Rule]:
-    """The rules, decorators and dependencies that may refuse a request to a route, in any tier."""
     found = [each.rule for of_tier in gate.tiers for each in applied(of_tier, listed, method)]
     limiting = [rule for rule in found if rule != "exempt" and rule.per == "request" and rule.has_limits and rule.has_counts]
     return [rule for rule in limiting if not rule.shadow]
 
 
 def rules_within(dependant: Any) -> Iterator[Rule]:
-    """The limits among all dependencies of a route."""
+    """Yield the limits in a route's dependencies."""
     for dependency in dependant.dependencies:
         rule = getattr(dependency.call, "rule", None)
-        if isinstance(rule, Rule):  # of a `RateLimit`
+        if isinstance(rule, Rule):
             yield rule
         yield from rules_within(dependency)
 
 
 def _takes(app: Any, route: Any, method: str, path: str) -> bool:
-    """True if the router leads this path to this route, and not to one before it."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
     try:
         taker = next((other for other in flat(app.routes) if other.matches(dict(scope))[0] is Match.FULL), None)
-    except Exception:  # noqa: BLE001 - a convertor that cannot read the path; the router will fail, too
+    except Exception:  # noqa: BLE001 - a convertor fails, as it will in the router
         return False
     return bool(getattr(taker, "path", None) == route.path)
 
 
 def _gates_of(app: Any) -> list[_Gate]:
-    """The `LimitGate` around an application, or several; where none is known, one without rules."""
+    """Return an application's gates, or one without rules if none is known."""
     entries = [entry for entry in getattr(app, "user_middleware", ()) if _is_gate(entry.cls)]
     for entry in entries:
         if entry not in _gates:
@@ -133,7 +125,7 @@ def _gates_of(app: Any) -> list[_Gate]:
 
 
 def _with_present_rules(gates: list[_Gate], app: Any) -> list[_Gate]:
-    """The gates of an application, of which those that are built may have other rules by now."""
+    """Update rules from gates that are already built."""
     built, layer = [], getattr(app, "middleware_stack", None)
     while layer is not None:
         if _is_gate(type(layer)):
@@ -148,12 +140,12 @@ def _with_present_rules(gates: list[_Gate], app: Any) -> list[_Gate]:
 
 
 def _is_gate(middleware: Any) -> bool:
-    """True for `LimitGate` and what is derived from it, told by the name of its module, which imports this one."""
+    """True for `LimitGate` and subclasses; importing the class would be circular."""
     return isinstance(middleware, type) and any(base.__module__ == "limitgate.middleware" for base in middleware.__mro__)
 
 
 def _gate_with(options: Mapping[str, Any]) -> _Gate:
-    """Gate of these options. Mistakes in them are reported when it is built."""
+    """Building the gate reports errors in these options."""
     try:
         settings = GateSettings(**options)
     except (ConfigError, TypeError):
@@ -164,7 +156,7 @@ def _gate_with(options: Mapping[str, Any]) -> _Gate:
 
 
 def _tiers(rules: object) -> tuple[Sequence[Rule], ...]:
-    if isinstance(rules, Iterator):  # it can be read only once, and that is for the gate to do
+    if isinstance(rules, Iterator):  # only the gate may consume it
         return _UNKNOWN.tiers
     try:
         return tuple(rules_of(rules).tiers.values())

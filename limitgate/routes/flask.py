@@ -18,9 +18,9 @@ from limitgate.routes import FalconRoutes, NoRoutes, Pattern, Route, Routes, is_
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at all views, once Flask has handled a request and so takes no further ones."""
+"""Seconds between comparisons of all views, after Flask's first request."""
 LONGEST_HOST = 260
-"""Characters of a host that any name has (RFC 1035 section 2.3.4), and of its port."""
+"""Maximum characters of a host name (RFC 1035 section 2.3.4) with port."""
 _VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
 
 
@@ -31,14 +31,12 @@ class FlaskRoutes:
         self._app = app
         self._views: dict[str, Any] = {}
         self._rules = 0
-        """Number of URL rules, by which `version` knows of one that was added."""
         self._looks_at = -math.inf
-        """When to look at all of them again."""
         self._version: object = object()
         self._decorated = False
 
     def decorated(self) -> bool:
-        """True if any view carries a decorator; looked up anew when views have changed."""
+        """See `Routes.decorated`."""
         if self._views != self._app.view_functions:
             self._read_views()
         return self._decorated
@@ -49,41 +47,39 @@ class FlaskRoutes:
             note_routed(view)
         self._decorated = any(has_marks(view) or has_marks(effective(view)) for view in views.values())
         self._version = object()
-        self._views = views  # last, as other threads take all else for read then
+        self._views = views  # last, because other threads then skip reading
 
     def find(self, request: Request) -> Route | None:
-        """The route that Werkzeug's map will choose. Where it fails, by a converter that cannot read a path, there is none."""
+        """See `Routes.find`. Returns None if a converter raises."""
         environ = self._with_a_short_host(request.environ or {})
         try:
             adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))
             rule, _ = adapter.match(return_rule=True)
-        except Exception as error:  # noqa: BLE001 - not found, or it is Flask's to raise, after the request was charged
+        except Exception as error:  # noqa: BLE001 - not found, or Flask raises this after the charge
             raise_interruption(error)
             return None
         view = effective(self._app.view_functions.get(rule.endpoint))
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
     def version(self, _: Request) -> object:
-        """One for as long as there are the same views and as many URL rules, None if the host of a request matters, too.
+        """See `Routes.version`. None if the host matters.
 
-        What is added counts at once. Who puts another view in the place of one while requests come, which Flask has no way for,
-        is heard of within `LOOK_EVERY` seconds.
+        Detects new views and rules immediately, replaced views within `LOOK_EVERY` seconds.
         """
         app = self._app
         url_map = app.url_map
         if url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
             return None
         now = monotonic()
-        is_added_to = url_map._remap  # noqa: SLF001 - true from when a rule is added until the next path is looked up
+        is_added_to = url_map._remap  # noqa: SLF001 - true from the addition of a rule until the next lookup
         if is_added_to or now >= self._looks_at or len(app.view_functions) != len(self._views):
             self._look(now)
         return self._version
 
     def _look(self, now: float) -> None:
-        """Look at all views and URL rules."""
         if self._views != self._app.view_functions:
             self._read_views()
-        rules = sum(map(len, self._app.url_map._rules_by_endpoint.values()))  # noqa: SLF001 - all that Werkzeug tells of its rules
+        rules = sum(map(len, self._app.url_map._rules_by_endpoint.values()))  # noqa: SLF001 - there is no public attribute
         if rules != self._rules:
             self._version = object()
             self._rules = rules  # last, as above
@@ -91,7 +87,6 @@ class FlaskRoutes:
             self._looks_at = now + LOOK_EVERY
 
     def _with_a_short_host(self, environ: Environ) -> Environ:
-        """Copy of an environ with a short host, if routes do not depend on it."""
         app, long = self._app, len(environ.get("HTTP_HOST") or "") > LONGEST_HOST
         if not long or app.url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
             return environ
@@ -99,22 +94,20 @@ class FlaskRoutes:
 
 
 class DispatchedRoutes:
-    """The routes of applications under the prefixes of a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
+    """The routes behind a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
 
     def __init__(self) -> None:
         self.default: Routes = NoRoutes()
-        """The routes where no prefix fits."""
         self.mounted: dict[str, Routes] = {}
-        """The routes by prefix."""
         self._version: Sequence[object] = ()
 
     def decorated(self) -> bool:
-        """True if any endpoint of any of the applications carries a decorator."""
+        """See `Routes.decorated`."""
         return any(routes.decorated() for routes in self._ends)
 
     @cached_property
     def _ends(self) -> list[Routes]:
-        """The routes of the applications themselves: a dispatcher may be mounted in itself."""
+        """The routes of all applications. A dispatcher may mount itself."""
         found: list[Routes] = [self]
         for routes in found:
             if isinstance(routes, DispatchedRoutes):
@@ -122,7 +115,7 @@ class DispatchedRoutes:
         return [routes for routes in found if not isinstance(routes, DispatchedRoutes)]
 
     def find(self, request: Request) -> Route | None:
-        """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template."""
+        """See `Routes.find`. The template leaves out mounts that lead back."""
         environ = dict(request.environ or {})
         routes: Routes = self
         entered: dict[int, str] = {}
@@ -140,7 +133,7 @@ class DispatchedRoutes:
         return None
 
     def version(self, request: Request) -> object:
-        """Those of all applications, None if any has none."""
+        """See `Routes.version`."""
         now = [routes.version(request) for routes in self._ends]
         if None in now:
             return None
@@ -149,26 +142,23 @@ class DispatchedRoutes:
         return self._version
 
     def prefix_of(self, path: str) -> str:
-        """The longest prefix of a path that an application is mounted at, as the dispatcher chooses it.
-
-        If there is none, the dispatcher takes the text before the path's first slash for a mount point.
-        """
+        """Return the longest mounted prefix of a path, as the dispatcher does, or the text before the first slash."""
         prefixes = [prefix for prefix in self.mounted if "/" in prefix and (path == prefix or path.startswith(f"{prefix}/"))]
         return max(prefixes, key=len, default=path.partition("/")[0])
 
 
 def wsgi_routes(app: Any) -> Routes:
-    """The routes of a WSGI application, looked for behind the middleware around it."""
+    """Return the routes of a WSGI application behind its middleware."""
     return _routes(app, {})
 
 
 def _routes(app: Any, known: dict[int, Routes]) -> Routes:
-    """Routes of an application; ``known`` are those of dispatchers around it, in which it may be mounted again."""
+    """Return an application's routes. ``known`` has those of outer dispatchers."""
     flask: Any = None
     passed = []
     while app is not None:
         owner = getattr(app, "__self__", app)
-        if (step := (id(owner), owner is app)) in passed:  # a wrapper that names itself as its application
+        if (step := (id(owner), owner is app)) in passed:
             break
         passed.append(step)
         if id(app) in known:
@@ -185,7 +175,7 @@ def _routes(app: Any, known: dict[int, Routes]) -> Routes:
 
 
 def pattern_of(routes: Any, rule: Any) -> Pattern:
-    """A template of Werkzeug's as segments: `ANY` for one with a variable, `REST` where a variable may hold several."""
+    """Convert a Werkzeug rule to segments: `ANY` for one variable segment, `REST` for several."""
 
     def placeholder(variable: re.Match[str]) -> str:
         converter = routes.converters.get(variable["converter"] or "default")

@@ -1,4 +1,4 @@
-"""Error handlers that an application has registered with its framework for refusals: of `RateLimited` and of status 429."""
+"""Error handlers of applications for `RateLimited` and status 429."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from limitgate.errors import LimitGateError
 from limitgate.limits.decision import RateLimited
 
 STATUS = 429
-"""The status that handlers may be registered for."""
 ERRORS = tuple(kind for kind in RateLimited.__mro__ if issubclass(kind, LimitGateError))
-"""The errors that handlers may be registered for, the nearest first."""
+"""Errors with possible handlers, the most specific first."""
 _KEYS = (*ERRORS, STATUS)
 
 
 def application_behind(app: Any) -> Any:
-    """The application of a framework behind a gate, looked for behind the middleware around it; None if there is none."""
+    """Return the framework application behind a gate and other middleware, or None."""
     seen: set[int] = set()
     while app is not None:
-        owner = getattr(app, "__self__", app)  # of a method such as Quart.asgi_app
+        owner = getattr(app, "__self__", app)  # for methods such as Quart.asgi_app
         if id(owner) in seen:
             return None
         seen.add(id(owner))
@@ -30,7 +29,7 @@ def application_behind(app: Any) -> Any:
 
 
 def handler_of_refusals(handlers: Any) -> Callable[..., Any] | None:
-    """The handler of a refusal among those by error or status."""
+    """Return the handler of refusals from handlers by error or status, or None."""
     if handlers and isinstance(handlers, Mapping):
         for key in _KEYS:
             if key in handlers:

@@ -1,4 +1,4 @@
-"""The 429 as plain data of an OpenAPI 3.1 document. Knows no framework."""
+"""The 429 in OpenAPI 3.1, independent of frameworks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from limitgate.limits.limit import SECONDS
 from limitgate.rules.rule import Rule
 
 PROBLEM = "LimitGateProblem"
-"""The name of `PROBLEM_SCHEMA` among the schemas of a document."""
+"""Name of `PROBLEM_SCHEMA` in a document."""
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": PROBLEM,
@@ -31,9 +31,9 @@ Headers = dict[str, dict[str, Any]]
 
 
 def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
-    """The 429 of an operation that ``rules`` limit, with rate fields in ``styles``.
+    """Return the 429 of an operation that ``rules`` limit, with rate fields in ``styles``.
 
-    ``is_problem`` is true if its body is the problem of `PROBLEM_SCHEMA`, and not that of ``on_denied``.
+    ``is_problem`` is true if `PROBLEM_SCHEMA` describes the body.
     """
     wait = "Seconds after which the request will be admitted, if nobody else uses the same limit until then."
     headers = {"Retry-After": _header(wait, type="integer", minimum=1)}

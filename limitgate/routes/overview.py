@@ -1,4 +1,4 @@
-"""Overview of routes and their limits, as a table for operators. Pure; a framework lists its routes."""
+"""A table of routes and their limits for operators. Pure: frameworks list their routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Group = TypeVar("Group", bound=Hashable)
 Row = tuple[str, ...]
 
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
-"""Methods listed for a route that takes any."""
+"""Methods to show for a route that accepts any."""
 _HEADS = ("Route", "Methods", "Tier", "Rule", "Limits", "Key", "Notes")
 
 
@@ -23,49 +23,47 @@ class Listed(NamedTuple):
     """A route of an application."""
 
     template: str
-    """Template in the framework's own syntax."""
+    """In the framework's syntax."""
     pattern: tuple[str, ...]
-    """The template as `limitgate.http.paths.segments` would give it."""
+    """As from `limitgate.http.paths.segments`."""
     methods: tuple[str, ...]
-    """Methods that it serves: HEAD only without GET, and OPTIONS, which is shown only if there is no other."""
+    """HEAD only without GET; OPTIONS is shown only alone."""
     marks: Callable[[str], tuple[Mark, ...]]
-    """Decorators on the endpoint of a method."""
+    """Decorators by method."""
     takes: Callable[[str], bool]
-    """True if the router leads a path that fits to this route and not to another one."""
+    """True if the router chooses this route for a matching path."""
 
 
 class Applied(NamedTuple):
-    """A rule or exemption of a route."""
+    """A rule or exemption that applies to a route."""
 
     rule: Rule | Literal["exempt"]
-    """A rule, that of a decorator included, or the decorator ``exempt``."""
+    """A rule, also from a decorator, or ``exempt``."""
     wholly: bool
-    """True if for all paths of the route."""
+    """True if it covers all paths of the route."""
 
     @property
     def is_certain(self) -> bool:
-        """True if for all requests to the route."""
+        """True if it covers all requests to the route."""
         return self.wholly and (self.rule == "exempt" or not self.rule.is_conditional)
 
 
 class Entry(NamedTuple):
-    """One rule of a route, for some of its methods and some tiers."""
+    """A rule of a route for some methods and tiers."""
 
     template: str
     methods: list[str]
     tiers: list[str]
     applied: Applied | None
-    """None where nothing applies."""
     rules: RuleSet
-    """The rules of the gate."""
 
 
 Mounted = tuple[RuleSet, Sequence[Listed]]
-"""The rules of a gate around a mounted application, and its routes: templates with the mount, patterns without it."""
+"""The rules of a mounted application's gate, and its routes: only templates include the mount."""
 
 
 def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> str:
-    """Table of the routes with their limits by the rules of each gate, and below these the rules that match none of them."""
+    """Format the limits of all routes as a table, then list the rules that match no route."""
     parts = [_aligned(_HEADS, _rows(gates, routes, mounted))] if routes else []
     idle = [
         (rule.name, listed(rule.paths), ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
@@ -78,10 +76,7 @@ def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequen
 
 
 def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
-    """Rules of a tier and decorators that apply to this method of this route.
-
-    If one of them exempts all of the route's paths, that alone.
-    """
+    """Return a tier's rules and the decorators that apply to a route's method; exemptions for all its paths come alone."""
     marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
     exempt = [each for each in found if each.is_certain and (each.rule == "exempt" or each.rule.exempt)]
@@ -89,7 +84,7 @@ def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applie
 
 
 def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied]:
-    """Those that are not certain to be replaced by another one."""
+    """Remove rules that another rule always replaces."""
     decorators = [mark for mark in marks if mark != "exempt"]
     decorating = set(map(id, marks))
     listed = [each.rule for each in found if each.rule != "exempt" and id(each.rule) not in decorating]
@@ -103,10 +98,7 @@ def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied
 
 
 def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]]:
-    """Rules that match no route at all, each with the first tier that has it.
-
-    Those that deny are left out: there need be nothing where they keep clients away from.
-    """
+    """Return the rules that match no route, each with its first tier, except deny rules."""
     idle: dict[int, tuple[str, Rule]] = {}
     for tier, of_tier in rules.tiers.items():
         matched = {id(each.rule) for route in routes for method in route.methods for each in _matching(of_tier, route, method)}
@@ -126,7 +118,6 @@ def _matching(of_tier: Sequence[Rule], route: Listed, method: str) -> Iterable[A
 
 
 def _meets(pattern: Sequence[str], route: Listed) -> bool:
-    """True if a pattern matches any path that leads to a route."""
     common = meet(pattern, route.pattern)
     if common is None:
         return False
@@ -138,9 +129,9 @@ def _class_of(method: str) -> str:
 
 
 def entries(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> list[Entry]:
-    """The rules of each route by each gate, the outermost first; methods and tiers together that have the same ones.
+    """Return the rules of each route by gate, outermost first, grouped by methods and tiers.
 
-    What stands in code is for the outermost gate to decide about, but for exemptions. A rule that several have is told once.
+    The outermost gate decides decorators, every gate exemptions. A rule of several gates appears once.
     """
     found = list(_entries(gates[0], routes)) if gates else []
     for rules, its_routes in [*[(each, routes) for each in gates[1:]], *mounted]:
@@ -160,12 +151,11 @@ def _entries(rules: RuleSet, routes: Sequence[Listed]) -> Iterable[Entry]:
 
 
 def _within(route: Listed) -> Listed:
-    """A route as a gate inside of another one sees it, which has decided about its decorators."""
+    """An outer gate decides decorators."""
     return route._replace(marks=lambda method: tuple([mark for mark in route.marks(method) if mark == "exempt"]))
 
 
 def _left(found: Sequence[Entry], further: Sequence[Entry]) -> Iterable[Entry]:
-    """All but those that say that nothing applies where something of a further gate does."""
     ruled = {(each.template, method) for each in further for method in each.methods}
     for each in found:
         methods = [method for method in each.methods if each.applied is not None or (each.template, method) not in ruled]
@@ -174,7 +164,6 @@ def _left(found: Sequence[Entry], further: Sequence[Entry]) -> Iterable[Entry]:
 
 
 def _rows(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted]) -> list[Row]:
-    """A row for each rule that applies, without cells that repeat the row above."""
     rows = [
         (each.template, ", ".join(each.methods), _tier_cell(each.tiers, each.rules), *_cells(each.applied))
         for each in entries(gates, routes, mounted)
@@ -183,7 +172,6 @@ def _rows(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[
 
 
 def _alike(pairs: Iterable[tuple[str, Group]]) -> list[tuple[list[str], Group]]:
-    """Group names by equal values, in their order."""
     groups: dict[Group, list[str]] = {}
     for name, group in pairs:
         groups.setdefault(group, []).append(name)
@@ -191,7 +179,6 @@ def _alike(pairs: Iterable[tuple[str, Group]]) -> list[tuple[list[str], Group]]:
 
 
 def _cells(each: Applied | None) -> Row:
-    """Cells of a rule: its name, limits, key and notes."""
     if each is None:
         return ("-", "", "", "")
     rule = each.rule
@@ -208,7 +195,7 @@ def _cells(each: Applied | None) -> Row:
 
 
 def notes_on(each: Applied) -> list[str]:
-    """Notes on whatever of a rule is not the default."""
+    """Describe everything in a rule that isn't the default."""
     rule = each.rule
     if rule == "exempt":
         return []
@@ -235,13 +222,11 @@ def notes_on(each: Applied) -> list[str]:
 
 
 def _on_paths(rule: Rule) -> list[str]:
-    """Notes on the paths of a rule that is not for all of a route."""
     only = f"only {listed(rule.paths)}"
     return [f"{only} but not {listed(rule.exclude)}" if rule.exclude else only]
 
 
 def _on_requests(rule: Rule) -> list[str]:
-    """Notes on the requests that a rule is for, and on the rules that it replaces there."""
     notes = []
     if rule.clients:
         notes.append(f"only clients {listed(rule.clients)}")
@@ -253,7 +238,6 @@ def _on_requests(rule: Rule) -> list[str]:
 
 
 def _on_priorities(rule: Rule) -> list[str]:
-    """Note on a rule's reserve and priority."""
     kept = [] if rule.reserve is None else [f"reserve {percent(rule.reserve)}"]
     return kept if rule.priority is None else [*kept, f"priority {rule.priority}"]
 
@@ -265,7 +249,7 @@ def _tier_cell(names: Sequence[str], rules: RuleSet) -> str:
 
 
 def _new(row: Row, above: Row) -> Row:
-    """A row without those of its first three cells that repeat the row above."""
+    """Blank those of the first three cells that repeat the row above."""
     same = 0
     while same < 3 and row[: same + 1] == above[: same + 1]:
         same += 1
@@ -273,7 +257,7 @@ def _new(row: Row, above: Row) -> Row:
 
 
 def _aligned(heads: Sequence[str], rows: Sequence[Row]) -> str:
-    """Format a table as text, without empty columns. No name breaks a line."""
+    """Format a table without empty columns."""
     columns = [tuple(map(printable, column)) for column in zip(heads, *rows) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     columns = [(head, "-" * width, *cells) for (head, *cells), width in zip(columns, widths)]

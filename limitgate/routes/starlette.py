@@ -1,7 +1,7 @@
-"""The routes of Starlette and FastAPI, mounted applications and included routers in their places.
+"""The routes of Starlette and FastAPI with mounts and included routers.
 
-A route table is read once into an index that proposes the few routes whose literal segments fit. Only those are matched, in the
-table's order, while the router would match all. Nothing is kept per path, so no client can make anything grow.
+An index finds the few candidates by literal segments, then the router's own matching decides. Nothing is cached by path,
+because clients choose paths.
 """
 
 from __future__ import annotations
@@ -18,51 +18,49 @@ from limitgate.routes import FalconRoutes, LitestarRoutes, NoRoutes, Route, Rout
 from limitgate.rules.decorators import Mark, effective, has_marks, marks_of, note_routed
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
-"""Route segment that surely stays within one segment of a path; other convertors may go on."""
-_MATCH_PARTIAL, _MATCH_FULL = 1, 2  # the values of starlette.routing.Match
+"""A path part that matches within one segment; other convertors may match several."""
+_MATCH_PARTIAL, _MATCH_FULL = 1, 2  # as in starlette.routing.Match
 
 
 class StarletteRoutes:
-    """The routes of a Starlette or FastAPI application, or of one of its routers."""
+    """The routes of a Starlette or FastAPI application or router."""
 
     def __init__(self, router: Any) -> None:
         self._router = router
         self._routes_of: Callable[[Any], list[Any]] = _IN_ROUTER if _hands_on(router) else _HERE
         self._root: list[Any] | None = None
-        """The list of routes of the router itself, when they were read."""
         self._tables: dict[int, _Table] = {}
-        """By the identity of the list of routes."""
+        """By the id of the list of routes."""
         self._lists: list[list[Any]] = []
-        """All lists of routes."""
         self._contents: list[list[Any]] = []
-        """What was in each of them when they were read."""
+        """The lists' contents at the last update."""
         self._decorated = False
         self._by_path = False
-        """True if all routes are chosen by method and path alone."""
+        """True if only method and path select routes."""
 
     def decorated(self) -> bool:
-        """True if any endpoint carries a decorator, in mounted applications too."""
+        """See `Routes.decorated`."""
         self._current()
         return self._decorated
 
     def find(self, request: Request) -> Route | None:
-        """The route that the router will choose. Where it fails, by a convertor that cannot read a path, there is none."""
+        """See `Routes.find`. Returns None if a convertor raises."""
         try:
             return self._find(dict(request.scope or {}))
-        except Exception:  # noqa: BLE001 - it is the router's to raise, after the request was charged
+        except Exception:  # noqa: BLE001 - the router raises this after the charge
             return None
 
     def version(self, _: Request) -> object:
-        """The present tables, unless any of their routes looks at more than method and path, as one by host does."""
-        routes_of = self._routes_of  # no method, so called by a name of its own
-        if routes_of(self._router) is not self._root or self._lists != self._contents:  # as `_current` says
+        """See `Routes.version`."""
+        routes_of = self._routes_of  # a local name, because it isn't a method
+        if routes_of(self._router) is not self._root or self._lists != self._contents:
             self._current()
         return self._tables if self._by_path else None
 
     def _find(self, scope: Scope) -> Route | None:
-        """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template.
+        """Follow the mounts to a route. The template leaves out mounts that lead back.
 
-        An application mounted in itself has any depth that clients like, so depth is no part of a key.
+        Clients choose the depth of an application mounted in itself, so depth can't be part of a key.
         """
         tables = self._current()
         first = table = tables[id(self._routes_of(self._router))]
@@ -85,10 +83,9 @@ class StarletteRoutes:
         return None
 
     def _current(self) -> dict[int, _Table]:
-        """The tables, read anew when routes have changed.
+        """Return the tables, updated if routes have changed.
 
-        A list tells nobody of its changes, so all are compared with what was in them: by identities and in one go, a nanosecond
-        for a route.
+        Lists don't notify, so this compares their contents by identity, which takes a nanosecond per route.
         """
         root = self._routes_of(self._router)
         if root is self._root and self._lists == self._contents:
@@ -106,15 +103,15 @@ _HERE, _IN_ROUTER = attrgetter("routes"), attrgetter("router.routes")
 
 
 def _hands_on(app: Any) -> bool:
-    """True if the routes of an application are those of its router, which to ask directly takes a third of the time."""
+    """True if the application's routes are its router's, which are three times as fast to read."""
     starlette = sys.modules.get("starlette.applications")
     return starlette is not None and getattr(type(app), "routes", None) is starlette.Starlette.routes
 
 
 def _is_by_path(route: Any) -> bool:
-    """True if a route is one of Starlette's or FastAPI's that matches by method and path, and not one with a way of its own.
+    """True for routes of Starlette and FastAPI that match by method and path.
 
-    FastAPI 0.143 and later list routes in contexts, which match as their routes do.
+    FastAPI 0.143 and later wrap routes in contexts.
     """
     matches = getattr(type(getattr(route, "original_route", route)), "matches", None)
     return (getattr(matches, "__module__", None), getattr(matches, "__qualname__", "").partition(".")[0]) in _BY_PATH
@@ -129,7 +126,7 @@ _BY_PATH = frozenset(
         ("fastapi.routing", "APIWebSocketRoute"),
     }
 )
-"""Modules and classes whose ``matches`` looks at method and path alone."""
+"""Modules and classes with a ``matches`` that uses only method and path."""
 
 
 class _Entry(NamedTuple):
@@ -137,22 +134,20 @@ class _Entry(NamedTuple):
     path: str
     endpoint: Any
     below: list[Any] | None
-    """Routes of the application mounted there; None if it is an endpoint, or shows no routes."""
+    """Routes of a mounted application, None if unknown or an endpoint."""
 
 
 class _Table:
-    """One list of routes, in whatever places it is mounted."""
-
     def __init__(self, routes: list[Any]) -> None:
         self._index: PathIndex[tuple[int, _Entry]] = PathIndex()
         self.lists = [(found, list(found)) for found in _lists(routes)]
-        """The lists of its routes, each with what was in it before it was read."""
+        """Each list of routes, with its contents before reading."""
         self.entries = [_entry(route) for route in flat(routes)]
         for place, entry in enumerate(self.entries):
             self._index.add(_proposal(entry), (place, entry))
 
     def find(self, scope: Scope) -> tuple[_Entry, Scope | None] | None:
-        """The first route that matches fully and what it adds to the scope, else the first that matches but for its method."""
+        """Return the first full match, otherwise the first match except for the method."""
         path = below(scope["path"], scope.get("root_path", "")).removesuffix("\n")
         partial: _Entry | None = None
         for _, entry in sorted(self._index.find(path), key=itemgetter(0)):
@@ -165,7 +160,6 @@ class _Table:
 
 
 def _read(routes: list[Any]) -> dict[int, _Table]:
-    """Tables of a router and of all applications mounted in it, each read once: one may be mounted in itself."""
     tables: dict[int, _Table] = {}
     waiting = [routes]
     while waiting:
@@ -177,7 +171,6 @@ def _read(routes: list[Any]) -> dict[int, _Table]:
 
 
 def _are_decorated(tables: Iterable[_Table]) -> bool:
-    """True if any endpoint of these tables carries a decorator."""
     entries = [entry for table in tables for entry in table.entries]
     for entry in entries:
         note_routed(entry.endpoint)
@@ -186,7 +179,7 @@ def _are_decorated(tables: Iterable[_Table]) -> bool:
 
 
 def asgi_routes(app: Any) -> Routes:
-    """The routes of an ASGI application, looked for behind the middleware around it."""
+    """Return the routes of an ASGI application behind its middleware."""
     router = router_of(app)
     if router is not None:
         return StarletteRoutes(router)
@@ -202,25 +195,25 @@ def _is_litestar(app: Any) -> bool:
 
 
 def router_of(app: Any) -> Any:
-    """The application or router with Starlette's routes, looked for behind the middleware around it; None if there is none."""
+    """Return the application or router with Starlette routes behind middleware, or None."""
     while app is not None and not _are_routes(getattr(app, "routes", None)):
         app = getattr(app, "app", None)
     return app
 
 
 def _are_routes(found: object) -> bool:
-    """True if this is a list of Starlette's routes; other frameworks have lists of that name, too."""
+    """True for Starlette's routes; other frameworks have ``routes``, too."""
     return isinstance(found, list) and all(hasattr(route, "matches") for route in found[:1])
 
 
 def flat(routes: Iterable[Any]) -> Iterable[Any]:
-    """The routes with those of FastAPI's included routers in their places, each under its full path.
+    """Return the routes, with those of FastAPI's included routers in place, under full paths.
 
-    Before FastAPI 0.143 an included route that is not FastAPI's own has its path and endpoint in ``starlette_route``.
+    Before FastAPI 0.143, foreign routes in included routers are in ``starlette_route``.
     """
     if not any(type(route).__module__ == "fastapi.routing" for route in routes):
         return routes
-    import fastapi.routing  # noqa: PLC0415 - only where it is in use already
+    import fastapi.routing  # noqa: PLC0415 - only if already imported
 
     flatten = getattr(fastapi.routing, "iter_route_contexts", None)
     if flatten is None:
@@ -229,13 +222,12 @@ def flat(routes: Iterable[Any]) -> Iterable[Any]:
 
 
 def mounted(route: Any) -> list[Any] | None:
-    """Routes of the application mounted at a route; None if it is an endpoint, or shows no routes."""
+    """Return the routes of a mounted application, None if unknown or an endpoint."""
     routes: list[Any] | None = getattr(router_of(getattr(route, "app", None)) or route, "routes", None)
     return routes
 
 
 def _lists(routes: list[Any]) -> Iterator[list[Any]]:
-    """Lists of the routes of one level: their own, and those of FastAPI's included routers, each once."""
     waiting, known = [routes], set()
     while waiting:
         found = waiting.pop()
@@ -251,7 +243,7 @@ def _entry(route: Any) -> _Entry:
 
 
 def segments_of(path: str) -> tuple[str, ...]:
-    """A route's path as segments as in a rule's pattern, empty ones kept: `ANY` for one that varies, `REST` for several."""
+    """Convert a route's path to segments, empty ones included: `ANY` for one variable segment, `REST` for several."""
     found: list[str] = []
     for segment in path.split("/")[1:]:
         if "{" in segment and not _WITHIN_A_SEGMENT.fullmatch(segment):
@@ -261,7 +253,7 @@ def segments_of(path: str) -> tuple[str, ...]:
 
 
 def _proposal(entry: _Entry) -> tuple[str, ...]:
-    """Segments that match at least every path that the route matches."""
+    """Return segments that match at least all paths of the route."""
     segments = segments_of(entry.path)
     if entry.endpoint is None:
         return segments if segments[-1:] == (REST,) else (*segments, REST)

@@ -1,4 +1,4 @@
-"""The routes of Starlette and FastAPI for the overview: mounted applications and included routers in their places."""
+"""The routes of Starlette and FastAPI for the overview."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from limitgate.rules.decorators import Mark, effective, marks_of, note_routed
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """The routes of an application, none if it shows none. Of one that shows none and is mounted, its mount alone."""
+    """Return the routes of an application; a mount without known routes is one route."""
     router = router_of(app)
     if router is None:
         return []
@@ -28,7 +28,7 @@ def routes_of(app: Any) -> list[Listed]:
 
 
 def mounts_of(app: Any) -> Iterator[tuple[str, Any]]:
-    """The applications that are mounted right in one, each with the template of its mount."""
+    """Yield the directly mounted applications with their mount templates."""
     router = router_of(app)
     for route in flat(router.routes) if router is not None else ():
         within = getattr(route, "app", None)
@@ -37,11 +37,11 @@ def mounts_of(app: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _walk(routes: list[Any], template: str, around: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    """Routes and their templates. ``around`` are the lists that these are mounted in: one may be mounted in itself."""
+    """Yield routes with templates. ``around`` has the ids of outer lists, to stop at an application mounted in itself."""
     for route in flat(routes):
         path = template + (getattr(route, "path", None) or "")
         below = None if getattr(route, "endpoint", None) is not None else mounted(route)
-        if not below or id(below) in around:  # an application that shows no routes has an empty list of them, or none
+        if not below or id(below) in around:
             yield path, route
         else:
             yield from _walk(below, path, around | {id(routes)})
@@ -64,7 +64,7 @@ def _listed(template: str, route: Any, routes: Routes) -> Listed:
 
 
 def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
-    """The methods of a route: those that it names, or that its class has; GET for a WebSocket, whose handshake is one."""
+    """Return the methods of a route or its class; GET for a WebSocket."""
     given = getattr(route, "methods", None)
     if given is None and isclass(endpoint):
         given = [method for method in (*METHODS, "HEAD", "OPTIONS") if hasattr(endpoint, method.lower())]
@@ -76,16 +76,15 @@ def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
 
 
 def _limits_of_dependencies(route: Any) -> tuple[Mark, ...]:
-    """The limits among the dependencies of a route of FastAPI."""
     if not hasattr(route, "dependant"):
         return ()
-    from limitgate.routes.fastapi_openapi import rules_within  # noqa: PLC0415 - FastAPI is in use where a route has these
+    from limitgate.routes.fastapi_openapi import rules_within  # noqa: PLC0415 - only with FastAPI
 
     return tuple(rules_within(route.dependant))
 
 
 def _takes(routes: Routes, template: str, method: str, path: str) -> bool:
-    """True if the router leads a path to the route of this template."""
+    """True if the router chooses this template for a path."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
     found = routes.find(ASGIRequest(scope))
     return found is not None and found.template == template
