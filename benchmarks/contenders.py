@@ -259,40 +259,40 @@ def flask_limiter(url: str, quotas: Quotas, **others: Any) -> Any:
     return app
 
 
-LIMITGATE = Contender("LimitGate", limitgate, remark="One rule of three windows, with its rate headers: one script call.")
+LIMITGATE = Contender("LimitGate", limitgate, remark="One rule with three windows and rate headers: one script call.")
 PEERS = (
     Contender(
         "asgi-ratelimit",
         asgi_ratelimit,
-        remark="Its own middleware with one rule. Fixed windows: TTL and EVALSHA.",
-        without="headers, smooth windows; in memory also a bound, and all or nothing",
+        remark="Its own middleware with one rule and fixed windows. It sends TTL and EVALSHA.",
+        without="headers, smooth windows; in memory also a memory bound, all or nothing",
     ),
     Contender(
         "throttled-py",
         throttled,
-        remark="GCRA. One limiter holds one quota, so three of them, asked one after the other by a middleware of ours, the "
-        "thinnest possible. Its memory store may hold a million keys here; beyond 1,024 it forgets clients by default.",
+        remark="GCRA. A limiter has one quota, so a minimal middleware calls three limiters in sequence. Its memory store is "
+        "configured for a million keys; by default it drops clients beyond 1,024.",
         without="headers, all or nothing",
     ),
     Contender(
         "limits",
         limits,
-        remark="Its asyncio side on redis-py, fixed windows, asked by the same thinnest middleware.",
-        without="headers, smooth windows, all or nothing; in memory also a bound",
+        remark="Its asyncio API on redis-py with fixed windows, called by the same minimal middleware.",
+        without="headers, smooth windows, all or nothing; in memory also a memory bound",
     ),
     Contender(
         "fastapi-limiter",
         fastapi_limiter,
         "FastAPI",
-        "With a limiter made as its README says, all clients share one bucket; so each client got its own, by the factory "
-        "that pyrate-limiter's README shows. Sliding log. Compared with the bare FastAPI application.",
-        without="headers, a bound on memory",
+        "Sliding log. As set up in its README, all clients would share one bucket, so each client has its own, made by the "
+        "factory in pyrate-limiter's README. Compared with the bare FastAPI application.",
+        without="headers, a memory bound",
     ),
     Contender(
         "slowapi",
         slowapi,
-        remark="Its decorator on the route, fixed windows, rate headers off as by default. Calls Redis synchronously.",
-        without="headers, smooth windows, all or nothing; in memory also a bound",
+        remark="Its decorator on the route. Fixed windows, no rate headers by default. It calls Redis synchronously.",
+        without="headers, smooth windows, all or nothing; in memory also a memory bound",
     ),
 )
 WSGI = (
@@ -301,8 +301,8 @@ WSGI = (
         "Flask-Limiter",
         flask_limiter,
         "Flask",
-        "Default limits, fixed windows, rate headers off as by default.",
-        without="headers, smooth windows, all or nothing; in memory also a bound",
+        "Default limits. Fixed windows, no rate headers by default.",
+        without="headers, smooth windows, all or nothing; in memory also a memory bound",
     ),
 )
 

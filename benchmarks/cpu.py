@@ -25,8 +25,8 @@ NO_OP = "one evalsha of `return 1`"
 CALLER = "Starlette"
 """The application that they are made in front of."""
 SCRIPT = "one evalsha of LimitGate's script"
-FLOOR = "calls of LimitGate's script that were packed before, shared"
-FLOOR_MEMORY = "the same, with LimitGate in memory behind it"
+FLOOR = "prepacked, shared calls of LimitGate's script"
+FLOOR_MEMORY = "the same, plus LimitGate in memory"
 CALLS = (NO_OP, SCRIPT, FLOOR, FLOOR_MEMORY)
 """What limiters could at best be made of."""
 Naming = Callable[[str], str]

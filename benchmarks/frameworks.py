@@ -54,10 +54,10 @@ def frameworks() -> Sequence[Framework]:
     """What is measured. Django is imported here and not before: a served application needs none of it."""
     from benchmarks import django_side
 
-    gate = "One rule, with its rate headers: one script call for any number of windows."
+    gate = "One rule with rate headers: one script call for any number of windows."
     ratelimit = (
-        "A decorator for each window, fixed windows, no rate headers; counts in Django's cache, LocMemCache or RedisCache. It "
-        "cannot decorate async views."
+        "A decorator for each window. Fixed windows, no rate headers. It counts in Django's cache (LocMemCache or "
+        "RedisCache) and can't decorate async views."
     )
     return (
         Framework(
@@ -65,7 +65,7 @@ def frameworks() -> Sequence[Framework]:
             fastapi,
             (
                 Limiter("LimitGate", limitgate_fastapi, gate),
-                Limiter("slowapi", slowapi, "Its decorator on the route, fixed windows, rate headers off as by default."),
+                Limiter("slowapi", slowapi, "Its decorator on the route. Fixed windows, no rate headers by default."),
             ),
         ),
         Framework(
@@ -73,7 +73,7 @@ def frameworks() -> Sequence[Framework]:
             flask,
             (
                 Limiter("LimitGate", limitgate_flask, gate),
-                Limiter("Flask-Limiter", flask_limiter, "Default limits, fixed windows, rate headers off as by default."),
+                Limiter("Flask-Limiter", flask_limiter, "Default limits. Fixed windows, no rate headers by default."),
             ),
             door="wsgi",
         ),

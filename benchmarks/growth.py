@@ -52,11 +52,11 @@ def _rules(plan: Plan) -> Growth:
         others = [Rule(f"other-{number}", "5/second", path=f"/other-{number}/**") for number in range(count - 1)]
         return _gated(starlette(), [*others[: count // 2], rule(EASY), *others[count // 2 :]])
 
-    return _compared("rules, one of which matches", ("1", "1,000"), (app(1), app(1_000)), (starlette(), starlette()), plan)
+    return _compared("rules, one of them matches", ("1", "1,000"), (app(1), app(1_000)), (starlette(), starlette()), plan)
 
 
 def _routes(plan: Plan) -> Growth:
-    """A rule keyed by route. Starlette's router is left out: it tries routes one by one, which would drown the gate's part."""
+    """A rule with the key `route`, without Starlette's router, whose own cost grows with the number of routes."""
 
     class Unrouted(Starlette):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -68,7 +68,7 @@ def _routes(plan: Plan) -> Growth:
     by_route = Rule("api", *[f"{count}/{unit}" for unit, count in EASY.items()], path="/api/**", key=["path", "ip"])
     apps = tuple(LimitGate(app(count), rules=[by_route]) for count in (1, 500))
     paths = ("/api/things-0/7", "/api/things-499/7")
-    return _compared("routes, rule keyed by route", ("1", "500"), apps, (app(1), app(500)), plan, paths=paths)
+    return _compared("routes, rule with the key `route`", ("1", "500"), apps, (app(1), app(500)), plan, paths=paths)
 
 
 async def _nothing(_: Request) -> PlainTextResponse:

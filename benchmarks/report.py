@@ -26,62 +26,54 @@ NOTHING = "-"
 Cell = Callable[[Outcomes, str], str]
 """What to write about one contender."""
 
+_LEAD = """\
+After reading this page, you know what LimitGate and its peers cost per request in CPU, Redis commands and memory.
+`make bench` writes this page."""
 _HOW = """\
-Each contender is the same application with one route, limited as README's first rule says: 5 per second, 100 per minute and
-2,000 per day for each client, LimitGate by `key: [path, ip]` and with its rate headers, the peers by address. One that
-answers anything but 200 is shown as failing. CPU is that of the process that handles requests, straight into the application
-without a server, on uvloop; what is shown is the difference to the bare application. The machine's speed drifts by half
-within minutes, so all take turns in many short rounds: a figure is the median over the rounds, in brackets the best round
-less the bare application's best, and a ratio is the median of the ratios within each round.
+Each limiter protects the same application with one route, by README's first rule: 5 per second, 100 per minute and 2,000
+per day for each client. LimitGate uses `key: [path, ip]` and sends rate headers; the peers count by address. A limiter that
+returns any status but 200 is shown as failing.
 
-Buckets drain between two visits, in real time and on the stores' own clocks: in each turn half of the 1,000 clients make a
-request each, and rounds begin at least 0.33 seconds apart, so that by the next visit a request has drained from 5 per second
-and from 100 per minute. Of 2,000 per day some is always owed, as it is by real clients: one request takes 43 seconds to
-drain. Of 100,000 clients each makes one request first; a turn is then that of the next 500, who have been away for longer.
+CPU is that of the process that handles requests, called without a server, on uvloop, minus the bare application's. The
+machine's speed varies, so all contenders take turns in many short rounds. A figure is the median over the rounds; the best
+round is in parentheses. A ratio is the median of the ratios within each round.
 
-Redis stands beside, on a unix socket; its CPU is that of its process, as INFO has it; its commands are counted by MONITOR in
-a turn that is not timed. "All or nothing" is that a refused request is charged to no window; smooth windows let no more than
-their burst through at once, fixed ones twice as many around an edge. All use the redis-py named above with its defaults: its
-pool refuses the 101st connection that is wanted at once."""
+Buckets drain during the run: a client's previous request has drained from the second and the minute before the next one.
+
+Redis runs on the same machine, on a unix socket. Its CPU comes from INFO; MONITOR counts its commands in a round that isn't
+timed. "All or nothing" means that a refused request is charged to no window. Smooth windows admit at most their burst at
+once; fixed windows admit twice as much around an edge. All limiters use redis-py's defaults. Its pool refuses the 101st
+simultaneous connection."""
 _CALLS = """\
-Below the limiters stand calls that limit nothing, in front of the same application: redis-py's, one for each request, and calls
-of LimitGate's script that were packed before and that the requests of a turn share, which is the least that asking Redis takes
-here. LimitGate in memory behind these does all of its work for a request but asking Redis."""
+The rows below the limiters don't limit: one redis-py call for each request, and prepacked calls of LimitGate's script that
+concurrent requests share, which is the minimum for a call to Redis. The last row adds LimitGate in memory."""
 _KINDS = """\
-The whole example is `config/` with its tiers, a trusted proxy whose header names the client, and a login that is decorated
-besides its rule. Of 32 requests one is of a VIP's API key, three are logins (two limits in two buckets), one is a health check,
-and the others ask for `/api/hello`."""
+The whole example is `config/` with its tiers, a trusted proxy, and a login with a decorator in addition to its rule. Of 32
+requests, one has a VIP's API key, three are logins, one is a health check, and the others request `/api/hello`."""
 _COMPARED = """\
-"Times README's rule" is LimitGate's CPU with the option, divided by its CPU for README's rule. "Times the peer" is LimitGate's
-CPU with the option, divided by that of the cheapest peer that can do the same: below 1 LimitGate is cheaper, above 1 the peer
-is. Each ratio is the median of the ratios within each round, of CPU over the bare application. "No peer" means that none of
-the peers on this page has this option.
+"Times README's rule" is LimitGate's CPU with the option, divided by its CPU for README's rule. "Times the peer" is
+LimitGate's CPU with the option, divided by the CPU of the cheapest peer with the same feature: below 1, LimitGate is
+cheaper. "No peer" means that no peer on this page has the option.
 
-Every client has an API key and a tenant header. Each option changes README's rule by one thing:
+Every client has an API key and a tenant header. Each option changes one thing in README's rule:
 
-* `ip` to `path+ip+header` and the callers change its key. `global` and the lease have one bucket for all clients, and 1,000
-  times the limits. Two rules have the same limits.
-* The window algorithms, `max_delay`, a caller's own limits and limits by a callable have one limit instead of three, 100 per
-  minute, by address or by caller.
+* `ip` to `path+ip+header` and the callers change its key. `global` and the lease have one bucket for all clients and 1,000
+  times the limits. "Two rules" have the same limits.
+* The window algorithms, `max_delay`, a caller's own limits and limits by a callable have one limit instead of three: 100
+  per minute, by address or by caller.
 * `charge_if` charges the status 401, which no request gets. `concurrency` has 50 slots for each address and no limit.
 
-Peers were set up as follows. They leave out what the tables above say, such as rate headers, which LimitGate writes here.
-
-* asgi-ratelimit is its own middleware. The function that it asks for a request's user reads the header; where a condition does
-  not hold, it names a group that has no rule. One middleware counts for one user, so two rules are two of them.
-* limits and throttled-py are asked by the thinnest middleware of ours, which reads the address or the header. Windows and cost
-  are arguments of limits; throttled-py waits with `timeout=1`.
-* Flask-Limiter has `deduct_when`. It is measured in Flask, over bare Flask, with one request at a time: with more threads each
-  request takes more CPU. LimitGate is measured under ASGI as in all other rows, where requests at the same time share calls."""
+The peers lack what the tables above list, such as rate headers, which LimitGate sends here. Flask-Limiter runs in Flask
+with one request at a time, and is compared with bare Flask. `benchmarks/options.py` has the setup of every peer."""
 _EASY = """\
-The case that this page used to show: `key: [ip]`, 250 clients, 1,000 per second, 5,000 per minute, 10,000 per day, no pause, so
-that no bucket ever drains."""
+An easier case: `key: [ip]`, 250 clients, 1,000 per second, 5,000 per minute, 10,000 per day, without pauses, so no bucket
+drains."""
 
 
 def page(results: Results) -> str:
     """Everything, as a page."""
     sections = [
-        ("What was aimed at", _bars(bars(results))),
+        ("Targets", _bars(bars(results))),
         ("README's rule, 1,000 clients: CPU per request over the bare application, µs", _gate(results)),
         (f"README's rule, {CROWD:,} clients: CPU per request over the bare application, µs", _crowded(results)),
         ("README's whole example: CPU per request over its bare application, µs", _example(results)),
@@ -91,15 +83,15 @@ def page(results: Results) -> str:
         ("Frameworks: CPU per request over each bare framework, µs", _frameworks(results)),
         (f"Through uvicorn, one worker, uvloop, httptools, {CONNECTIONS} connections", _served(results)),
         ("One client far over its limit, 5 per second and 100 per minute", _attacks(results)),
-        (f"{AT_ONCE:,} requests at the same moment, on Redis", _rushes(results)),
-        ("What must not grow: LimitGate's CPU over the bare application, µs", _growth(results)),
-        ("Bytes for each client, three windows", _memory(results)),
+        (f"{AT_ONCE:,} simultaneous requests, on Redis", _rushes(results)),
+        ("Scaling: LimitGate's CPU over the bare application, µs", _growth(results)),
+        ("Bytes per client, three windows", _memory(results)),
         (f"The easy case: CPU per request over the bare application, {CROWDED} at once, µs", _easy(results)),
         ("How it was measured", _HOW),
-        ("How each was set up", "\n".join(f"* {contender.name}: {contender.remark}" for contender in (*ASGI, WSGI[1]))),
+        ("Setup of each limiter", "\n".join(f"* {contender.name}: {contender.remark}" for contender in (*ASGI, WSGI[1]))),
     ]
     texts = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections if text)
-    head = f"# LimitGate beside its peers\n\n`make bench` wrote this page.\n\n{results.setting}.\n{results.setting.versions}."
+    head = f"# LimitGate compared with its peers\n\n{_LEAD}\n\n{results.setting}.\n{results.setting.versions}."
     return f"{head}\n\n{texts}\n"
 
 
@@ -158,7 +150,7 @@ def _bars(marks: Iterable[Bar]) -> str:
         what = f"{bar.what} ({bar.note})" if bar.note else bar.what
         measured = NOTHING if bar.measured is None else _fine(bar.measured)
         rows.append([what, f"{sign} {_fine(bar.must)}", f"{sign} {_fine(bar.aim)}", measured, bar.verdict])
-    return table(["", "must", "aim", "measured", "so"], rows)
+    return table(["", "required", "aim", "measured", "result"], rows)
 
 
 def _fine(figure: float) -> str:
@@ -171,7 +163,7 @@ def _gate(results: Results) -> str:
     calls = [[name, *[_over(outcomes, name, CALLER) for outcomes in results.gate.values()], NOTHING] for name in CALLS]
     tables = _on_both(results.gate, ASGI, calls)
     rows = [[name, *[_raw(outcomes, name) for outcomes in results.gate.values()]] for name in BARE]
-    return "\n\n".join([*tables, _CALLS, table(["to compare with, not over anything, at once", *map(str, results.gate)], rows)])
+    return "\n\n".join([*tables, _CALLS, table(["bare application (total CPU), at once", *map(str, results.gate)], rows)])
 
 
 def _on_both(
@@ -188,7 +180,7 @@ def _on_both(
             ]
             for contender in contenders
         ]
-        tables.append(table([f"{title}, at once", *map(str, by_concurrency), "does without"], [*rows, *more]))
+        tables.append(table([f"{title}, at once", *map(str, by_concurrency), "doesn't have"], [*rows, *more]))
     return tables
 
 
@@ -251,8 +243,8 @@ def _server(results: Results) -> str:
         return ""
     names = [*[on_redis(contender.name) for contender in ASGI], *CALLS[:-1]]
     tables: dict[str, Cell] = {
-        "CPU of its process, in brackets the time inside commands, µs; at once": _in_redis,
-        "commands that clients send; at once": _commands,
+        "CPU of the Redis process (in parentheses: inside commands), µs, at once": _in_redis,
+        "commands sent by clients, at once": _commands,
     }
     return "\n\n".join(
         table(
@@ -272,9 +264,7 @@ def _wsgi(results: Results) -> str:
         for store in (on_redis, in_memory)
         for contender in WSGI
     ]
-    return table(
-        heads, [*rows, ["bare Flask, not over anything", *[_raw(outcomes, "Flask") for outcomes in results.wsgi.values()]]]
-    )
+    return table(heads, [*rows, ["bare Flask (total CPU)", *[_raw(outcomes, "Flask") for outcomes in results.wsgi.values()]]])
 
 
 def _frameworks(results: Results) -> str:
@@ -284,7 +274,7 @@ def _frameworks(results: Results) -> str:
     setups = {limiter.name: limiter.remark for framework in known for limiter in framework.limiters}
     tables = [_framework(framework, results.frameworks[framework.name]) for framework in known]
     how = "\n".join(f"* {name}: {remark}" for name, remark in setups.items())
-    return "\n\n".join([*tables, "All of this on one core; Django has no middleware of its own here.", how])
+    return "\n\n".join([*tables, "All of this ran on one core. Django ran without its own middleware.", how])
 
 
 def _framework(framework: Framework, by_concurrency: Mapping[int, Outcomes]) -> str:
@@ -300,7 +290,7 @@ def _framework(framework: Framework, by_concurrency: Mapping[int, Outcomes]) -> 
         for store, limiter in product((on_redis, in_memory), framework.limiters)
     ]
     bare = [_raw(outcomes, framework.name) for outcomes in by_concurrency.values()]
-    return table([framework.name, *heads, f"Redis commands, {heads[-1]}"], [*rows, ["bare, not over anything", *bare, NOTHING]])
+    return table([framework.name, *heads, f"Redis commands, {heads[-1]}"], [*rows, ["bare (total CPU)", *bare, NOTHING]])
 
 
 def _attacks(results: Results) -> str:
@@ -336,7 +326,7 @@ def _rushes(results: Results) -> str:
         return [name, number(rush.decided), rush.error or "none", number(rush.milliseconds)]
 
     return table(
-        ["", "answered by a decision", "errors", "ms until all were answered"],
+        ["", "decided", "errors", "ms until the last response"],
         [row(name, rush) for name, rush in results.rushes.items()],
     )
 
@@ -354,13 +344,13 @@ def _served(results: Results) -> str:
         ]
         for name, served in results.throughput.served.items()
     ]
-    return table(["", "requests/s", "of its bare application's", "the server's CPU over it, µs", "failed"], rows)
+    return table(["", "requests/s", "relative to its bare application", "CPU added in the server, µs", "failed"], rows)
 
 
 def _growth(results: Results) -> str:
     if not results.growth:
         return ""
-    return table(["", "little", "much", "times"], [_grown(one) for one in results.growth])
+    return table(["", "small", "large", "ratio"], [_grown(one) for one in results.growth])
 
 
 def _grown(one: Growth) -> list[str]:
@@ -378,7 +368,7 @@ def _memory(results: Results) -> str:
         ["LimitGate on Redis, three rules, three keys", number(use.three_keys)],
         ["LimitGate's memory store", number(use.memory_store)],
         *[[f"{on_redis(name)}, after {REQUESTS} requests", number(size)] for name, size in use.clients.items()],
-        *[[f"{name}, by which a process grows, {CROWD:,} clients", number(size)] for name, size in use.process.items()],
+        *[[f"{name}, memory growth of the process, {CROWD:,} clients", number(size)] for name, size in use.process.items()],
     ]
     return table(["", "bytes"], rows)
 

@@ -53,42 +53,47 @@ def bars(results: Results) -> list[Bar]:
     counts = instructions.kept().get(instructions.python())
     crowded = results.gate.get(CROWDED, {})
     return [
-        _against_peer("CPU in memory, 32 at once, of asgi-ratelimit's", crowded, in_memory, 1.6, 1.0),
-        _against_peer("CPU on Redis, 32 at once, of asgi-ratelimit's", crowded, on_redis, 0.1, 0.07),
+        _against_peer("CPU in memory, 32 at once, relative to asgi-ratelimit", crowded, in_memory, 1.6, 1.0),
+        _against_peer("CPU on Redis, 32 at once, relative to asgi-ratelimit", crowded, on_redis, 0.1, 0.07),
         _against_peer("the same, 8 at once", results.gate.get(8, {}), on_redis, 0.14, 0.09),
         _against_peer("the same, 1 at once", results.gate.get(1, {}), on_redis, 0.25, 0.17),
         Bar(
-            "Redis' own CPU, 32 at once, of that for asgi-ratelimit",
+            "CPU of Redis, 32 at once, relative to asgi-ratelimit",
             0.27,
             0.2,
             ratio(server(crowded, on_redis(LIMITGATE.name)), server(crowded, on_redis(PEER))),
         ),
-        _in_flask("Flask in memory, 8 threads, of Flask-Limiter's", results, in_memory, 0.2, 0.12),
-        _in_flask("Flask on Redis, 8 threads, of Flask-Limiter's", results, on_redis, 0.1, 0.05),
+        _in_flask("CPU in Flask, in memory, 8 threads, relative to Flask-Limiter", results, in_memory, 0.2, 0.12),
+        _in_flask("CPU in Flask, on Redis, 8 threads, relative to Flask-Limiter", results, on_redis, 0.1, 0.05),
         Bar(
-            "requests/s through uvicorn on Redis, 32 connections, of the bare application's",
+            "requests/s through uvicorn on Redis, 32 connections, relative to the bare application",
             0.6,
             0.67,
             ours.of_bare if ours else None,
             results.throughput.missing,
             higher_is_better=True,
         ),
-        Bar("the server's CPU then, of asgi-ratelimit's", 0.14, 0.09, ratio(ours and ours.added, theirs and theirs.added)),
+        Bar(
+            "the server's CPU in that run, relative to asgi-ratelimit",
+            0.14,
+            0.09,
+            ratio(ours and ours.added, theirs and theirs.added),
+        ),
         _example(results),
         _many_clients(results),
         *[
-            Bar(f"{one.what}: {one.much} against {one.little}", 1.2, 1.05, ratio(*reversed(one.costs)))
+            Bar(f"{one.what}: {one.much} compared with {one.little}", 1.2, 1.05, ratio(*reversed(one.costs)))
             for one in results.growth[:2]
         ],
         Bar(
-            "instructions on Redis, 32 at once, as kept by `make bench-count`",
+            "instructions on Redis, 32 at once (`make bench-count`)",
             75_000,
             50_000,
             counts.counts.get("ASGI, Redis, 32 at once") if counts else None,
         ),
         Bar("Redis commands per refused request under attack", 0.01, 0.01, attack.commands if attack else None),
         Bar(
-            "bytes of memory for each of 100,000 clients",
+            "bytes of memory per client, 100,000 clients",
             400,
             220,
             results.memory.process.get(LIMITGATE.name) if results.memory else None,
@@ -110,7 +115,7 @@ def _in_flask(what: str, results: Results, store: Naming, must: float, aim: floa
 def _example(results: Results) -> Bar:
     outcomes = results.example.get(CROWDED, {})
     whole, plain = over(outcomes, on_redis(EXAMPLE), BARE_EXAMPLE), over(outcomes, on_redis(PLAIN), LIMITGATE.bare)
-    return Bar("README's whole example on Redis, 32 at once, of its plain rule", 1.5, 1.25, ratio(whole, plain))
+    return Bar("README's whole example on Redis, 32 at once, relative to README's rule", 1.5, 1.25, ratio(whole, plain))
 
 
 def _many_clients(results: Results) -> Bar:
@@ -121,4 +126,4 @@ def _many_clients(results: Results) -> Bar:
         for outcomes in (results.crowded.get(CROWDED, {}), results.gate.get(CROWDED, {}))
     ]
     many, few = times
-    return Bar("100,000 clients against 1,000, on Redis, 32 at once", 1.2, 1.05, many / few if many and few else None)
+    return Bar("100,000 clients compared with 1,000, on Redis, 32 at once", 1.2, 1.05, many / few if many and few else None)

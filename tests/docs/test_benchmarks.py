@@ -196,7 +196,7 @@ def test_the_page_shows_every_framework_with_each_of_its_limiters() -> None:
     for framework in frameworks.frameworks():
         rows = shown.partition(f"| {framework.name} |")[2].partition("\n\n")[0].splitlines()
         assert rows[2] == f"| LimitGate on Redis |{' 20 (20) |' * 2} 1.0 |"
-        assert rows[-1] == f"| bare, not over anything |{' 60 (40) |' * 2} - |"
+        assert rows[-1] == f"| bare (total CPU) |{' 60 (40) |' * 2} - |"
         peers = [limiter.name for limiter in framework.limiters if limiter.name != LIMITGATE.name]
         assert [row.count("fails (ModuleNotFoundError)") for row in rows if any(peer in row for peer in peers)] == [
             3
