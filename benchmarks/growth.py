@@ -56,7 +56,7 @@ def _rules(plan: Plan) -> Growth:
 
 
 def _routes(plan: Plan) -> Growth:
-    """A rule with the key `route`, without Starlette's router, whose own cost grows with the number of routes."""
+    """A rule with the key `path`, without Starlette's router, whose own cost grows with the number of routes."""
 
     class Unrouted(Starlette):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -68,7 +68,7 @@ def _routes(plan: Plan) -> Growth:
     by_route = Rule("api", *[f"{count}/{unit}" for unit, count in EASY.items()], path="/api/**", key=["path", "ip"])
     apps = tuple(LimitGate(app(count), rules=[by_route]) for count in (1, 500))
     paths = ("/api/things-0/7", "/api/things-499/7")
-    return _compared("routes, rule with the key `route`", ("1", "500"), apps, (app(1), app(500)), plan, paths=paths)
+    return _compared("routes, rule with the key `path`", ("1", "500"), apps, (app(1), app(500)), plan, paths=paths)
 
 
 async def _nothing(_: Request) -> PlainTextResponse:

@@ -19,6 +19,7 @@ from limitgate import AsyncLimiter, Limiter
 from limitgate.exchange import around
 from limitgate.observing.episodes import Episodes
 from limitgate.process.forking import living
+from tests.support import guarantees
 from tests.support.doors import PATIENCE
 from tests.support.effort import EXAMPLES, FUZZED
 from tests.support.redis_cluster import RedisCluster
@@ -51,31 +52,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Show progress at once where the output is no terminal, too, and have the garbage collector begin by itself less often."""
+    """Register the rows of docs/guarantees.md as markers, print progress at once, and collect garbage less often."""
+    for row in guarantees.rows():
+        config.addinivalue_line("markers", f"{row.number}: {row.situation}, see docs/guarantees.md")
     gc.set_threshold(20_000)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(write_through=True)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Quick are unit tests: they stand where their modules do in the package. Alone are few: other modules are not imported."""
+    """Skip modules without a selected test.
+
+    ``--quick`` selects the unit tests, which have the paths of their modules. Few modules have tests that are ``alone``, or are
+    named by a row of docs/guarantees.md.
+    """
     parts = collection_path.relative_to(TESTS).parts if collection_path.is_relative_to(TESTS) else ()
     is_unit = not parts or parts[0].endswith(".py") or (TESTS.parent / "limitgate" / parts[0]).is_dir()
     if config.getoption("quick") and not is_unit:
         return True
-    is_test = collection_path.name.startswith("test_") and collection_path.is_file()
-    return True if config.option.markexpr == "alone" and is_test and "mark.alone" not in collection_path.read_text() else None
+    if not (collection_path.name.startswith("test_") and collection_path.is_file()):
+        return None
+    selected = guarantees.selected_files(config.option.markexpr)
+    if selected is not None:
+        path = collection_path.relative_to(TESTS.parent).as_posix()
+        return None if any(shown.is_in(path) for shown in selected) else True
+    return True if config.option.markexpr == "alone" and "mark.alone" not in collection_path.read_text() else None
 
 
 def _start_no_process(*_: object, **__: object) -> None:
     pytest.skip("starts a process")
 
 
+def _note_guarantees(item: pytest.Item) -> None:
+    """Mark a test with the rows of docs/guarantees.md that name it."""
+    case = item.callspec.id if hasattr(item, "callspec") else ""
+    path = item.path.relative_to(TESTS.parent).as_posix()
+    for number in guarantees.numbers_of(path, getattr(item, "originalname", item.name), case):
+        item.add_marker(number)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put long tests first, leave out what is not quick, and refuse names that differ from process to process.
 
-    Names that differ, as by an address, would part the processes that share the tests.
+    Such names, for example with addresses, would make xdist's workers collect different tests. Runs before pytest selects
+    tests by their markers.
     """
+    for item in items:
+        _note_guarantees(item)
     if config.getoption("quick"):
         subprocess.Popen.__init__ = _start_no_process  # type: ignore[method-assign]
         items[:] = [item for item in items if not item.get_closest_marker("alone")]
