@@ -1,7 +1,6 @@
-"""Where buckets are kept, and how a store URL becomes a store.
+"""Bucket stores, and how to open one by URL.
 
-Those in Redis are imported when they are asked for: their client takes longer to import than all of LimitGate, and neither
-memory nor most verbs of the command need it.
+Redis stores are imported on first use: the Redis client takes longer to import than the rest of LimitGate.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ _REDIS = {"RedisStore": "limitgate.stores.redis.threads.store", "AsyncRedisStore
 
 
 def __getattr__(name: str) -> Any:
-    """A store in Redis, which is imported now."""
+    """Import a Redis store on first access."""
     if name not in _REDIS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_REDIS[name]), name)
 
 
 def is_redis(store: object) -> TypeGuard[RedisStore]:
-    """True for a `RedisStore`, which has been imported then."""
+    """True if ``store`` is a `RedisStore`."""
     return _is(store, "RedisStore")
 
 
 def is_async_redis(store: object) -> TypeGuard[AsyncRedisStore]:
-    """True for an `AsyncRedisStore`, which has been imported then."""
+    """True if ``store`` is an `AsyncRedisStore`."""
     return _is(store, "AsyncRedisStore")
 
 
@@ -64,10 +63,10 @@ def _is(store: object, name: str) -> bool:
 
 
 def open_store(url: str) -> AsyncStore:
-    """A store for async code, by its ``url``. Raises `ConfigError`.
+    """Open a store for async code by its ``url``.
 
-    ``memory://``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://h1:p1,h2:p2`` or
-    ``redis+sentinel://h1:p1,h2:p2/NAME``.
+    Accepts ``memory://``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://h1:p1,h2:p2`` and
+    ``redis+sentinel://h1:p1,h2:p2/NAME``. Raises `ConfigError`.
     """
     if scheme_of(url) == "memory":
         return MemoryStore()
@@ -77,7 +76,7 @@ def open_store(url: str) -> AsyncStore:
 
 
 def open_sync_store(url: str) -> SyncStore:
-    """A store for sync code, by its ``url``, the same as for `open_store`. Raises `ConfigError`."""
+    """Open a store for sync code by its ``url``; see `open_store`. Raises `ConfigError`."""
     if scheme_of(url) == "memory":
         return MemoryStore()
     from limitgate.stores.redis.threads.store import RedisStore  # noqa: PLC0415 - see above
@@ -86,10 +85,9 @@ def open_sync_store(url: str) -> SyncStore:
 
 
 def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
-    """``store`` itself, or what ``open_url`` (`open_store` or `open_sync_store`) makes of it if it is a URL.
+    """Return ``store``, opened by ``open_url`` (`open_store` or `open_sync_store`) if it is a URL.
 
-    The keys to come begin with ``key_prefix``. Raises `ConfigError` for a store of the other kind, and for anything that is no
-    store.
+    ``key_prefix`` is the prefix of all future keys. Raises `ConfigError` if ``store`` is no store or one of the other kind.
     """
     found = open_url(store) if isinstance(store, str) else store
     if isinstance(found, type):

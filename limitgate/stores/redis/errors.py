@@ -1,4 +1,4 @@
-"""From errors of redis-py and the network to `StoreError`s."""
+"""Converts errors of redis-py and the network to `StoreError`."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import shortened
 
 Redirection = AskError | TryAgainError
-"""Replies of a cluster's node about a hash slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""
+"""Redirections of a cluster node (redis-py's MOVED is a kind of ASK)."""
 
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors of the kernel where this process, or this machine, has no file descriptor or no memory for a connection."""
+"""Kernel errors for a lack of file descriptors or memory on this machine."""
 
 
 _LONGEST = 500
-"""Characters of what a server says that are repeated."""
+"""Maximum characters of a server's text to repeat."""
 
 
 class CredentialsError(RedisConnectionError):
-    """There is no login for a connection: the ``credentials`` of a store gave none. Its text has nothing of what they gave."""
+    """The ``credentials`` callable returned no login. The text contains nothing of its value."""
 
 
 class Hindrance(NamedTuple):
-    """A reason why a server cannot be used that no waiting cures."""
+    """A reason why a server is unusable that retrying cannot fix."""
 
     diagnosis: Diagnosis
     reason: str
-    """The reason, and the cure. Contains no password."""
+    """The reason and the fix, without a password."""
 
 
 _LOGIN, _COMMANDS, _WRITES = Diagnosis.LOGIN, Diagnosis.COMMANDS, Diagnosis.WRITES
@@ -74,30 +74,30 @@ _HINDRANCES = (
     ("MISCONF", _WRITES, "it cannot save its data to disk: mend that, or CONFIG SET stop-writes-on-bgsave-error no"),
     ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that"),
 )
-"""Errors of servers by a part of their texts. redis-py has taken the error's code away, mostly."""
+"""Server errors by a part of their texts; redis-py usually removes the error code."""
 _UNKNOWN_COMMAND = re.compile(r"""unknown command[ '"`]*([a-z|]+)""", re.IGNORECASE)
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
-"""What proxies and hosted servers say of commands that they do not have, each in words of its own."""
+"""Texts of proxies and hosted servers for unsupported commands."""
 _FULL = "its memory is full, and it may evict nothing that is left: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""Errors of TLS that say no more than that a connection has ended."""
+"""TLS errors that only mean that a connection has ended."""
 NO_CERTIFICATE = "it wants a certificate of ours: add ?ssl_certfile= and &ssl_keyfile= to the URL"
 _EXPIRED, _OTHER_NAME = 10, (62, 64)
-"""Codes of OpenSSL for a certificate that has expired, and for one of another host or address."""
+"""OpenSSL codes for an expired certificate, and for a wrong host or address."""
 
 
 _REPEATED = ", with args beginning with"
-"""What Redis says before it repeats what followed a command that it does not know."""
+"""Redis' text before the arguments of an unknown command."""
 _MASK = "***"
 
 
 def without_secrets(error: Exception, user: str | None, password: str | None) -> Exception:
-    """Cut a login out of an error of connecting and of those that led to it: servers and proxies repeat HELLO and AUTH.
+    """Remove a login from a connection error and its causes: servers and proxies repeat HELLO and AUTH.
 
-    Their frames go as well, because variables in them hold the login. What is neither redis-py's nor of the network may hold
-    bytes of a server, so it is replaced.
+    Tracebacks are removed, because frame variables hold the login. Errors from other sources than redis-py or the network may
+    hold server bytes, so they are replaced.
     """
     seen: list[BaseException] = []
     each: BaseException | None = error
@@ -114,7 +114,7 @@ def without_secrets(error: Exception, user: str | None, password: str | None) ->
 
 
 def _masked(text: str, user: str | None, password: str | None) -> str:
-    """A server's text without a login. Texts that say what is wrong with one stay: a password may be a word of theirs."""
+    """Mask a login in a server's text. Known error texts stay, because a password may be a word in them."""
     kept = [re.escape(part) for part, _, _ in _HINDRANCES]
     secrets = [re.escape(password)] if password else []
     secrets += [rf"(?<!\w){re.escape(user)}(?!\w)"] if user and user != "default" else []
@@ -123,7 +123,7 @@ def _masked(text: str, user: str | None, password: str | None) -> str:
 
 
 def hindrance_of(error: BaseException) -> Hindrance | None:
-    """Find the reason why a server cannot be used; None if it may pass by itself."""
+    """Return the reason why a server is unusable; None if retrying may help."""
     if isinstance(error, CredentialsError):
         return Hindrance(Diagnosis.CREDENTIALS, str(error))
     of_server = isinstance(error, RedisError) and (_hindrance_by_class(error) or _hindrance_by_text(error, str(error)))
@@ -164,7 +164,7 @@ def _hindrance_by_command(text: str) -> Hindrance | None:
 
 
 def unknown_commands(names: Sequence[str]) -> Hindrance:
-    """A server does not know some commands."""
+    """Describe commands that a server does not know."""
     if [name.upper() for name in names] == ["HELLO"]:
         return Hindrance(_COMMANDS, "it does not know HELLO: add ?protocol=2 to the URL")
     listed = ", ".join(name.upper() for name in names)
@@ -186,7 +186,7 @@ def _hindrance_of_tls(error: BaseException | None) -> Hindrance | None:
 
 
 def _cure_of(error: ssl.SSLCertVerificationError) -> str:
-    """What makes a certificate trusted, and what does without."""
+    """Describe how to fix an untrusted certificate."""
     unchecked = "or add ?ssl_cert_reqs=none to trust any, on a network of your own"
     if error.verify_code in _OTHER_NAME:
         return f"use a name that is in it, or add ?ssl_check_hostname=false, {unchecked}"
@@ -196,7 +196,7 @@ def _cure_of(error: ssl.SSLCertVerificationError) -> str:
 
 
 def is_no_room(error: BaseException | None) -> bool:
-    """Tell whether a connection was not made because there is no room for it here; redis-py wraps what the kernel said."""
+    """True if a connection failed for a lack of descriptors or memory here; redis-py wraps the kernel's error."""
     while error is not None:
         if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno in _NO_ROOM:
             return True
@@ -205,26 +205,26 @@ def is_no_room(error: BaseException | None) -> bool:
 
 
 def no_room() -> StoreError:
-    """The failure of this process to make a connection: no fault of the store's."""
+    """Return the error for a lack of file descriptors or memory in this process."""
     return StoreError("this process has no room for a connection to Redis", "overload")
 
 
 OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")
-"""The error that a script has met and reports among its readings."""
+"""An out-of-memory error that a script reports in its reply."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if Redis had no room. Before version 7 it wraps what a script met in an error of its own."""
+    """True if Redis is out of memory. Before version 7 Redis wraps the error of a script."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
 
 
 def unsendable(error: Exception) -> StoreError:
-    """Explain an error before a call was sent, one of `wire.UNSENDABLE`."""
+    """Convert an error of packing a call, one of `wire.UNSENDABLE`."""
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 
 def store_error(error: Exception) -> StoreError:
-    """Explain an error of redis-py or the network. A `StoreError` is copied."""
+    """Convert an error of redis-py or the network. Copies a `StoreError`."""
     return StoreError(str(error), error.fault) if isinstance(error, StoreError) else _meaning(error)
 
 

@@ -1,4 +1,4 @@
-"""The script's replies, as both Redis stores share them: answers without asking, calls to send, outcomes of replies."""
+"""What both Redis stores share: local answers, preparing calls, and interpreting replies."""
 
 from __future__ import annotations
 
@@ -28,33 +28,32 @@ from limitgate.stores.redis.server_clock import ServerClock
 Outcome = AnyAnswer | StoreError
 """Outcome of a plan that Redis has answered."""
 DECLINED = Reading(0, (), admitted=False)
-"""Outcome of a plain plan that its script has not carried out: it has to be asked for as a plan of any kind."""
+"""Outcome of a plain plan that its script declined; it must be resent as a general plan."""
 
 log = logging.getLogger("limitgate.store")
 
 
 class RedisStoreBase:
-    """Store whose plans are decided by the script.
+    """Base of the stores whose plans Redis decides.
 
-    ``local_refusals`` says whether refusals that hold are repeated without asking. ``clock`` is monotonic, in seconds.
+    ``local_refusals`` enables local answers to refused callers. ``clock`` is monotonic, in seconds.
     """
 
     unreadable = 0
-    """Values under our keys that were not ours; each was replaced."""
+    """Number of values under LimitGate's keys that LimitGate did not write; they were replaced."""
     clock_steps = 0
-    """Buckets written in the server's future: its clock stepped back."""
+    """Number of buckets written in the server's future, because its clock stepped back."""
     clock_leaps = 0
-    """Times that a server's clock was ahead of the time that had passed."""
+    """Number of times a server's clock jumped ahead."""
     scheme = "redis"
-    """Scheme of the URL."""
     observed: StoreCounts | None = None
-    """Figures for observers; None if there are none."""
+    """Metrics for observers, if any."""
     calls: CallSeries | None = None
-    """Calls among them."""
+    """Call metrics, if any."""
     closings = 0
-    """Times that the store was closed: what works for it in the background begins nothing new then."""
+    """Number of `close` calls; background work stops when it changes."""
     not_given_back = 0
-    """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
+    """Number of charges that could not be refunded on a cluster node; they drain there."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
@@ -63,42 +62,42 @@ class RedisStoreBase:
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
         self.inspection = Inspection()
-        """Reports of servers on new connections."""
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self._leapt = Once(Diagnosis.CLOCK_LEAPT)
         self.listen_deadline = math.inf
-        """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
+        """Timeout of the latest request in seconds; also the maximum time of a probe."""
         self._clock = clock
         reset_in_children(self)
 
     @property
     def replacements(self) -> int:
-        """Connections that led to a server which may have forgotten something since the one before."""
+        """Number of connections to a server that may have lost data since the previous connection."""
         return self.inspection.replacements
 
     @property
     def healthy(self) -> bool:
-        """True if requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
-        with self._tally.lock:  # a node that comes up meanwhile has a breaker of its own
+        """False while requests fail at once because Redis does not answer."""
+        # Another thread may add the breaker of a new node.
+        with self._tally.lock:
             breakers = list(self._breakers)
         return all(breaker.is_closed for breaker in breakers)
 
     @property
     def failures(self) -> int:
-        """Number of calls to a server that have failed."""
+        """Number of failed calls."""
         return self._tally.failures
 
     @property
     def outages(self) -> int:
-        """Number of times that requests stopped waiting for a server."""
+        """Number of times a circuit breaker has opened."""
         return self._tally.outages
 
     def ban_left_us(self, key: str) -> int:
-        """Microseconds for which a bucket is still banned, as far as this store has seen it; 0 if it is not."""
+        """Remaining ban time of a bucket in µs, as far as this store knows; else 0."""
         return self._bans.left_us(key, self._clock())
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
-        """A breaker for one more server of this store, or for one in the place of another."""
+        """Create a breaker for a server, optionally instead of another breaker."""
         breaker = Breaker(server, self._tally)
         with self._tally.lock:
             if instead_of is not None:
@@ -108,23 +107,23 @@ class RedisStoreBase:
         return breaker
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: what was taken in advance is the parent's, and nobody here will release a lock."""
+        """Drop leases and locks of the parent in a forked child."""
         self.deny_cache = DenyCache() if self.deny_cache is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
         self._tally = Tally()
 
     def locally(self, plan: AnyPlan) -> Reading | None:
-        """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""
+        """Return the reading of a plan that can be answered locally; else None."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
         return self.refused(plan) if reading is None else reading
 
     def refused(self, plan: AnyPlan) -> Reading | None:
-        """The reading of a plan that is surely refused as things stand; None if Redis has to be asked."""
+        """Return the reading of a plan that is still refused; else None."""
         return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
-        """Make the plans of a call ready to be sent."""
+        """Prepare a call's plans for sending."""
         clock = self._clock
         call.sent = now = clock()
         if call.shape is not None:
@@ -132,9 +131,9 @@ class RedisStoreBase:
         call.plans = [self.leases.extend(plan, now) if isinstance(plan, Plan) else plan for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
-        """Return the outcomes of a call's plans. Raises `StoreError` for a reply of any other shape.
+        """Return the outcomes of a call's plans. Raises `StoreError` for an unexpected reply.
 
-        The ``clock`` is that of the server which replied.
+        ``clock`` belongs to the server that replied.
         """
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
@@ -152,7 +151,8 @@ class RedisStoreBase:
         given_back: list[str] = []
         for place, (plan, reading) in enumerate(zip(plans, readings)):
             if not is_news and reading.admitted and plan.verb == "spend":
-                continue  # mostly there is nothing to note
+                # Usually there is nothing to learn.
+                continue
             if place in lost:
                 self.leases.forget(plan)
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
@@ -167,24 +167,23 @@ class RedisStoreBase:
         return outcomes
 
     def _learned(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> AnyReading:
-        """Learn from the reading of a plan. Returns it, or the one that is handed out in its place."""
+        """Learn from the reading of a plan. Return the reading to deliver."""
         if self._bans.ends or plan.verb == "ban" or not reading.admitted:
             self._bans.learn(reading, heard)
         if self.deny_cache is not None:
             self.deny_cache.learn(plan, reading, sent, heard)
         self.leases.learn(reading, sent)
-        if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
+        # Another request's lease may have used up the room.
+        if not reading.admitted and self.leases:
             return self.leases.answer(plan, heard) or reading
         return reading
 
     def understood_plain(self, call: wire.Call, shape: ScriptVariant, reply: object, clock: ServerClock) -> list[Outcome]:
-        """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for.
-
-        Mostly these are the plans themselves, each of which is its own reading.
-        """
+        """`understood` for a call of plain plans. Usually each plan is its own reading; `DECLINED` for plans to resend."""
         plans: Any = call.plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
-        our_clock = self._clock  # no method, so called by a name of its own
+        # A local name prevents Python from binding the callable as a method.
+        our_clock = self._clock
         sent, heard, cache, has_bans = call.sent, our_clock(), self.deny_cache, self._bans.ends
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
@@ -193,7 +192,7 @@ class RedisStoreBase:
         if shape.gives_back:
             return self._understood_refunds(plans, now, verdicts, sent, heard, unwritten=unwritten)
         if verdicts is None and not (unwritten or has_bans or (cache is not None and cache.refusals)):
-            return plans  # type: ignore[no-any-return] # mostly there is nothing to note
+            return plans
         self._bans.drop_ended(heard)
         outcomes: list[Outcome] = [*plans]
         for place, (plan, verdict) in enumerate(zip(plans, verdicts or repeat(plain.ADMITTED))):
@@ -233,26 +232,26 @@ class RedisStoreBase:
         return outcomes
 
     def _note_leap(self, clock: ServerClock, leap: float) -> None:
-        """Note that a server's clock has leapt so many seconds ahead."""
+        """Count and log a server clock's jump of ``leap`` seconds."""
         self.clock_leaps += 1
         self._leapt.log(clock.name, leap)
 
     def end_leases_in_time(self) -> None:
-        """See to it that leases are given back when they end. A store does so by its own means."""
+        """Schedule the return of leases; stores override this."""
 
     def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
-        """These buckets were read, after a time, for requests that others have refused."""
+        """Learn from buckets read after ``since`` for requests that another node has refused."""
         if self.deny_cache is not None:
             for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
 
     def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
-        """Count a call that was sent and has ended, if calls are counted. One that nobody waits for any more is too late."""
+        """Count an ended call, if metrics are on. A call without a waiting caller counts as a timeout."""
         if self.calls is not None and call.sent and call.config is None:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
     def unanswered(self, call: wire.Call) -> None:
-        """No reply came to a call."""
+        """Forget the leases of an unanswered call."""
         for plan in call.plans if call.shape is None else ():
             self.leases.forget(plan)
 
@@ -267,7 +266,7 @@ class RedisStoreBase:
 
 
 def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
-    """The places of plans that Redis had no memory for: what they took was not taken, so nobody was refused for it either."""
+    """Indices of plans lost for lack of memory, including refusals that a lost charge caused."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):
         keys = {charge.key for charge in plan.charges}

@@ -1,4 +1,4 @@
-"""Differences between event loops: tasks that begin at once, and the end of a loop, at which its connections are closed."""
+"""Task start and loop shutdown across event loop types."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ T = TypeVar("T")
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Create a task that begins in the next turn of the running event loop, even under `asyncio.eager_task_factory`.
+    """Create a task that starts in the next loop iteration, even under `asyncio.eager_task_factory`.
 
-    An eager one may have ended before anybody knows of it. The task's context is empty: it outlives the request that needs it,
-    whose context variables would live as long as a connection, and mark its log lines.
+    An eager task could end before its owner knows it. The task has an empty context, because it outlives the request that
+    created it: the request's context variables would stay alive and mark its log lines.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())
 
 
 class LoopEnd:
-    """Calls ``close`` before the running event loop ends: it closes all its asynchronous generators (PEP 525), ours too."""
+    """Calls ``close`` before the running event loop ends, by an asynchronous generator that the loop shuts down (PEP 525)."""
 
     def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
         self._close: Callable[[], Awaitable[None]] | None = close
         self._ending: AsyncGenerator[None, None] | None = self._until_the_loop_ends()
 
     async def watch(self) -> None:
-        """Begin."""
+        """Start the watch."""
         if self._ending is not None:
             await anext(self._ending)
 
     async def closed(self) -> None:
-        """Stop watching: all is closed already."""
+        """Stop the watch after a normal close."""
         self._close = None
         if self._ending is not None:
             await self._ending.aclose()
@@ -41,6 +41,7 @@ class LoopEnd:
         try:
             yield
         finally:
-            self._ending = None  # it knows the loop, so the loop would be kept for as long as the store
+            # The generator refers to the loop, which the store would keep alive.
+            self._ending = None
             if self._close is not None:
                 await self._close()

@@ -1,8 +1,7 @@
-"""Logins that a callable gives: asked for each new connection, in a thread or a task of its own.
+"""Logins from a ``credentials`` callable, called in a separate thread or task for each new connection.
 
-A callable may hang, raise, or give nonsense. None of that reaches a request: the attempt to connect fails, and the next one
-asks again. An answer that comes too late for one attempt serves the next. Nothing of a login is in an error, a log line or a
-repr.
+A callable that hangs, raises or returns an invalid value fails only the connection attempt, never a request directly; a late
+answer serves the next attempt. Errors, log lines and reprs contain no part of a login.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
 
 Given = tuple[str | None, str] | tuple[str | None, str, float]
-"""User, None for the default one, password, and the seconds for which they are valid, if not for ever."""
+"""User (None for the default user), password, and optionally the validity in seconds."""
 GivesLogin = Callable[[], Given]
 AsyncGivesLogin = Callable[[], Given | Awaitable[Given]]
 
 LONGEST = 10.0
-"""Seconds after which a call that has given nothing is given up, and another may begin."""
+"""Seconds before an unanswered call is abandoned and another may start."""
 MOST_HANGING = 4
-"""Threads in which a callable may hang; after that nothing is asked until one of them ends."""
+"""Maximum threads with a hanging call; no further call starts until one ends."""
 _RENEWED_AFTER = 0.75
-"""Share of its time for which a login is used."""
+"""Share of its validity for which a login is used."""
 _LOGIN = "(user, password) or (user, password, seconds it is valid)"
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.05, 10.0
 _FOR_EVER = 1e9
-"""Seconds after which no process runs any more."""
+"""Validity in seconds that counts as unlimited."""
 
 
 class Login(NamedTuple):
@@ -49,7 +48,7 @@ class Login(NamedTuple):
     user: str | None
     password: str
     renew_at: float
-    """Time at which the connection is to be replaced, by `time.monotonic`; infinite for one that is valid for ever."""
+    """`time.monotonic` time at which to replace the connection; infinity if the login does not expire."""
     expires_at: float
 
     @property
@@ -62,18 +61,18 @@ class Login(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What a callable gave, and when."""
+    """The value that a callable returned, and when."""
 
     given: object
     at: float
 
     def __repr__(self) -> str:
-        """Nothing of it: asyncio's debug mode logs the results of tasks."""
+        """Hide the login: asyncio's debug mode logs the results of tasks."""
         return "_Answer()"
 
 
 class Credentials:
-    """Asks a callable for logins; one that is async needs an event loop. Raises `ConfigError` for what is no such callable."""
+    """Gets logins from a callable; an async one needs an event loop. Raises `ConfigError` if it is not a suitable callable."""
 
     def __init__(self, give: AsyncGivesLogin, *, may_await: bool) -> None:
         if not callable(give):
@@ -89,13 +88,13 @@ class Credentials:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: no thread is left there that would answer, or release a lock."""
+        """Drop locks and calls of the parent's threads in a forked child."""
         self._lock = Lock()
         self._calls: list[tuple[float, Future[_Answer]]] = []
-        """Calls in threads whose answers are not used yet, and when each began."""
+        """Start time and future of each call in a thread with an unused answer."""
 
     def login(self, within: float) -> Login:
-        """Ask, and wait for so many seconds. Raises `CredentialsError`, `OSError` if no thread can be started."""
+        """Get a login within ``within`` seconds. Raises `CredentialsError`, or `OSError` if no thread can be started."""
         call = self._call()
         try:
             call.result(within)
@@ -117,12 +116,12 @@ class Credentials:
         return _told(self._read(task))
 
     async def _answer(self) -> _Answer:
-        """Call on the running event loop what is async, and anything else in a thread."""
+        """Call an async callable on the event loop, any other in a thread."""
         given: object
         try:
             async with asyncio.timeout(LONGEST):
                 if is_async(self._give):
-                    given = await self._give()  # type: ignore[misc]  # it is awaitable
+                    given = await self._give()  # it is awaitable
                 else:
                     call = self._call()
                     given = (await asyncio.shield(asyncio.wrap_future(call))).given
@@ -134,12 +133,12 @@ class Credentials:
             if task is not None and task.cancelling():
                 raise
             given = _failed(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the callable's
+        except Exception as error:  # noqa: BLE001 - any error is the callable's
             given = error if is_no_room(error) else _failed(error)
         return _Answer(given, monotonic())
 
     def _call(self) -> Future[_Answer]:
-        """Call in a thread of its own, unless a call is under way, or was answered too late for those who waited for it."""
+        """Call in a new thread, unless a call is running or a late answer is available."""
         with self._lock:
             now = monotonic()
             self._calls = [call for call in self._calls if not call[1].done() or now - call[1].result().at < LONGEST]
@@ -162,33 +161,35 @@ class Credentials:
         given: object
         try:
             given = self._give()
-        except BaseException as error:  # noqa: BLE001 - a thread that ended without an answer would be waited for
+        except BaseException as error:  # noqa: BLE001 - the waiting threads need an answer
             given = _failed(error)
         call.set_result(_Answer(given, monotonic()))
 
     def _use(self, call: Future[_Answer]) -> None:
-        """The answer to a call serves no other connection."""
+        """Mark the answer to a call as used."""
         with self._lock:
             self._calls = [each for each in self._calls if each[1] is not call]
 
     def _read(self, call: Future[_Answer] | asyncio.Task[_Answer]) -> Login | CredentialsError | OSError:
-        """The login that a call gave, or why it gave none."""
+        """Return the login of a call, or its error."""
         given, at = call.result()
         if isinstance(given, CredentialsError | OSError):
             return type(given)(*given.args)
         if isawaitable(given):
-            getattr(given, "close", bool)()  # unclosed, a coroutine would warn
+            # An unclosed coroutine causes a warning.
+            getattr(given, "close", bool)()
         try:
             user, password, seconds = _parts(given)
         except CredentialsError as error:
-            return error.with_traceback(None)  # variables in its frames hold the login
+            # The traceback frames hold the login.
+            return error.with_traceback(None)
         if at + seconds <= monotonic():
             return CredentialsError("credentials gave a login that has expired, expected seconds above 0")
         return Login(user, password, at + _RENEWED_AFTER * seconds, at + seconds)
 
 
 def _told(found: Login | CredentialsError | OSError) -> Login:
-    """A login. Raises what there is instead, in a frame without anything of it."""
+    """Return the login or raise the error, from a frame without the login."""
     if isinstance(found, Exception):
         raise found
     return found
@@ -199,7 +200,7 @@ def _late(within: float) -> CredentialsError:
 
 
 def _parts(given: object) -> tuple[str | None, str, float]:
-    """User, password and seconds. Raises `CredentialsError` that repeats nothing of what was given."""
+    """Return user, password and seconds. Raises `CredentialsError` without any part of the value."""
     if not (isinstance(given, tuple | list) and len(given) in (2, 3)):
         kind = f"{len(given)} values" if isinstance(given, tuple | list) else f"an object of {type(given).__qualname__}"
         raise CredentialsError(f"credentials gave {kind}, expected {_LOGIN}")
@@ -218,5 +219,5 @@ def _parts(given: object) -> tuple[str | None, str, float]:
 
 
 def _failed(error: BaseException) -> CredentialsError:
-    """The failure of a callable: never its text, which may hold a token."""
+    """Describe a callable's error without its text, which may contain a token."""
     return CredentialsError(f"credentials raised {type(error).__name__} at {place_of(error)}")

@@ -1,7 +1,7 @@
-"""Connections to the servers that a store URL names: how the one to talk to is reached.
+"""Opens connections to the servers of a store URL.
 
-TLS, AUTH, SELECT and the protocol's version are redis-py's, as is the URL of a single server. Of several Sentinels the first
-that answers names the master.
+redis-py handles TLS, AUTH, SELECT, the protocol version and single-server URLs. The first Sentinel that answers names the
+master.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from limitgate.stores.redis.errors import is_no_room, without_secrets
 from limitgate.stores.redis.protocol.python_resp import pack_command
 
 CONNECT_TIMEOUT = 1.5
-"""Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
+"""Timeout in seconds for connecting in the background; also the recovery time after a connection attempt that hangs."""
 ASK_TIMEOUT = 0.3
-"""Seconds that a Sentinel, or a node, may take to say where others are before another one is asked."""
+"""Seconds for a Sentinel or node to name other servers before the next one is asked."""
 
 LOGIN_TIMEOUT = 1.0
-"""Seconds that credentials may take to give a login before an attempt to connect fails: less than `CONNECT_TIMEOUT`."""
+"""Seconds for the credentials callable, shorter than `CONNECT_TIMEOUT`."""
 
 _BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
 _SLOTS = "CLUSTER", "SLOTS"
@@ -87,26 +87,27 @@ _OBJECTS = frozenset(
         "ssl_ocsp_context",
     }
 )
-"""Parameters of redis-py's connections that no text can stand for, that have their place in the URL, or are ours to choose."""
+"""Connection parameters of redis-py that no URL text can express, that have their own place in the URL, or that LimitGate
+sets."""
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
 class NoMasterError(RedisConnectionError):
-    """No Sentinel says where the master is. What each of them said instead was told already."""
+    """No Sentinel names the master. The error of each Sentinel has already been reported."""
 
 
 class Dial(Protocol):
-    """Opens connections of threads."""
+    """Opens sync connections."""
 
     def __call__(self, *, within: float | None = None) -> Any:
-        """Open a connection, each step of which takes at most so many seconds, `CONNECT_TIMEOUT` if None."""
+        """Open a connection. Each step takes at most ``within`` seconds, default `CONNECT_TIMEOUT`."""
 
 
 class Dialer:
-    """Makes connections to the servers that a URL names, of a redis-py connection pool's class, and inspects each.
+    """Opens and inspects connections to the servers of a URL. Raises `ConfigError` for an invalid URL.
 
-    ``socket_timeout`` is in seconds, None on asyncio: there a `ListeningClock` tells when a time is over. Raises `ConfigError`
-    for a URL that cannot be understood.
+    ``pool_class`` is redis-py's sync or async connection pool. ``socket_timeout`` is in seconds; None on asyncio, where a
+    `ListeningClock` measures the timeout.
     """
 
     def __init__(
@@ -154,11 +155,11 @@ class Dialer:
 
     @property
     def nodes(self) -> Sequence[Address]:
-        """The nodes of a cluster that the URL names, none where it leads to a single server."""
+        """The cluster nodes in the URL; empty for a single server."""
         return self._where.nodes
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
-        """Open a connection of threads: to a node of a cluster, or to where the URL leads. See `Dial`."""
+        """Open a sync connection to a cluster node, or to the server of the URL. See `Dial`."""
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
             connection = self._dial(address, options)
@@ -185,7 +186,7 @@ class Dialer:
         return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
-        """`dial`, for asyncio. The ``clock`` is the event loop's."""
+        """`dial`, for asyncio. ``clock`` belongs to the event loop."""
         try:
             connection = await self._adial(clock, address)
         except Exception as error:
@@ -210,7 +211,7 @@ class Dialer:
         return connection
 
     def slots(self, node: Address) -> Any:
-        """Ask a node of a cluster who holds which hash slot."""
+        """Ask a cluster node for CLUSTER SLOTS."""
         try:
             connection = self._connection(node, self._login(LOGIN_TIMEOUT), **self._brief)
             return _asked(self._reached(server_name(node), connection), _SLOTS)
@@ -229,7 +230,6 @@ class Dialer:
             raise
 
     def _reached(self, server: str, connection: Any) -> Any:
-        """Open a connection."""
         try:
             return _connected(connection)
         except Exception as error:
@@ -237,11 +237,11 @@ class Dialer:
             raise
 
     async def _areached(self, server: str, connection: Callable[[], Any]) -> Any:
-        """A connection that is open, to the first address that takes it of those that its host has."""
+        """Open a connection to the first address of its host that accepts it."""
         made = connection()
         try:
             return await self._areached_at_any(made, connection)
-        except CancelledError:  # mostly because it took too long
+        except CancelledError:  # usually a timeout
             self._tls.look(server, made, TimeoutError())
             raise
         except Exception as error:
@@ -261,7 +261,7 @@ class Dialer:
             except (RedisConnectionError, RedisTimeoutError, OSError) as error:
                 self._resolver.pass_over(host, address)
                 failure = error
-            except CancelledError:  # mostly because it took too long
+            except CancelledError:  # usually a timeout
                 self._resolver.pass_over(host, address)
                 raise
         raise failure or OSError(f"{host} has no address")
@@ -274,11 +274,10 @@ class Dialer:
         return made
 
     def _login(self, within: float) -> Login | None:
-        """Ask for a login, if there are credentials. Raises `CredentialsError`."""
+        """Get a login if there are credentials. Raises `CredentialsError`."""
         return None if self._credentials is None else self._credentials.login(min(within, LOGIN_TIMEOUT))
 
     async def _alogin(self) -> Login | None:
-        """`_login`, for asyncio."""
         return None if self._credentials is None else await self._credentials.alogin(LOGIN_TIMEOUT)
 
     def _master(self, options: Mapping[str, float] = MappingProxyType({})) -> Address:
@@ -290,7 +289,7 @@ class Dialer:
                 return self._named_by(sentinel, _asked(reached, self._question))
             except Exception as error:
                 raise_interruption(error)
-                if is_no_room(error):  # no fault of this Sentinel's
+                if is_no_room(error):  # not the Sentinel's fault
                     raise
                 self._passed_over(sentinel, error)
                 failures.append(error)
@@ -305,7 +304,7 @@ class Dialer:
                     reply = await _aasked(reached, self._question)
                 return self._named_by(sentinel, reply)
             except Exception as error:
-                if is_no_room(error):  # no fault of this Sentinel's
+                if is_no_room(error):  # not the Sentinel's fault
                     raise
                 self._passed_over(sentinel, error)
                 failures.append(error)
@@ -321,7 +320,7 @@ class Dialer:
         return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
-        """Read the address that a Sentinel has named. That Sentinel is the first to be asked the next time."""
+        """Read the master's address from a Sentinel, which becomes the first to ask."""
         try:
             master = parse_address(*reply)
         except (TypeError, ValueError) as error:
@@ -330,12 +329,12 @@ class Dialer:
         return master
 
     def _passed_over(self, sentinel: Address, error: Exception) -> None:
-        """Ask a Sentinel that was of no help last the next time: several that hang must not use up all time."""
+        """Ask this Sentinel last next time, so that Sentinels that hang cannot use up all the time."""
         self._failed(sentinel_name(sentinel), error)
         self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
 
     def _failed(self, server: str, error: Exception) -> None:
-        """Have it told if no waiting cures the failure of a connection."""
+        """Report a connection failure that retrying cannot fix."""
         if not isinstance(error, NoMasterError):
             with logged_errors():
                 self._inspection.failed(server, error)
@@ -346,7 +345,7 @@ class Dialer:
 
 
 class _Packer:
-    """Packs the commands that redis-py sends to connect under threads, in place of hiredis, see `wire.arguments`."""
+    """Packs redis-py's connect commands for threads instead of hiredis, see `wire.arguments`."""
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
@@ -355,16 +354,16 @@ class _Packer:
 
 
 def _options_of(connection_class: type) -> frozenset[str]:
-    """Names of the options that a URL may have for connections of a class."""
+    """Names of the URL options for connections of a class."""
     makers = [vars(kind)["__init__"] for kind in connection_class.__mro__[:-1] if "__init__" in vars(kind)]
     named = {name for maker in makers for name in signature(maker).parameters}
     return frozenset(name for name in named - _OBJECTS if not name.startswith("orig_"))
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
-    """Raise a `ConfigError` for a file of TLS that is not there."""
+    """Raise `ConfigError` for a missing TLS file."""
     for name in _FILES:
-        if options.get(name) and not os.path.exists(options[name]):  # noqa: PTH110 - text of the user's, or a folder
+        if options.get(name) and not os.path.exists(options[name]):  # noqa: PTH110 - user text, may be a folder
             raise ConfigError(f"store: option {name} names a file that is not there, expected one that can be read")
 
 
@@ -379,7 +378,8 @@ def _connected(connection: Any) -> Any:
         failure = without_secrets(error, connection.username, connection.password)
     else:
         return connection
-    raise failure  # only here, as the error that it may replace would be its context
+    # Raising outside the handler avoids the original error as context.
+    raise failure
 
 
 async def _aconnected(connection: Any) -> Any:
@@ -413,7 +413,7 @@ async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
 
 
 def _said(connection: Any, command: Sequence[Any]) -> object:
-    """Send a command and return the reply, be it an error. Raises the error that ends the connection."""
+    """Send a command and return the reply, even an error reply. Raises the error that ends the connection."""
     try:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
@@ -438,20 +438,20 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
 
 
 class Spare:
-    """A file descriptor that is given up where a connection cannot be made for want of one. Safe for threads."""
+    """A reserve file descriptor, released when a connection fails because none is free. Thread-safe."""
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
-        """One, or none; more where threads fill it at the same time. A list: no two threads ever take the same from it."""
+        """Usually one or none; more if threads fill it at once. A list, because list.pop() is atomic."""
 
     def fill(self) -> None:
-        """Keep a descriptor, unless there is one or none is to be had."""
+        """Reserve a descriptor, unless there is one or none is free."""
         if not self._descriptors:
             with suppress(OSError):
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
-        """Give the descriptor up. False if there is none."""
+        """Close the reserved descriptor. Return False if there is none."""
         try:
             os.close(self._descriptors.pop())
         except IndexError:
@@ -460,4 +460,4 @@ class Spare:
 
 
 SPARE = Spare()
-"""The one of this process, kept from when the first Redis store is made."""
+"""The process-wide reserve, filled with the first Redis store."""

@@ -1,14 +1,14 @@
-"""The URL of a Redis store: its servers, database and logins.
+"""Parses the URL of a Redis store: servers, database and logins.
 
     redis://user:password@host:6379/DB?options                     one server; rediss:// with TLS
     unix://user:password@/path/to/redis.sock?db=DB                 one server, by its socket
     redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster; it names the others
-    redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, as the first Sentinel that answers has it
+    redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, from the first Sentinel that answers
 
-With ``rediss+`` all of them are spoken to with TLS. The user and password are those of the servers that hold the buckets;
-Sentinels get the options ``sentinel_username`` and ``sentinel_password``. The other options are those of redis-py that have an
-effect here. A URL is checked before redis-py reads it, which takes what it does not understand for something else: ``/zero``
-for database 0. No message repeats what may be a part of a password. Pure: no connection.
+``rediss+`` uses TLS for all of them. User and password belong to the servers with the buckets; the options
+``sentinel_username`` and ``sentinel_password`` belong to the Sentinels. Other options are those of redis-py that have an
+effect. URLs are checked before redis-py reads them, because it silently accepts errors such as ``/zero``. Messages never repeat
+a text that may be part of a password.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SINGLE_EXPECTED = "expected for example redis://localhost:6379/0 or redis://use
 _SOCKET_EXPECTED = "expected for example unix:///run/redis.sock?db=0"
 _ENCODED = "(in a user or password % is %25, / is %2F, ? is %3F, # is %23, @ is %40)"
 _UNEXPANDED = re.compile(r"[${}<>]")
-"""Characters of a variable in a template that nobody has filled in; no host has them."""
+"""Characters of an unexpanded template variable. No host name contains them."""
 
 _TIMEOUT = "how long requests wait is LimitGate's own option timeout"
 _RETRY = "a call on a lost connection is sent once more, and then on_error decides"
@@ -50,28 +50,28 @@ _WITHOUT_EFFECT = {
     "socket_type": "Redis has connections of one type",
     "timeout": _TIMEOUT,
 }
-"""Options that redis-py has and that would do nothing, each with what there is instead."""
+"""redis-py options without effect here, each with the reason."""
 
 Address = tuple[str, int]
-"""A server's host and port."""
+"""Host and port of a server."""
 
 
 class StoreUrl(NamedTuple):
-    """A store URL that was read."""
+    """A parsed store URL."""
 
     url: str
-    """URL of a single server with the options of all connections, for redis-py."""
+    """Single-server URL for redis-py, with the options of all connections."""
     nodes: tuple[Address, ...] = ()
     """Nodes of a cluster."""
     sentinels: tuple[Address, ...] = ()
     master: str = ""
-    """The name that Sentinels know the master by."""
+    """Name of the master in Sentinel."""
     login: tuple[str | None, str | None] = None, None
     """User and password for Sentinels."""
 
 
 def parse_address(host: Any, port: Any) -> Address:
-    """An address in a server's reply, text or bytes. Raises `TypeError` or `ValueError` if it is none."""
+    """Read an address in a server's reply, text or bytes. Raises `TypeError` or `ValueError` if it is invalid."""
     address = host.decode() if isinstance(host, bytes) else host, int(port)
     if not (isinstance(address[0], str) and 0 < address[1] < 65536):
         raise ValueError(f"{address!r:.80} is no host with a port")
@@ -79,7 +79,7 @@ def parse_address(host: Any, port: Any) -> Address:
 
 
 def scheme_of(url: str) -> str:
-    """The scheme of a store URL. Raises `ConfigError` for one that is unknown."""
+    """Return the scheme of a store URL. Raises `ConfigError` if it is unknown."""
     if not isinstance(url, str):
         raise ConfigError(f"store: an object of {type(url).__qualname__}, expected a URL such as redis://localhost:6379/0")
     scheme, mark, _ = url.partition("://")
@@ -98,18 +98,19 @@ def scheme_of(url: str) -> str:
 
 
 def check_readable(url: str) -> None:
-    """Raise a `ConfigError` that repeats nothing of the URL, where what should be a port may be half a password."""
+    """Raise `ConfigError` if host and port are unreadable, without any text of the URL: it may be part of a password."""
     try:
-        urlsplit(url).port  # noqa: B018 - read to see whether it can be
+        urlsplit(url).port  # noqa: B018 - raises ValueError
     except ValueError:
         pass
     else:
         return
-    raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands")  # without that context
+    # Raised here, so that the ValueError is not its context.
+    raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands")
 
 
 def read_url(url: str) -> StoreUrl:
-    """Read a store URL. Raises `ConfigError`."""
+    """Parse a store URL. Raises `ConfigError`."""
     scheme = scheme_of(url)
     if re.search(r"\s", url):
         raise ConfigError("store: the URL has a blank or a line break in it, expected none, %20 where one is meant")
@@ -132,7 +133,7 @@ def read_url(url: str) -> StoreUrl:
 
 
 def _read_single(scheme: str, url: str) -> StoreUrl:
-    """Check the URL of a single server. Raises `ConfigError`."""
+    """Check a single-server URL. Raises `ConfigError`."""
     netloc, rest = re.fullmatch(r"([^/?#]*)(.*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
     login, _, server = netloc.rpartition("@")
     path, _, listed = rest.partition("#")[0].partition("?")
@@ -157,7 +158,7 @@ def _read_single(scheme: str, url: str) -> StoreUrl:
 
 
 def _check_server(server: str) -> None:
-    """Check the one host of a URL, and its port. Raises `ConfigError` that repeats neither: it may be half a password."""
+    """Check host and port of a URL. Raises `ConfigError` without their text, which may be part of a password."""
     if not server or server.startswith(":"):
         raise ConfigError(f"store: no host, {_SINGLE_EXPECTED}")
     if _UNEXPANDED.search(server):
@@ -172,14 +173,14 @@ def _check_server(server: str) -> None:
 
 
 def check_effects(url: str) -> None:
-    """Raise a `ConfigError` for an option of a URL of a single server that redis-py takes, but that would do nothing."""
+    """Raise `ConfigError` for an option of a single-server URL that has no effect."""
     for name, _ in parse_qsl(_listed(url), keep_blank_values=True):
         if name in _WITHOUT_EFFECT:
             raise ConfigError(f"store: option {name!r} would do nothing, expected a URL without it: {_WITHOUT_EFFECT[name]}")
 
 
 def check_options(url: str, known: Collection[str]) -> None:
-    """Check the names of the options of a URL of a single server. Raises `ConfigError` for one that is not ``known``."""
+    """Check the option names of a single-server URL. Raises `ConfigError` for an unknown one."""
     listed = _listed(url)
     for name, _ in parse_qsl(listed, keep_blank_values=True):
         if name in known:
@@ -188,7 +189,8 @@ def check_options(url: str, known: Collection[str]) -> None:
             raise ConfigError(f"store: option {name[:40]} is of TLS, expected rediss:// as the beginning, or no such option")
         if name == "socket_keepalive":
             raise ConfigError("store: option socket_keepalive is of TCP, expected a URL without it for a unix socket")
-        named = "" if "@" in listed else f" {name[:40]!r}"  # else it may be the rest of a password
+        # After an @ the name may be part of a password.
+        named = "" if "@" in listed else f" {name[:40]!r}"
         near = meant(name, known)
         if near in _WITHOUT_EFFECT:
             cure = f"did you mean {near!r}? It would do nothing, expected a URL without it: {_WITHOUT_EFFECT[near]}"
@@ -198,12 +200,12 @@ def check_options(url: str, known: Collection[str]) -> None:
 
 
 def _listed(url: str) -> str:
-    """The options of a URL of a single server, as they are spelled."""
+    """Return the option text of a single-server URL."""
     return url.partition("#")[0].partition("?")[2]
 
 
 def shown(store: object) -> str:
-    """A store as log lines show it: a URL without user, password and options, of any other store its class."""
+    """Describe a store for log lines: a URL without login and options, or the class name."""
     if not isinstance(store, str):
         return type(store).__name__
     scheme, mark, rest = store.partition("://")
@@ -212,7 +214,7 @@ def shown(store: object) -> str:
 
 
 def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
-    """The URL of a single server. Raises `ConfigError` if what should be its database is none."""
+    """Build a single-server URL. Raises `ConfigError` for an invalid database."""
     if not re.fullmatch("/?[0-9]*", path):
         raise ConfigError("store: what stands last before the options is no database, expected a number")
     return f"{scheme}://{login}{format_address(server)}{path}{'?' * bool(options)}{urlencode(options)}"
@@ -223,22 +225,23 @@ def _servers(listed: str, port: int) -> tuple[Address, ...]:
     for place, entry in enumerate(listed.split(","), 1):
         match = _SERVER.fullmatch(entry)
         if match is None or not 0 < int(match["port"] or port) < 65536:
-            raise ConfigError(f"store: server {place} is no host with a port, {_EXPECTED}")  # it may be half a password
+            # The server text may be part of a password.
+            raise ConfigError(f"store: server {place} is no host with a port, {_EXPECTED}")
         servers.append((match["host"].strip("[]"), int(match["port"] or port)))
     return tuple(servers)
 
 
 def format_address(address: Address) -> str:
-    """Spell an address as in a URL."""
+    """Format an address as in a URL."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def server_name(address: Address | None) -> str:
-    """Name for log lines of a node of a cluster, or of the server that a URL leads to."""
+    """Name of a cluster node, or of the URL's server, for log lines."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
 
 
 def sentinel_name(address: Address) -> str:
-    """Name for log lines of a Sentinel."""
+    """Name of a Sentinel for log lines."""
     return f"the Sentinel at {format_address(address)}"

@@ -1,4 +1,4 @@
-"""The part of hiredis that we use, in Python, for where it is not installed. Pure: bytes and replies, no connection."""
+"""A Python replacement for the used part of hiredis. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 _LONGEST_LINE = 65_536
-"""Bytes of a line, of which texts of errors are the longest."""
+"""Maximum bytes of a line; error texts are the longest."""
 _MOST_ITEMS = 2**32
 _STRINGS = frozenset({b"$", b"=", b"!"})
 _PAIRS = frozenset({b"%", b"|"})
@@ -19,11 +19,11 @@ _BIG_NUMBER = re.compile(rb"-?[0-9]+").fullmatch
 _DOUBLE = re.compile(rb"(?i:-?(?:inf|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?))").fullmatch
 
 _Parsing = Generator[None, None, Any]
-"""Yields where more bytes are needed, and returns what has been parsed."""
+"""Yields when it needs more bytes, and returns the parsed value."""
 
 
 class ProtocolError(Exception):
-    """Bytes that are no RESP."""
+    """The bytes are not valid RESP."""
 
 
 class PushNotification(list[Any]):
@@ -37,7 +37,7 @@ def pack_command(words: Iterable[str | bytes | int]) -> bytes:
 
 
 class Reader:
-    """Parses replies: ``replyError`` makes errors of their texts, ``notEnoughData`` is returned where no reply is whole."""
+    """Parses replies. ``replyError`` converts error texts; `gets` returns ``notEnoughData`` without a complete reply."""
 
     def __init__(self, *, notEnoughData: object, replyError: Callable[[str], object]) -> None:  # noqa: N803 - hiredis' names
         self._nothing = notEnoughData
@@ -45,19 +45,19 @@ class Reader:
         self._data = bytearray()
         self._at = 0
         self._searched = 0
-        """Where to search for the end of a line: before that there is none."""
+        """Start of the search for a line end."""
         self._parsing: _Parsing | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take bytes in."""
+        """Add received bytes."""
         self._data += data
 
     def has_data(self) -> bool:
-        """True if bytes are left that no reply has been made of."""
+        """True if there are unparsed bytes."""
         return self._at < len(self._data)
 
     def gets(self) -> Any:
-        """Return the next reply. Raises `ProtocolError` for bytes that are no RESP."""
+        """Return the next reply. Raises `ProtocolError` for invalid RESP."""
         if self._parsing is None:
             del self._data[: self._at]
             self._at = self._searched = 0
@@ -95,7 +95,8 @@ class Reader:
             while (line := self._line()) is None:
                 yield
             items.append((yield from self._sized(line)) if line[:1] in _SIZED else self._simple(line))
-        if kind == b"|":  # attributes of the value that follows
+        # Attributes belong to the value that follows.
+        if kind == b"|":
             return (yield from self._value())
         if kind == b"%":
             return dict(zip(items[::2], items[1::2]))
@@ -118,7 +119,7 @@ class Reader:
         raise ProtocolError("no reply of RESP")
 
     def _line(self) -> bytes | None:
-        """The next line, None if it is not whole."""
+        """Return the next line; None if it is incomplete."""
         start = self._at
         end = self._data.find(b"\r\n", max(start, self._searched))
         if end < 0:
@@ -130,7 +131,7 @@ class Reader:
         return bytes(self._data[start:end])
 
     def _string(self, size: int) -> bytes | None:
-        """The next string, None if it is not whole."""
+        """Return the next string; None if it is incomplete."""
         start, end = self._at, self._at + size
         if len(self._data) < end + 2:
             return None
