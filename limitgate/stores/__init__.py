@@ -85,9 +85,9 @@ def open_sync_store(url: str) -> SyncStore:
 
 
 def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
-    """Return ``store``, opened by ``open_url`` (`open_store` or `open_sync_store`) if it is a URL.
+    """Return ``store``, opened by ``open_url`` if it is a URL, for keys with ``key_prefix``.
 
-    ``key_prefix`` is the prefix of all future keys. Raises `ConfigError` if ``store`` is no store or one of the other kind.
+    Raises `ConfigError` if ``store`` is no store or of the other kind.
     """
     found = open_url(store) if isinstance(store, str) else store
     if isinstance(found, type):

@@ -1,7 +1,7 @@
 """Interfaces of a store, the only component that does I/O or reads a wall clock.
 
-Optional features are attributes of the store class, see `limitgate.gate.flow`. A store with ``takes_plain`` receives
-`PlainSpend` and `PlainRefund`; other stores receive a `Plan`.
+Attributes declare optional features, see `limitgate.gate.flow`: only a store with ``takes_plain`` receives `PlainSpend` and
+`PlainRefund`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StoredConfig(NamedTuple):
     version: int
     """Number of replacements; 0 if there is no text or LimitGate did not write the value."""
     text: str | None
-    """None if there is no text; empty if LimitGate did not write the value."""
+    """Empty if LimitGate did not write the value."""
     waited: float = 0.0
     """Seconds of store silence before the answer, see `Reading`."""
 
@@ -69,7 +69,7 @@ class SyncConfigStore(SyncStore, Protocol):
     """A `SyncStore` that also keeps configuration."""
 
     def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
-        """Carry out ``request`` atomically and return the resulting text. Raises `StoreError` as `spend` does."""
+        """Carry out ``request`` atomically and return the resulting text. Raises `StoreError`."""
 
 
 @runtime_checkable
@@ -77,4 +77,4 @@ class AsyncConfigStore(AsyncStore, Protocol):
     """An `AsyncStore` that also keeps configuration."""
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
-        """Carry out ``request`` atomically and return the resulting text. Raises `StoreError` as `aspend` does."""
+        """Carry out ``request`` atomically and return the resulting text. Raises `StoreError`."""

@@ -1,9 +1,8 @@
 """Buckets in this process: exact, thread-safe, bounded. Twin of limitgate/lua/spend.lua.
 
-The cost of a call does not depend on the number of buckets. Each new bucket advances a CLOCK hand (Corbató 1968) by a few
-steps, and expired buckets are evicted, as in Redis' active expiry. If the store is full, it evicts the sampled bucket with the
-least debt, as Redis' eviction pool does. A bucket that refuses its last cost is never evicted: new keys then share an overflow
-bucket, so a flood of new keys cannot evict an exhausted bucket.
+The cost of a call does not depend on the number of buckets. Each new bucket advances a CLOCK hand (Corbató 1968), which evicts
+expired buckets. A full store evicts the sampled bucket with the least debt, as Redis does, but never a bucket that refuses its
+last cost: new keys then share an overflow bucket, so a flood of new keys cannot evict an exhausted bucket.
 """
 
 from __future__ import annotations
@@ -32,54 +31,47 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
 _FEW = 2048
-"""Expired buckets stay up to this count, because recreating a bucket is slower than reusing it."""
+"""Expired buckets stay up to this count; recreating them is slower."""
 _MORE = 2
-"""Extra hand steps per expired bucket. In the long run at most a third of the buckets are expired."""
+"""Extra hand steps per expired bucket, so that at most a third of the buckets stay expired."""
 _SAMPLE = 8
-"""Minimum number of eviction candidates to compare."""
+"""Minimum number of compared eviction candidates."""
 _HOPS = 4
-"""Empty dictionaries to skip per step."""
 _STEPS = 64
-"""Maximum hand steps per new bucket; bounds the work of one request."""
+"""Maximum hand steps per new bucket."""
 _POOL = 16
 """Maximum number of remembered eviction candidates."""
 _SHARD = 4096
-"""Buckets per dictionary. Python resizes a dictionary of this size in 0.1 ms, one of a million entries in 30 ms."""
+"""Buckets per dictionary. Resizing takes 0.1 ms; at a million entries it would take 30 ms."""
 _SHARDS = 4096
-"""Maximum number of dictionaries."""
 _MOST_TURNS = 1_000
 """Times a thread yields before it blocks on the lock."""
 _STEP = 1_000_000
-"""Clock steps back of at least this many microseconds are logged."""
+"""Steps back of the clock by this many microseconds are logged."""
 
 _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
-"""Clocks with the wrong unit or epoch, often passed by mistake."""
+"""Clocks often passed by mistake."""
 _EXPECTED_CLOCK = "expected a callable that gives Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
 
 _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
-"""Location of a charge's bucket: dictionary, key, value and entry (None if new), and the layout if the states are plain
-numbers."""
+"""Dictionary, key, value and entry (None if new) of a charge's bucket; its layout if the states are plain numbers."""
 
 
 class MemoryStore(Remade):
     """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
 
-    Bans and configuration are never evicted and do not count towards ``max_buckets``, because clients cannot create them.
-    ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the buckets found with a write time in the
-    future, which means that the clock stepped back; the first step of a second or more is logged. Calls never block, so
-    timeouts are ignored.
+    Bans and configuration are never evicted. ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the
+    buckets found with a write time in the future, after the clock has stepped back; the first step of a second or more is
+    logged. Calls never block, so timeouts are ignored.
 
-    A signal handler, a finalizer or a ``clock`` can interrupt a call and use the store in the same thread. A refund then runs
-    when the interrupted call ends. Any other call raises `StoreError`, because waiting would deadlock.
+    If a signal handler, a finalizer or a ``clock`` interrupts a call and uses the store, a refund runs when the interrupted
+    call ends. Any other call raises `StoreError`, because waiting would deadlock.
     """
 
     measures_silence = takes_plain = True
-    """Calls never block, so they never report a timeout."""
     answers_at_once = True
-    """An event loop can use the sync methods, because they never block."""
     scheme = "memory"
     healthy = True
-    """True if the store answers; always True here."""
 
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
         if clock is not None and (not callable(clock) or clock in _OTHER_CLOCKS):
@@ -116,16 +108,15 @@ class MemoryStore(Remade):
             self._overflow: dict[Any, bytes] = {}
             self._beside: dict[Any, Sequence[State]] = {}
             self._bans: dict[Any, tuple[int, int]] = {}
-            """Start (Unix µs) and duration (µs) of each ban by key. A banned bucket's value is only a head, which plain plans
-            decline."""
+            """Start (Unix µs) and duration (µs) of each ban by key. The value is only a head, which plain plans decline."""
             self._layouts = Layouts()
             self._count = 0
             self._swept = 0
             self._hand: Iterator[Any] = iter(())
             self._pool: list[tuple[int, Any, bytes]] = []
-            """Eviction candidates: time of full recovery (Unix µs), key and value; the first is evicted first."""
+            """Eviction candidates: time of full recovery (Unix µs), key, value."""
             self._credit = self._max_buckets
-            """Hand steps without an eviction that new buckets may still use."""
+            """Remaining hand steps without an eviction."""
 
     def __len__(self) -> int:
         return self._count
@@ -156,7 +147,7 @@ class MemoryStore(Remade):
                 return self._interrupting(whole(plan))
             self._busy = True
             try:
-                # A local name prevents Python from binding the callable as a method.
+                # A local name, because an attribute would bind the callable.
                 clock = self._clock
                 self._now = now = clock()
                 if type(plan) is PlainSpend and self._carry_out_plain(plan, now):
@@ -190,8 +181,8 @@ class MemoryStore(Remade):
     def _wait_for_others(self) -> None:
         """Yield until no other thread is in a call.
 
-        Blocking on the lock creates a convoy: the lock passes to a sleeping thread, which still needs the GIL. With eight Flask
-        threads this doubles the cost of a request. A call that interrupts this thread's own call does not wait.
+        Threads that block on the lock form a convoy, because the next owner must first get the GIL. With eight Flask threads
+        that doubles the cost of a request.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -204,10 +195,7 @@ class MemoryStore(Remade):
             raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
     def _carry_out_plain(self, plan: PlainSpend, now: int) -> bool:
-        """Charge a plain plan. Return False if it needs `_carry_out`: another layout, a ban, or a queued request.
-
-        Most plans charge one existing bucket, which this fast path handles without building lists.
-        """
+        """Charge a plain plan, without lists for a single existing bucket. Return False if it needs `_carry_out`."""
         template, keys = plan.template, plan.keys
         if template.bans and self._keeps_any(keys[-template.bans :]):
             return False
@@ -234,7 +222,6 @@ class MemoryStore(Remade):
         return True
 
     def _charge_plain(self, plan: PlainSpend, now: int) -> bool:
-        """Charge several or new buckets. Return False as `_carry_out_plain` does."""
         shards, mask, known, template = self._shards, self._mask, self._layouts.known, plan.template
         states: list[State] = []
         writes = []
@@ -272,7 +259,7 @@ class MemoryStore(Remade):
         return True
 
     def _refund(self, plan: PlainRefund, now: int) -> bool:
-        """Refund a plain plan. Return False if a bucket has another layout than the charge left."""
+        """Refund a plain plan. Return False if it needs `_carry_out`."""
         states, slot, as_of = plan.states, plan.spent.slot, plan.spent.now
         writes = []
         for key, (charge, places, rows) in zip(plan.keys, plan.template.parts):
@@ -303,7 +290,7 @@ class MemoryStore(Remade):
         return self.config(request)
 
     def reset_after_fork(self) -> None:
-        """Replace the lock in a forked child, where the thread that held it does not exist."""
+        """Replace the lock in a forked child, where no thread releases it."""
         self._lock = RLock()
         self._busy = False
 
@@ -314,7 +301,6 @@ class MemoryStore(Remade):
         """Do nothing: there are no connections."""
 
     def _carry_out(self, plan: Plan, now: int) -> Reading:
-        """Read all buckets of ``plan`` and charge them if it is admitted."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
         charges: Sequence[Charge] = plan.charges
         homes: list[_Home] = []
@@ -347,7 +333,6 @@ class MemoryStore(Remade):
         return reading
 
     def _make(self, homes: Sequence[_Home], reading: Reading, now: int) -> None:
-        """Charge the buckets of an admitted plan and note the costs that do not fit."""
         admitted = reading.admitted
         for home, (charge, before, after) in zip(homes, reading.buckets):
             if after is None:
@@ -363,16 +348,15 @@ class MemoryStore(Remade):
         return states
 
     def _ban(self, plan: Plan, now: int) -> None:
-        """Ban the buckets of a plan, or lift their bans. Bans are kept even if the store is full."""
+        """Ban the buckets of a plan, or lift their bans, even if the store is full."""
         for charge in plan.charges:
             if plan.ban_us:
                 self._ban_bucket(charge, plan.ban_us, now)
             else:
-                # The next write stores a full value instead of the head.
+                # The next write stores a full value.
                 self._bans.pop(charge.key, None)
 
     def _ban_bucket(self, charge: Charge, us: int, now: int) -> None:
-        """Ban the bucket of a charge for at least ``us`` microseconds."""
         key = charge.key
         shard = self._shard(key)
         if key not in shard:
@@ -384,16 +368,15 @@ class MemoryStore(Remade):
         self._write(home, charge.bucket, now, states)
 
     def _bans_of(self, charges: Sequence[Charge], now: int) -> dict[int, int]:
-        """Remaining ban times in µs of the charged buckets, by index of the charge."""
+        """Remaining bans in µs by index of the charge."""
         lefts = [self._ban_left(charge.key, now) if charge.cost else 0 for charge in charges]
         return {place: left for place, left in enumerate(lefts) if left}
 
     def _ban_left(self, key: Any, now: int) -> int:
-        """Remaining ban time in µs; 0 if not banned."""
+        """Remaining ban in µs."""
         if key not in self._bans:
             return 0
         began, us = self._bans[key]
-        # The clock has stepped back.
         if now < began:
             began = now
             self._bans[key] = began, us
@@ -403,7 +386,7 @@ class MemoryStore(Remade):
         return left
 
     def _interrupting(self, plan: Plan) -> Reading:
-        """Defer a refund until the interrupted call ends. Raise `StoreError` for other plans."""
+        """Defer a refund to the end of the interrupted call. Raise `StoreError` for other plans."""
         if plan.verb == "spend" or not plan.gives_back:
             raise StoreError(
                 "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
@@ -412,7 +395,6 @@ class MemoryStore(Remade):
         return read(plan.charges, self._now, [self._view(charge) for charge in plan.charges])
 
     def _view(self, charge: Charge) -> Sequence[State]:
-        """Read the states of a charge's bucket without changing them."""
         key, bucket = charge.key, charge.bucket
         value = self._shard(key).get(key)
         if value is None:
@@ -420,7 +402,6 @@ class MemoryStore(Remade):
         return _standing(self._bucket(key, value), bucket, self._now)
 
     def _shard(self, key: Any) -> dict[Any, bytes]:
-        """Return the dictionary for a key."""
         return self._shards[hash(key) & self._mask]
 
     def _keeps_any(self, keys: Sequence[str]) -> bool:
@@ -433,13 +414,13 @@ class MemoryStore(Remade):
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
     def _home(self, charge: Charge, now: int) -> _Home:
-        """Find a charge's bucket: under its key, or the overflow bucket of its windows."""
+        """Find a bucket by its key, or the overflow bucket of its windows."""
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
         if value is not None:
             return shard, key, value, self._bucket(key, value), None
-        # A ban in a shared overflow bucket would ban every new key.
+        # A shared overflow ban would ban every new key.
         if not bucket.algorithm.IS_LIMIT:
             if charge.adjustment is not None:
                 self._reclaim(now)
@@ -451,7 +432,7 @@ class MemoryStore(Remade):
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
-        """Return the current states of the charge's windows, after its adjustment. ``looks`` leaves stored counts unchanged."""
+        """States of the windows after the charge's adjustment. ``looks`` leaves stored counts unchanged."""
         entry, bucket = home[3], charge.bucket
         algorithm = bucket.algorithm
         if entry is None:
@@ -467,7 +448,6 @@ class MemoryStore(Remade):
         return states if charge.adjustment is None else self._adjust(home, charge, states, now)
 
     def _adjust(self, home: _Home, charge: Charge, states: Sequence[State], now: int) -> Sequence[State]:
-        """Apply a charge's adjustment to states and store the result."""
         bucket, adjustment = charge.bucket, charge.adjustment
         if bucket.algorithm is refusals and not self._counts_refusals(home, charge, now):
             return states
@@ -480,17 +460,16 @@ class MemoryStore(Remade):
         return states
 
     def _counts_refusals(self, home: _Home, charge: Charge, now: int) -> bool:
-        """True unless the refusing bucket is banned, or the store is full."""
+        """False if the refusing bucket is banned, or the store is full."""
         adjustment = charge.adjustment
         if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now):
             return False
         return home[2] is not None or self._count < self._max_buckets
 
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
-        """Store the states of the asked windows; the other windows of the bucket stay unchanged.
+        """Store the states of the asked windows and keep the bucket's other windows.
 
-        ``asked`` is the cost of a charge, 0 for none. The stored cost is the latest one, or a higher earlier one that is still
-        refused.
+        The stored cost is the latest one (``asked``, 0 for none), or a higher one that is still refused.
         """
         buckets, key, value, entry, layout = home
         cost = asked or 1
@@ -498,11 +477,11 @@ class MemoryStore(Remade):
             _, last, stored, _ = entry
             if last != asked and (not asked or (last > asked and _wait_us(bucket, states, last))):
                 cost = last
-            # The value is unchanged, unless another charge of the plan used the same key or evicted it.
+            # Another charge of the plan may have changed or evicted the bucket.
             if layout is not None and buckets.get(key) is value:
                 try:
                     buckets[key] = layout.pack(layout.number, now, cost, *states)
-                except struct.error:  # a number exceeds 64 bits
+                except struct.error:
                     pass
                 else:
                     return
@@ -515,7 +494,7 @@ class MemoryStore(Remade):
     def _put(self, buckets: dict[Any, bytes], key: Any, layout: Layout, value: bytes, states: Sequence[State]) -> None:
         """Store a bucket that is new or changes its layout.
 
-        Counters are raised before the value is stored, so a signal handler's exception in between cannot leave them too low.
+        An exception of a signal handler must not leave the counters too low, so they are raised first.
         """
         live = buckets.get(key)
         layout.uses += 1
@@ -539,7 +518,7 @@ class MemoryStore(Remade):
         self._layouts.release(self._layouts.by(value))
 
     def _note_refusal(self, home: _Home, charge: Charge, states: Sequence[State]) -> None:
-        """Store the refused cost, so that the bucket stays while it would refuse that cost."""
+        """Store the refused cost, so that the bucket stays while it refuses that cost."""
         buckets, key, _, entry, _ = home
         cost, bucket = charge.cost, charge.bucket
         if entry is None or entry[1] == cost or not _wait_us(bucket, states, cost):
@@ -549,7 +528,7 @@ class MemoryStore(Remade):
             buckets[key] = with_cost(live, cost)
 
     def _reclaim(self, now: int) -> bool:
-        """Evict expired buckets, then those with the least debt. Return False if there is still no room."""
+        """Evict expired buckets, then those with the least debt. Return False if the store is still full."""
         if self._count < self._max_buckets:
             if self._count >= self._few and self._look(now):
                 self._sweep(now, _MORE)
@@ -562,7 +541,6 @@ class MemoryStore(Remade):
         return self._count < self._max_buckets
 
     def _sweep(self, now: int, looks: int) -> int:
-        """Advance the hand, evict expired buckets and collect candidates if the store is full. Return the number of steps."""
         most, step = self._max_buckets, 0
         steps = min(_STEPS if self._credit or self._count < most else 1, self._count + 2)
         while step < steps:
@@ -577,7 +555,7 @@ class MemoryStore(Remade):
         return step
 
     def _look(self, now: int) -> bool:
-        """Advance the hand by one bucket. Return True if it was expired and is now evicted."""
+        """Advance the hand by one bucket. Return True if it was evicted."""
         key = next(self._hand, None)
         if key is None:
             return self._turn()
@@ -619,7 +597,6 @@ class MemoryStore(Remade):
         return False
 
     def _remember(self, due: int, key: Any, value: bytes) -> None:
-        """Add an eviction candidate; keep those with the least debt."""
         entry, pool = (due, key, value), self._pool
         place = bisect_left(pool, entry)
         if place == len(pool) or pool[place] != entry:
@@ -627,14 +604,12 @@ class MemoryStore(Remade):
             del pool[_POOL:]
 
     def _drop_least(self) -> None:
-        """Evict the candidate with the least debt, unless it has changed since."""
         _, key, value = self._pool.pop(0)
         shard = self._shard(key)
         if shard.get(key) is value:
             self._drop(shard, key)
 
     def _step_back(self, by: int) -> None:
-        """Count a bucket written ``by`` microseconds in the future."""
         self.clock_steps += 1
         self._furthest_step = max(self._furthest_step, by)
 
@@ -645,7 +620,7 @@ def system_clock() -> int:
 
 
 def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
-    """States of the asked windows of a bucket at ``now``, Unix µs."""
+    """States of the asked windows at ``now``, Unix µs."""
     written, _, stored, states = entry
     algorithm = bucket.algorithm
     if bucket is stored:
@@ -658,42 +633,37 @@ def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
 
 
 def _has_other_counts(stored: Bucket, bucket: Bucket, states: Sequence[State]) -> bool:
-    """True if a window with debt was stored with another count."""
     counts = dict(zip(stored.ids, stored.counts))
     asked = zip(bucket.ids, bucket.counts, states)
     return any(state and counts.get(window, count) != count for window, count, state in asked)
 
 
 def _full_at(entry: Entry) -> int:
-    """Time at which a bucket is as good as new, Unix µs."""
+    """Unix µs at which a bucket is as good as new."""
     written, _, bucket, states = entry
     return written + max(map(bucket.algorithm.ttl_us, states, bucket.limits))
 
 
 def _refuses_until(entry: Entry) -> int:
-    """Time (Unix µs) at which the last cost fits into every window; the write time if it fitted then.
-
-    Bans and occupied slots are never evicted, so they count until they end.
-    """
+    """Unix µs at which the last cost fits; for bans and slots, at which they end."""
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
-    # The wait of an occupied slot is only an estimate.
+    # A slot's wait is an estimate.
     is_kept = bucket.algorithm is ban or (wait and bucket.has_slots)
     return _full_at(entry) if is_kept else written + wait
 
 
 def _wait_us(bucket: Bucket, states: Sequence[State], cost: int) -> int:
-    """Microseconds until a cost fits for the lowest priority; 0 if it fits now or never."""
+    """Microseconds until a cost fits for the lowest priority; 0 if never."""
     wait_us, costs = bucket.algorithm.wait_us, repeat(cost)
     waits = list(map(wait_us, states, costs, bucket.strictest.limits))
-    # The lowest priority can never spend this cost.
+    # The lowest priority can never spend it.
     if None in waits:
         waits = list(map(wait_us, states, costs, bucket.limits))
     return max([wait or 0 for wait in waits], default=0)
 
 
 def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> tuple[Bucket, Sequence[State]]:
-    """Return the asked windows plus the other windows of the bucket that still have debt."""
     limits, ids, joined = list(bucket.limits), list(bucket.ids), list(states)
     written, _, stored, before = entry
     for limit, window, state in zip(stored.limits, stored.ids, bucket.algorithm.advance(before, now - written, stored, now)):
@@ -706,5 +676,5 @@ def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> 
 
 @lru_cache(maxsize=4096)
 def _windows(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
-    """Return one shared object per set of windows."""
+    """Share equal objects between buckets."""
     return Bucket(limits, ids)

@@ -1,11 +1,11 @@
-"""Buckets as bytes, which the cyclic garbage collector does not track: a million buckets add no collection time.
+"""Buckets as bytes, which the cyclic garbage collector does not track.
 
 A value is a head and 8-byte numbers, little-endian:
 
     layout number (4) | written, Unix µs (8) | last cost (8) | states, as their algorithm counts them
 
-Entries follow for a log or for slots of requests in flight. A value with only a head has its states stored separately, because
-a debt exceeds 64 bits or the bucket is banned. Plain plans decline such a value.
+Logs and slots append entries. If a debt exceeds 64 bits or the bucket is banned, the value is only a head, which plain plans
+decline, and the states are stored separately.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from limitgate.limits.template import MAX_WINDOWS, Row
 from limitgate.stores.straight import straight_charge, straight_refund
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
-"""Time of writing in Unix µs, last cost, windows of the bucket, and their states at that time."""
+"""Write time in Unix µs, last cost, windows and states."""
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
-"""The highest stored cost; no limit has room for more."""
-# Head, time of the timeline, and slots in use. The slots follow.
+"""No limit has room for more."""
+# Head, time, and slots in use; the slots follow.
 _SLOTS: Final = struct.Struct("<Iqqqq")
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
@@ -39,16 +39,13 @@ _COST_AT: Final = _NUMBER.size + _TIME.size
 
 @cache
 def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., bytes], Callable[[bytes], tuple[int, ...]]]:
-    """Return the struct of ``numbers`` numbers, the numbers of an unused bucket, pack and unpack.
-
-    Layouts share it, because each caller with individual limits has a layout.
-    """
+    """Return the struct of ``numbers`` numbers, zeros, pack and unpack. Cached, because many layouts share them."""
     form = struct.Struct(f"{HEAD.format}{numbers}q")
     return form, (0,) * numbers, form.pack, form.unpack
 
 
 class Layout:
-    """Binary layout of the buckets with given windows, and the number that identifies it in values."""
+    """Binary layout of buckets with the same windows, identified by a number in each value."""
 
     __slots__ = (
         "_nothing",
@@ -73,16 +70,14 @@ class Layout:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
         self.number = 0
-        """Number in the store; 0 until a stored bucket uses this layout."""
+        """0 until a stored bucket uses this layout."""
         self.mark = b""
-        """First bytes of every value with this layout."""
         self.uses = 0
-        """Number of buckets with this layout."""
         initial = bucket.algorithm.initial(0, bucket)
         self.is_debts = bool(initial) and all(type(state) is int for state in initial)
-        """True if each state is one number."""
+        """Each state is one number."""
         self.is_row = type(initial[0]) is tuple if initial else False
-        """True for a single state of several numbers."""
+        """A single state of several numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
         self.is_slots = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
@@ -90,15 +85,14 @@ class Layout:
         self.size = form.size
         """Bytes of a value, without entries."""
         self.plain_size = form.size if self.is_debts else 0
-        """`size` if the states are plain numbers, else 0, which matches no value."""
+        """0 if the states are not plain numbers."""
         self.drains = bucket.algorithm is gcra
-        """True if debts drain by `Bucket.counts`."""
+        """Debts drain by `Bucket.counts`."""
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
-        """Refund function, built on first use; None if the algorithm defines no straight refund."""
+        """Built on first use; None if the algorithm has none."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
             self.charge = straight_charge(straight, form.format, len(initial))
-            """Charges a plain plan."""
         elif self.is_log:
             self.charge = partial(_charge_log, bucket)
         elif self.is_slots:
@@ -112,7 +106,7 @@ class Layout:
         return self.packed(now, cost, self.bucket.algorithm.initial(now, self.bucket))
 
     def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
-        """Pack a bucket; return only the head if the states must be stored separately."""
+        """Pack a bucket, or only its head if the states must be stored separately."""
         try:
             if self.is_debts:
                 return self.pack(self.number, written, cost, *states)
@@ -123,12 +117,12 @@ class Layout:
             if self.is_slots:
                 slots: Slots = states[0]
                 return _SLOTS.pack(self.number, written, min(cost, MAX_COST), slots.at, slots.taken) + slots.packed
-        except struct.error:  # a number exceeds 64 bits
+        except struct.error:
             pass
         return head(self.number, written, cost)
 
     def unpacked(self, value: bytes, beside: Sequence[State]) -> Entry:
-        """Unpack a bucket. ``beside`` are its states if the value is only a head."""
+        """Unpack a bucket. ``beside`` are the states of a head."""
         _, written, cost = HEAD.unpack_from(value)
         if is_head(value):
             return written, cost, self.bucket, beside
@@ -143,10 +137,9 @@ class Layout:
     def refund(  # noqa: PLR0917 - keywords are slower
         self, value: bytes, now: int, was: Sequence[State], as_of: int, rows: Sequence[Row], cost: int, slot: int
     ) -> bytes | None:
-        """Return the value after a full refund of a plain charge.
+        """Return the value after a refund of a plain charge with the states ``was`` at ``as_of`` (Unix µs).
 
-        ``was`` are the states at the charge, ``as_of`` is its time in Unix µs. Returns None if the value has another layout or
-        was written in the future.
+        Returns None if the value has another layout or was written in the future.
         """
         if self.is_slots:
             return _give_slot_back(value, now, self.number, slot)
@@ -185,7 +178,7 @@ class Layouts:
         layout = self.known.get(bucket)
         if layout is None:
             layout = Layout(bucket) if unknown is None else unknown
-            # A signal handler that runs in between cannot receive the same number.
+            # A signal handler cannot get the same number.
             layout.number = number = self._number()
             layout.mark = _NUMBER.pack(number)
             self.numbered[number] = self.known[bucket] = layout
@@ -212,12 +205,12 @@ class Layouts:
 
 
 def head(number: int, written: int, cost: int) -> bytes:
-    """Value of a bucket whose states are stored separately."""
+    """Value without states."""
     return HEAD.pack(number, written, min(cost, MAX_COST))
 
 
 def is_head(value: bytes) -> bool:
-    """True if the states are stored separately."""
+    """True for a value without states."""
     return len(value) == HEAD.size
 
 
@@ -234,7 +227,6 @@ def with_cost(value: bytes, cost: int) -> bytes:
 def _charge_log(
     bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row], __: int = 0
 ) -> tuple[tuple[Log, ...], bytes | None] | None:
-    """Charge a log, with the signature of `straight_charge`."""
     kept_number, written, kept_cost = HEAD.unpack_from(value)
     if kept_number != number or kept_cost != cost or now < written or is_head(value):
         return None
@@ -246,7 +238,6 @@ def _charge_log(
 def _charge_slots(  # noqa: PLR0917 - same signature as `straight_charge`
     bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row], slot: int
 ) -> tuple[tuple[Slots, ...], bytes | None] | None:
-    """Charge a bucket of slots, with the signature of `straight_charge`."""
     try:
         kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
     except struct.error:
@@ -261,7 +252,6 @@ def _charge_slots(  # noqa: PLR0917 - same signature as `straight_charge`
 
 
 def _give_slot_back(value: bytes, now: int, number: int, slot: int) -> bytes | None:
-    """`Layout.refund` for a bucket of slots."""
     try:
         kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
     except struct.error:

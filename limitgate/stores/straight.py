@@ -1,8 +1,4 @@
-"""Generated charge and refund functions without loops, one per algorithm and number of windows.
-
-Loops over windows and the lists they fill cost a third of a `MemoryStore` request, so the code is unrolled, as it is for Redis
-(limitgate/stores/redis/protocol/plain.py).
-"""
+"""Generated charge and refund functions without loops, which would take a third of a `MemoryStore` request."""
 
 from __future__ import annotations
 
@@ -38,9 +34,9 @@ def charge(value, now, number, cost, rows, slot=0):
 def straight_charge(straight: Straight, form: str, windows: int) -> StraightCharge:
     """Return a function that charges a bucket of ``windows`` windows; ``form`` is the `struct` format of its value.
 
-    It takes the value, the time in Unix µs, the layout number, the cost, the rows of the windows and, for a bucket of slots,
-    the slot name. It returns the states at that time and the value after the charge (None if the cost does not fit). It returns
-    None if the value has another layout or cost, or was written in the future.
+    Its arguments are the value, the time in Unix µs, the layout number, the cost, the rows of the windows and the name of a
+    slot. It returns the states at that time and the new value (None if the cost does not fit), or None if the value has another
+    layout or cost, or was written in the future.
     """
     value = struct.Struct(form)
     each = partial(each_window, windows)
@@ -76,10 +72,9 @@ def refund(value, now, number, was, as_of, rows):
 
 @cache
 def straight_refund(straight: Straight, refund: StraightRefund, form: str, windows: int) -> Callable[..., bytes | None]:
-    """Return a function that refunds a charge of such a bucket.
+    """Return a function that refunds such a charge.
 
-    It takes the arguments of `straight_charge`, with the states and the time of the charge before the rows. It returns the new
-    value, or None if `straight_charge` would return None.
+    It also takes the states and the time of the charge, before the rows, and returns the new value or None.
     """
     value = struct.Struct(form)
     each = partial(each_window, windows)

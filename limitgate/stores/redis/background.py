@@ -1,4 +1,4 @@
-"""Daemon threads of the stores, which maintain connections, slot maps and leases."""
+"""Daemon threads that maintain connections, slot maps and leases."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class _ThreadState(threading.local):
 
 
 this_thread = _ThreadState()
-"""State of the running thread. A finalizer or log handler may have interrupted a background thread that holds locks."""
+"""True in a background thread, which a finalizer or log handler may interrupt with locks held."""
 
 
 def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
     """Start a daemon thread that logs its exceptions. Raises `RuntimeError` if no thread can be started.
 
-    Its context is empty, because green threads would copy the context of the request.
+    Its context is empty, because green threads copy the context of the request.
     """
     thread = threading.Thread(target=Context().run, args=[_run, target, *args], name=f"limitgate-{name}", daemon=True)
     try:

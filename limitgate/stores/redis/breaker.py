@@ -1,9 +1,8 @@
 """Circuit breaker (Nygard, Release It!): requests fail at once while Redis does not answer.
 
-The breaker opens after `FAILURES` failed calls in a row. Then the store sends one probe at a time, with growing, randomized
-pauses. Requests never wait for a probe. If the process stood still when a probe was due or in flight (serverless functions,
-event loops that run per request), the open state is outdated and requests are sent. The module uses no clock, timer or
-connection.
+It opens after `FAILURES` failed calls in a row. Then the store sends one probe at a time, with growing, randomized pauses. If
+the process stands still when a probe is due or in flight (serverless functions), the open state is outdated and requests are
+sent. No clock, timer or connection.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from limitgate.stores.base import ConfigRequest
 log = logging.getLogger("limitgate.store")
 
 FAILURES = 5
-"""Failed calls in a row that open the breaker."""
+"""Failed calls in a row."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
-"""Shortest and longest seconds between two probes; each pause doubles. With `PROBE_TIMEOUT` this bounds recovery time."""
+"""Shortest and longest seconds between two probes; pauses double."""
 CHANCE = random.SystemRandom()
-"""Separate from the application's seeded random state, and different in each fork."""
+"""Leaves the application's seeded random state alone; differs in forks."""
 PROBE_TIMEOUT = 0.5
-"""Maximum seconds to wait for a probe; a shorter request timeout applies instead."""
+"""Maximum seconds to wait for a probe."""
 LATE = 0.1
 """A probe or check this many seconds late means that the process stood still."""
 
@@ -40,13 +39,12 @@ State = Literal["closed", "open", "half-open"]
 
 
 class Tally:
-    """Counters shared by the breakers of a store."""
+    """Counters of a store's breakers."""
 
     def __init__(self) -> None:
         self.failures = 0
-        """Failed calls."""
         self.outages = 0
-        """Number of times a breaker has opened."""
+        """Times that a breaker has opened."""
         self.lock = RLock()
 
 
@@ -58,13 +56,12 @@ class Breaker:
         half-open   the same, while a probe is in flight
         (outdated   open or half-open, but probes are late: calls are sent until one fails)
 
-    Times are seconds of one monotonic clock of the owner.
+    Times are seconds of the owner's monotonic clock.
     """
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
         self.state: State = "closed"
         self.in_trouble = False
-        """True if the last call failed."""
         self._server = server
         self._tally = tally or Tally()
         self._in_a_row = 0
@@ -73,9 +70,7 @@ class Breaker:
         self._probe_began: float | None = None
         self._is_retired = False
         self._holds_until = math.inf
-        """Calls fail at once until this time."""
         self._began_late = self._told_nothing = False
-        """Whether the process stood still when the latest probe was due, or while it was in flight."""
         self._failure: tuple[str, StoreFault] = "", "connection"
 
     @property
@@ -84,30 +79,30 @@ class Breaker:
         return self.state == "closed"
 
     def sending(self, sent: AnyPlan | ConfigRequest) -> None:
-        """Record a sent plan. During an outage the next probe uses its key, so a cluster probes the right node."""
+        """Record a sent plan, whose key the next probe uses: on a cluster it selects the node."""
         if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
 
     def check(self, clock: Callable[[], float] = lambda: -math.inf) -> None:
-        """Raise `StoreError` if the breaker is open and, by the owner's clock, not outdated."""
+        """Raise `StoreError` if open and not outdated."""
         if self.state != "closed" and clock() <= self._holds_until:
             message, fault = self._failure
             raise StoreError(f"{self._server} is not asked until it answers again: {message}", fault)
 
     def succeeded(self) -> None:
-        """Record an answered call and close the breaker."""
+        """Record an answered call, which closes the breaker."""
         if self.in_trouble:
             with self._tally.lock:
                 self.in_trouble, self._in_a_row, recovered = False, 0, not self.is_closed
                 self.state, self._pause = "closed", FIRST_PAUSE
             if recovered:
-                # A log handler may raise, but probes must continue.
+                # A log handler may raise.
                 with logged_errors():
                     log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError, now: float = -math.inf) -> bool:
-        """Count a failed call. Return True if the breaker opens; the owner then probes after `pause_before_probe`."""
-        # Log records may be kept, and the error refers to its whole traceback.
+        """Count a failed call. Return True if the breaker opens and the owner must probe."""
+        # An error in a log record would keep its traceback alive.
         message = str(error)
         with self._tally.lock:
             self._tally.failures += 1
@@ -127,14 +122,13 @@ class Breaker:
         return True
 
     def retire(self) -> None:
-        """Stop probing, because another breaker replaces this one."""
+        """Stop probing, because another breaker takes over."""
         self._is_retired = True
 
     def pause_before_probe(self, now: float) -> float | None:
-        """Seconds until the next probe; None if no probe is needed.
+        """Seconds until the next probe, from the start of the last one; None if no probe is needed.
 
-        The pause counts from the start of the last probe. It is random between half and full length, so that processes do not
-        probe at the same time.
+        Random between half and full length, so that processes do not probe at the same time.
         """
         with self._tally.lock:
             if self.is_closed or self._is_retired:
@@ -148,7 +142,7 @@ class Breaker:
         return due_at - now
 
     def begin_probe(self, now: float) -> Plan | None:
-        """Return the plan to send as a probe; None if no probe is needed."""
+        """Return the plan of a probe; None if no probe is needed."""
         with self._tally.lock:
             if self.is_closed or self._is_retired:
                 return None
@@ -158,7 +152,7 @@ class Breaker:
         return self._probe
 
     def is_probing(self, now: float) -> None:
-        """Record that the owner listens for a probe's answer. Call it every `LATE` seconds."""
+        """Record that the owner listens for a probe's answer, every `LATE` seconds."""
         if now > self._holds_until:
             self._told_nothing = not self._began_late
         elif self._holds_until < now + LATE:
@@ -171,9 +165,8 @@ def first_key(sent: AnyPlan | ConfigRequest) -> str:
 
 
 def _probe_beside(key: str) -> Plan:
-    """Return a probe plan: it resets an unused bucket, so a server that refuses writes fails it.
+    """Return a probe, which resets an unused bucket and so detects servers that refuse writes.
 
-    The bucket is in the hash slot of ``key``, because a cluster node answers for other slots with a redirection even during a
-    failure.
+    The bucket shares the hash slot of ``key``: for other slots a cluster node always answers.
     """
     return Plan.reset([Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None)])

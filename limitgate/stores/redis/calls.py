@@ -1,4 +1,4 @@
-"""Decides which plans share a call to Redis. It does not import the Redis client, because the gate uses it, too."""
+"""Decides which plans share a call to Redis, without importing the Redis client."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from limitgate.limits.plan import Plan
 from limitgate.limits.template import AnyPlan
 
 MAX_BATCH = 64
-"""Maximum plans per call. With one bucket each, the script takes well under a millisecond."""
+"""Maximum plans per call, which take well under a millisecond."""
 MAX_LOAD = 2_000
-"""Maximum estimated cost of a call in microseconds, by `Bucket.load`. A more expensive plan gets a separate call."""
+"""Maximum estimated microseconds of a call, by `Bucket.load`, except for a single plan."""
 
 
 class Room:
-    """Remaining room in a call: for at least one plan, and for up to `MAX_BATCH` plans with a total cost of `MAX_LOAD`."""
+    """Remaining room in a call, always enough for one plan."""
 
     __slots__ = ("_keys", "_left", "_plans")
 
@@ -22,10 +22,9 @@ class Room:
         self._plans = MAX_BATCH
         self._left: float = MAX_LOAD
         self._keys: set[str] = set()
-        """Buckets that the call already opens."""
 
     def takes(self, plan: AnyPlan) -> bool:
-        """Add a plan if there is room, and return whether there was. Do not call again after False."""
+        """Add a plan if there is room. Do not call again after False."""
         keys, left = self._keys, self._left
         if not isinstance(plan, Plan):
             left -= plan.template.load  # Plain plans rarely share buckets.

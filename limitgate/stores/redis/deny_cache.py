@@ -1,11 +1,8 @@
 """Answers refused callers locally until they may retry.
 
-A retry time only moves later, unless the bucket is refunded, reset or its limit changes. So a request is refused locally only
-if it cannot fit even with the most favorable clock: the time since the call was *sent*. The reported wait uses the time since
-the reply was *received*, so it is long enough. After `LONGEST` seconds Redis is asked again, which also reveals a reset by
-another process.
-
-Known bans stay until they end, even while Redis is unreachable. A reading without a ban removes a lifted one.
+A request is refused locally only if it cannot fit even by the time since the call was *sent*. The reported wait uses the time
+since the reply was *received*, so it is long enough. After `LONGEST` seconds Redis is asked again, which reveals resets by
+other processes. Known bans hold until they end, even while Redis is unreachable, or until a reading without the ban.
 """
 
 from __future__ import annotations
@@ -22,11 +19,11 @@ from limitgate.limits.plan import Charge, Reading, read
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 
 LONGEST = 1.0
-"""Seconds for which a refusal is repeated locally."""
+"""Maximum seconds of a local refusal."""
 MAX_BUCKETS = 10_000
-"""Maximum number of remembered buckets; the oldest go first."""
+"""The oldest buckets go first."""
 SKEW = 1.001
-"""Maximum ratio of Redis' clock to the local clock: twice the maximum NTP slew (500 ppm)."""
+"""Maximum rate of Redis' clock: twice the maximum NTP slew (500 ppm)."""
 
 
 class _Refusal(NamedTuple):
@@ -40,20 +37,15 @@ class _Refusal(NamedTuple):
     heard: float
 
     def later(self, elapsed_us: int) -> Sequence[State]:
-        """Return its states after ``elapsed_us`` microseconds."""
         return self.bucket.algorithm.advance(self.states, elapsed_us, self.bucket)
 
 
 class _GivenBack(NamedTuple):
-    """The last call that returned capacity to a bucket."""
-
     heard: float
     now: float
-    """Redis' clock then. Infinity accepts only readings sent later: after a reset, because clocks may step, or if the call
-    leased again."""
+    """Redis' clock then; infinity accepts only readings sent later, as after a reset."""
 
     def is_followed_by(self, sent: float, now: int) -> bool:
-        """True if a reading is later or from the same call."""
         return sent >= self.heard or now >= self.now
 
 
@@ -62,7 +54,6 @@ class DenyCache:
 
     def __init__(self) -> None:
         self.refusals: dict[str, _Refusal] = {}
-        """Remembered buckets by key."""
         self._given_back: dict[str, _GivenBack] = {}
         self._lock = RLock()
 
@@ -79,10 +70,7 @@ class DenyCache:
         return False
 
     def answer(self, plan: AnyPlan, at: float) -> Reading | None:
-        """Return a refusal for a plan at time ``at``; None if Redis must be asked.
-
-        Redis must also be asked if one of several buckets is unknown, because it might require a longer wait.
-        """
+        """Return a refusal at time ``at``; None if Redis must be asked, also if any bucket is unknown."""
         if plan.verb != "spend":
             return None
         refusals, charges = [], []
@@ -107,7 +95,7 @@ class DenyCache:
         return read(charges, now, states)._replace(source="cache")
 
     def answer_plain(self, plan: PlainSpend, at: float) -> AnyReading | None:
-        """`answer` for a plain plan; avoids an object per charge for GCRA."""
+        """`answer` for a plain plan."""
         template, keys = plan.template, plan.keys
         if template.bans or template.may_wait or not template.is_of_debts:
             return self.answer(plan.whole_plan, at)
@@ -116,7 +104,7 @@ class DenyCache:
             refusal = self.refusals.get(key)
             if refusal is None or at - refusal.sent >= LONGEST:
                 return None
-            # The bucket was banned or had other limits.
+            # It was banned or had other limits.
             if refusal.bucket is not bucket:
                 return self.answer(plan.whole_plan, at)
             least = refusal.later(int((at - refusal.sent) * SKEW * 1e6) + 1)
@@ -132,9 +120,9 @@ class DenyCache:
         return reading
 
     def learn(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> None:
-        """Remember a refusal, or forget the buckets that a call has changed. ``sent`` and ``heard`` are the times of the call.
+        """Learn from a call's reading: remember a refusal, or forget changed buckets.
 
-        An adjustment after a refusal by another node also reports a bucket, so that the whole plan is known.
+        ``sent`` and ``heard`` are the times of the call.
         """
         refused = plan.verb == "spend" and not reading.admitted
         gives_back = plan.gives_back
@@ -143,7 +131,6 @@ class DenyCache:
         with self._lock:
             for charge, states, _ in reading.buckets:
                 key, last = charge.key, self._given_back.get(charge.key)
-                # An older reading may arrive late.
                 is_known = last is None or last.is_followed_by(sent, reading.now)
                 if gives_back and plan.verb != "adjust":
                     self._given_back[key] = _GivenBack(heard if last is None else max(heard, last.heard), math.inf)
@@ -161,10 +148,7 @@ class DenyCache:
             self._drop_oldest()
 
     def forget(self, keys: Iterable[str], now: int, sent: float, heard: float) -> None:
-        """Forget refunded buckets. ``now`` is Redis' clock in Unix µs; ``sent`` and ``heard`` are as in `learn`.
-
-        The refunded plan was admitted, so its reading shows no refusal.
-        """
+        """Forget refunded buckets. ``now`` is Redis' clock in Unix µs; see also `learn`."""
         with self._lock:
             for key in keys:
                 last = self._given_back.get(key)
@@ -174,19 +158,17 @@ class DenyCache:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest entries above `MAX_BUCKETS`."""
         for kept in (self.refusals, self._given_back):
             while len(kept) > MAX_BUCKETS:
                 del kept[next(iter(kept))]
 
 
 def _holds(charge: Charge, states: Sequence[State]) -> bool:
-    """True if the refusal of a charge is stable, see `Algorithm.refusal_is_stable`."""
     return charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)
 
 
 MAX_BANS = 10_000
-"""Maximum number of remembered bans; the oldest go first."""
+"""The oldest bans go first."""
 
 
 class KnownBans:
@@ -194,14 +176,13 @@ class KnownBans:
 
     def __init__(self) -> None:
         self.ends: dict[str, tuple[float, int]] = {}
-        """By key: end of the ban, and Redis' clock (Unix µs) at the reading."""
+        """By key: end of the ban, and Redis' clock (Unix µs) then."""
         self._next_end = math.inf
         self._lock = RLock()
 
     def learn(self, reading: AnyReading, heard: float) -> None:
-        """Remember the bans of a reading received at ``heard``, and forget those of buckets without a ban."""
+        """Learn bans, and forget the lifted ones."""
         for charge, states, _ in reading.buckets:
-            # Such a reading shows no ban.
             if not charge.cost:
                 continue
             if charge.bucket.algorithm is ban and any(states):
@@ -210,16 +191,16 @@ class KnownBans:
                 self.forget([charge.key], reading.now)
 
     def forget(self, keys: Iterable[str], now: int) -> None:
-        """Forget the bans of buckets that had none at ``now``, Redis' clock in Unix µs."""
+        """Forget bans lifted before ``now``, Redis' clock in Unix µs."""
         for key in keys:
             known = self.ends.get(key)
-            # Otherwise the reading is older than the ban.
+            # Otherwise the reading is older.
             if known is not None and now >= known[1]:
                 with self._lock:
                     self.ends.pop(key, None)
 
     def drop_ended(self, at: float) -> None:
-        """Forget the bans that have ended at ``at``."""
+        """Forget the bans that have ended."""
         if at < self._next_end:
             return
         with self._lock:
@@ -227,7 +208,7 @@ class KnownBans:
             self._next_end = min([end for end, _ in self.ends.values()], default=math.inf)
 
     def left_us(self, key: str, at: float) -> int:
-        """Remaining ban time of a bucket in µs at ``at``; 0 if unknown."""
+        """Remaining ban in µs; 0 if unknown."""
         known = self.ends.get(key)
         return max(0, round((known[0] - at) * 1e6)) if known else 0
 

@@ -29,11 +29,11 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import shortened
 
 Redirection = AskError | TryAgainError
-"""Redirections of a cluster node (redis-py's MOVED is a kind of ASK)."""
+"""redis-py's MOVED is a kind of ASK."""
 
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Kernel errors for a lack of file descriptors or memory on this machine."""
+"""Lack of file descriptors or memory on this machine."""
 
 
 _LONGEST = 500
@@ -41,7 +41,7 @@ _LONGEST = 500
 
 
 class CredentialsError(RedisConnectionError):
-    """The ``credentials`` callable returned no login. The text contains nothing of its value."""
+    """The ``credentials`` callable returned no login."""
 
 
 class Hindrance(NamedTuple):
@@ -74,30 +74,30 @@ _HINDRANCES = (
     ("MISCONF", _WRITES, "it cannot save its data to disk: mend that, or CONFIG SET stop-writes-on-bgsave-error no"),
     ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that"),
 )
-"""Server errors by a part of their texts; redis-py usually removes the error code."""
+"""Parts of server errors; redis-py usually removes their codes."""
 _UNKNOWN_COMMAND = re.compile(r"""unknown command[ '"`]*([a-z|]+)""", re.IGNORECASE)
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
-"""Texts of proxies and hosted servers for unsupported commands."""
+"""Texts of proxies and hosted servers."""
 _FULL = "its memory is full, and it may evict nothing that is left: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""TLS errors that only mean that a connection has ended."""
+"""A connection has ended."""
 NO_CERTIFICATE = "it wants a certificate of ours: add ?ssl_certfile= and &ssl_keyfile= to the URL"
 _EXPIRED, _OTHER_NAME = 10, (62, 64)
-"""OpenSSL codes for an expired certificate, and for a wrong host or address."""
+"""OpenSSL codes."""
 
 
 _REPEATED = ", with args beginning with"
-"""Redis' text before the arguments of an unknown command."""
+"""Redis repeats the arguments after this text."""
 _MASK = "***"
 
 
 def without_secrets(error: Exception, user: str | None, password: str | None) -> Exception:
-    """Remove a login from a connection error and its causes: servers and proxies repeat HELLO and AUTH.
+    """Remove a login from a connection error, its causes and their tracebacks.
 
-    Tracebacks are removed, because frame variables hold the login. Errors from other sources than redis-py or the network may
-    hold server bytes, so they are replaced.
+    Servers and proxies repeat HELLO and AUTH. Other errors than redis-py's or the network's may hold server bytes, so they are
+    replaced.
     """
     seen: list[BaseException] = []
     each: BaseException | None = error
@@ -114,7 +114,7 @@ def without_secrets(error: Exception, user: str | None, password: str | None) ->
 
 
 def _masked(text: str, user: str | None, password: str | None) -> str:
-    """Mask a login in a server's text. Known error texts stay, because a password may be a word in them."""
+    """Mask a login, except in known error texts, which may contain the password as a word."""
     kept = [re.escape(part) for part, _, _ in _HINDRANCES]
     secrets = [re.escape(password)] if password else []
     secrets += [rf"(?<!\w){re.escape(user)}(?!\w)"] if user and user != "default" else []
@@ -186,7 +186,6 @@ def _hindrance_of_tls(error: BaseException | None) -> Hindrance | None:
 
 
 def _cure_of(error: ssl.SSLCertVerificationError) -> str:
-    """Describe how to fix an untrusted certificate."""
     unchecked = "or add ?ssl_cert_reqs=none to trust any, on a network of your own"
     if error.verify_code in _OTHER_NAME:
         return f"use a name that is in it, or add ?ssl_check_hostname=false, {unchecked}"
@@ -196,7 +195,7 @@ def _cure_of(error: ssl.SSLCertVerificationError) -> str:
 
 
 def is_no_room(error: BaseException | None) -> bool:
-    """True if a connection failed for a lack of descriptors or memory here; redis-py wraps the kernel's error."""
+    """True if file descriptors or memory are exhausted here."""
     while error is not None:
         if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno in _NO_ROOM:
             return True
@@ -205,16 +204,16 @@ def is_no_room(error: BaseException | None) -> bool:
 
 
 def no_room() -> StoreError:
-    """Return the error for a lack of file descriptors or memory in this process."""
+    """Return the error if file descriptors or memory are exhausted here."""
     return StoreError("this process has no room for a connection to Redis", "overload")
 
 
 OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")
-"""An out-of-memory error that a script reports in its reply."""
+"""A script reports this error in its reply."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if Redis is out of memory. Before version 7 Redis wraps the error of a script."""
+    """True if Redis is out of memory. Before version 7 a script's error is wrapped."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
 
 

@@ -1,15 +1,14 @@
 """Leases: a process charges a bucket for several requests in advance and admits them locally.
 
-A lease counts as used in Redis at once, so no request is admitted twice. Debt drains, however, so capacity that has drained
-before use must not be used again. A lease therefore keeps two debts per window, as Redis would see them without other clients:
+A lease counts as used in Redis at once. Its capacity must not be used after it has drained there, so a lease keeps two debts
+per window, as Redis would see them without other clients:
 
     ahead   with the whole lease, drained since
     held    with the local requests, charged when they came
 
-Their difference is still usable. It shrinks after ``held`` is paid off, as an idle bucket gains nothing beyond its burst. So
-all processes together never admit more than without leases (proof in docs/architecture.md). A lease ends after `LONGEST`
-seconds or when it is used up. Then the rest is returned, except the part that drains in `LONGEST` seconds, on which later
-leases rely.
+Their difference is usable. It shrinks after ``held`` is paid off, so leases never admit more (proof in docs/architecture.md). A
+lease ends after `LONGEST` seconds or when it is used up. Then the rest is returned, except what drains in `LONGEST` seconds, on
+which later leases rely.
 """
 
 from __future__ import annotations
@@ -26,25 +25,23 @@ from limitgate.stores.redis.deny_cache import SKEW
 LONGEST = 1.0
 """Maximum age of a lease in seconds."""
 MAX_BUCKETS = 1_000
-"""Maximum leased buckets, because all may have to be returned at once. Further buckets ask Redis for every request."""
+"""Maximum leased buckets, because all may have to be returned at once."""
 
 
 class _Held:
-    """A lease of this process on a bucket."""
-
     __slots__ = ("ahead", "as_of", "began", "bucket", "debts", "sent")
 
     def __init__(self, bucket: Bucket, ahead: Sequence[int], debts: Sequence[int], now: int, sent: float) -> None:
         self.bucket = bucket
         self.ahead = ahead
         self.debts = debts
-        """Debts with the local requests, in ticks per window."""
+        """With the local requests, in ticks per window."""
         self.began = self.as_of = now
-        """Redis' clock at the start of the lease, and at which the debts are valid; Unix µs."""
+        """Redis' clock, Unix µs."""
         self.sent = sent
 
     def forward(self, at: float) -> None:
-        """Drain the debts up to time ``at``, rounding in favor of draining."""
+        """Drain the debts up to time ``at``, rounded up."""
         now = self.began + int((at - self.sent) * SKEW * 1e6) + 1
         if now > self.as_of:
             self.ahead = gcra.advance(self.ahead, now - self.as_of, self.bucket)
@@ -52,11 +49,11 @@ class _Held:
             self.as_of = now
 
     def view(self) -> list[int]:
-        """Return the bucket's debts if other clients have used everything else."""
+        """Return the debts if other clients have used everything else."""
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Adjustment:
-        """Return the adjustment that returns the lease, except the spare part, and leases up to ``most`` requests again."""
+        """Return the lease, except the spare part, and lease up to ``most`` requests again."""
         bucket = zip(self.ahead, self.debts, self.bucket.counts)
         back = [max(0, ahead - LEASE_SPARE_US * count - debt) for ahead, debt, count in bucket]
         return Adjustment(most, self.as_of, back, [0] * len(back))
@@ -76,7 +73,7 @@ class Leases:
         return len(self._held)
 
     def answer(self, plan: AnyPlan, at: float) -> Reading | None:
-        """Admit a plan from the leases of all its buckets; None if they do not suffice."""
+        """Admit a plan from leases; None if they do not suffice."""
         counted = [charge for charge in plan.charges if charge.bucket.algorithm.IS_LIMIT]
         if plan.verb != "spend" or not counted or not all(charge.bucket.lease for charge in counted):
             # On a cluster a part may consist of a ban only.
@@ -92,7 +89,7 @@ class Leases:
             views = [held.view() for held in leases]
             for charge, debts in zip(counted, views):
                 if gcra.try_charge(debts, charge.bucket, charge.cost + 1) is None:
-                    # Keep the last request, so that a client never reads "0 remaining" only because the lease ends.
+                    # A client must not read "0 remaining" only because the lease ends.
                     return None
             by_key = dict(zip([charge.key for charge in counted], views))
             states = [by_key.get(charge.key) or charge.bucket.algorithm.initial(0, charge.bucket) for charge in plan.charges]
@@ -103,7 +100,7 @@ class Leases:
             return reading._replace(source="lease")
 
     def extend(self, plan: Plan, at: float) -> Plan:
-        """Return the plan with new leases for its buckets; current leases are returned."""
+        """Return the plan with new leases, in exchange for the current ones."""
         if plan.verb == "spend":
             for charge in plan.charges:
                 if charge.bucket.lease:
@@ -121,17 +118,15 @@ class Leases:
             lease = Adjustment(bucket.lease, 0, nothing, nothing)
         elif held.bucket is bucket:
             del self._held[key]
-            # After its end the lease drains unused until it arrives.
             held.forward(min(at, held.sent + LONGEST))
             lease = held.lease(bucket.lease)
-        # The rule has changed; the old lease is returned when it ends.
         else:
             return charge
         self.pending.add(key)
         return charge._replace(adjustment=lease)
 
     def learn(self, reading: AnyReading, sent: float) -> None:
-        """Record the leases of a plan from `extend` that was sent at ``sent``."""
+        """Record the leases of a plan sent at ``sent``."""
         for charge, _, after in reading.buckets:
             if charge.adjustment is None or not charge.adjustment.most:
                 continue
@@ -146,19 +141,19 @@ class Leases:
                         self._held[charge.key] = _Held(bucket, ahead, after, reading.now, sent)
 
     def forget(self, plan: AnyPlan) -> None:
-        """Forget an unanswered plan from `extend`; its lease drains."""
+        """Forget the leases of an unanswered plan, which drain."""
         for charge in plan.charges:
             if charge.adjustment and charge.adjustment.most:
                 self.pending.discard(charge.key)
 
     def pause(self, at: float) -> float | None:
-        """Seconds from ``at`` until the oldest lease ends; None if there is none."""
+        """Seconds until the oldest lease ends; None without leases."""
         with self._lock:
             oldest = next(iter(self._held.values()), None)
         return None if oldest is None else max(0.0, oldest.sent + LONGEST - at)
 
     def ended(self, at: float, age: float = LONGEST) -> list[Plan]:
-        """End all leases of at least ``age`` seconds at ``at``. Return a plan for each that returns it."""
+        """End leases of at least ``age`` seconds. Return a plan per lease that returns it."""
         plans = []
         with self._lock:
             for key, held in list(self._held.items()):

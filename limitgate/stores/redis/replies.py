@@ -1,4 +1,4 @@
-"""What both Redis stores share: local answers, preparing calls, and interpreting replies."""
+"""The common part of both Redis stores."""
 
 from __future__ import annotations
 
@@ -26,34 +26,31 @@ from limitgate.stores.redis.protocol import plain, wire
 from limitgate.stores.redis.server_clock import ServerClock
 
 Outcome = AnyAnswer | StoreError
-"""Outcome of a plan that Redis has answered."""
 DECLINED = Reading(0, (), admitted=False)
-"""Outcome of a plain plan that its script declined; it must be resent as a general plan."""
+"""A plain plan that its script declined and that must be resent as a general plan."""
 
 log = logging.getLogger("limitgate.store")
 
 
 class RedisStoreBase:
-    """Base of the stores whose plans Redis decides.
+    """Base of the Redis stores.
 
-    ``local_refusals`` enables local answers to refused callers. ``clock`` is monotonic, in seconds.
+    ``local_refusals`` answers refused callers locally. ``clock`` is monotonic, in seconds.
     """
 
     unreadable = 0
-    """Number of values under LimitGate's keys that LimitGate did not write; they were replaced."""
+    """Values that LimitGate did not write."""
     clock_steps = 0
-    """Number of buckets written in the server's future, because its clock stepped back."""
+    """Buckets written in the server's future."""
     clock_leaps = 0
-    """Number of times a server's clock jumped ahead."""
+    """Times that a server's clock jumped ahead."""
     scheme = "redis"
     observed: StoreCounts | None = None
-    """Metrics for observers, if any."""
     calls: CallSeries | None = None
-    """Call metrics, if any."""
     closings = 0
-    """Number of `close` calls; background work stops when it changes."""
+    """Background work stops when it changes."""
     not_given_back = 0
-    """Number of charges that could not be refunded on a cluster node; they drain there."""
+    """Charges on cluster nodes that could not be refunded; they drain."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
@@ -65,19 +62,19 @@ class RedisStoreBase:
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self._leapt = Once(Diagnosis.CLOCK_LEAPT)
         self.listen_deadline = math.inf
-        """Timeout of the latest request in seconds; also the maximum time of a probe."""
+        """Timeout of the latest request in seconds."""
         self._clock = clock
         reset_in_children(self)
 
     @property
     def replacements(self) -> int:
-        """Number of connections to a server that may have lost data since the previous connection."""
+        """Connections to a server that may have lost data."""
         return self.inspection.replacements
 
     @property
     def healthy(self) -> bool:
         """False while requests fail at once because Redis does not answer."""
-        # Another thread may add the breaker of a new node.
+        # Another thread may add a breaker.
         with self._tally.lock:
             breakers = list(self._breakers)
         return all(breaker.is_closed for breaker in breakers)
@@ -93,11 +90,11 @@ class RedisStoreBase:
         return self._tally.outages
 
     def ban_left_us(self, key: str) -> int:
-        """Remaining ban time of a bucket in µs, as far as this store knows; else 0."""
+        """Known remaining ban of a bucket in µs."""
         return self._bans.left_us(key, self._clock())
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
-        """Create a breaker for a server, optionally instead of another breaker."""
+        """Create a breaker, optionally instead of another one."""
         breaker = Breaker(server, self._tally)
         with self._tally.lock:
             if instead_of is not None:
@@ -107,19 +104,19 @@ class RedisStoreBase:
         return breaker
 
     def reset_after_fork(self) -> None:
-        """Drop leases and locks of the parent in a forked child."""
+        """Drop the parent's leases and locks in a forked child."""
         self.deny_cache = DenyCache() if self.deny_cache is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
         self._tally = Tally()
 
     def locally(self, plan: AnyPlan) -> Reading | None:
-        """Return the reading of a plan that can be answered locally; else None."""
+        """Answer a plan locally; None if Redis must be asked."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
         return self.refused(plan) if reading is None else reading
 
     def refused(self, plan: AnyPlan) -> Reading | None:
-        """Return the reading of a plan that is still refused; else None."""
+        """Refuse a plan locally; None if Redis must be asked."""
         return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
@@ -131,10 +128,7 @@ class RedisStoreBase:
         call.plans = [self.leases.extend(plan, now) if isinstance(plan, Plan) else plan for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
-        """Return the outcomes of a call's plans. Raises `StoreError` for an unexpected reply.
-
-        ``clock`` belongs to the server that replied.
-        """
+        """Return the outcomes of a call's plans. Raises `StoreError`. ``clock`` is the server's."""
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
@@ -151,7 +145,6 @@ class RedisStoreBase:
         given_back: list[str] = []
         for place, (plan, reading) in enumerate(zip(plans, readings)):
             if not is_news and reading.admitted and plan.verb == "spend":
-                # Usually there is nothing to learn.
                 continue
             if place in lost:
                 self.leases.forget(plan)
@@ -167,22 +160,22 @@ class RedisStoreBase:
         return outcomes
 
     def _learned(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> AnyReading:
-        """Learn from the reading of a plan. Return the reading to deliver."""
+        """Learn from a reading. Return the reading to deliver."""
         if self._bans.ends or plan.verb == "ban" or not reading.admitted:
             self._bans.learn(reading, heard)
         if self.deny_cache is not None:
             self.deny_cache.learn(plan, reading, sent, heard)
         self.leases.learn(reading, sent)
-        # Another request's lease may have used up the room.
+        # A lease may have used up the room.
         if not reading.admitted and self.leases:
             return self.leases.answer(plan, heard) or reading
         return reading
 
     def understood_plain(self, call: wire.Call, shape: ScriptVariant, reply: object, clock: ServerClock) -> list[Outcome]:
-        """`understood` for a call of plain plans. Usually each plan is its own reading; `DECLINED` for plans to resend."""
+        """`understood` for plain plans, with `DECLINED` for plans to resend."""
         plans: Any = call.plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
-        # A local name prevents Python from binding the callable as a method.
+        # A local name, because an attribute would bind the callable.
         our_clock = self._clock
         sent, heard, cache, has_bans = call.sent, our_clock(), self.deny_cache, self._bans.ends
         if leap := clock.leap(now, sent, heard):
@@ -232,21 +225,20 @@ class RedisStoreBase:
         return outcomes
 
     def _note_leap(self, clock: ServerClock, leap: float) -> None:
-        """Count and log a server clock's jump of ``leap`` seconds."""
         self.clock_leaps += 1
         self._leapt.log(clock.name, leap)
 
     def end_leases_in_time(self) -> None:
-        """Schedule the return of leases; stores override this."""
+        """Schedule the return of leases."""
 
     def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
-        """Learn from buckets read after ``since`` for requests that another node has refused."""
+        """Learn from buckets read after ``since`` for plans that another node has refused."""
         if self.deny_cache is not None:
             for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
 
     def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
-        """Count an ended call, if metrics are on. A call without a waiting caller counts as a timeout."""
+        """Count an ended call; without a waiting caller it is a timeout."""
         if self.calls is not None and call.sent and call.config is None:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
@@ -266,7 +258,7 @@ class RedisStoreBase:
 
 
 def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
-    """Indices of plans lost for lack of memory, including refusals that a lost charge caused."""
+    """Indices of plans lost for lack of memory, including refusals due to lost charges."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):
         keys = {charge.key for charge in plan.charges}

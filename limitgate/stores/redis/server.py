@@ -1,4 +1,4 @@
-"""State of one Redis server for both drivers: circuit breaker, clock, and interpretation of answers."""
+"""One Redis server for both drivers: circuit breaker, clock, and interpretation of answers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.server_clock import ServerClock
 
 Answer = list[Outcome] | StoredConfig | StoreError | Redirection
-"""Answer to a call: outcomes of its plans, configuration, a failure of the call, or a redirection."""
 
 
 def blames_server(failure: StoreError) -> bool:
-    """True if the server caused the failure: not a lack of memory there, a lack of room here, or an internal error."""
+    """True if the failure is the server's, other than a lack of memory."""
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
 
 
 def _result(answer: Answer) -> Result:
-    """Result for call metrics: ``oom`` if a plan failed for lack of memory."""
     return "oom" if isinstance(answer, list) and any(isinstance(each, StoreError) for each in answer) else "ok"
 
 
 def configuration(answer: Answer) -> StoredConfig:
-    """Return the configuration in an answer. Raises `StoreError` for any other answer."""
+    """Return the configuration in an answer. Raises `StoreError`."""
     if isinstance(answer, StoredConfig):
         return answer
     raise failure_by(answer)
@@ -44,7 +42,7 @@ def failure_by(answer: Answer) -> StoreError:
 
 
 class Server:
-    """One server. ``address`` is set for a cluster node, which may redirect calls."""
+    """One server, or the cluster node at ``address``."""
 
     def __init__(self, replies: RedisStoreBase, address: Address | None) -> None:
         self.address = address
@@ -60,13 +58,13 @@ class Server:
 
     @property
     def probe_timeout(self) -> float:
-        """Timeout of a probe in seconds, at most the timeout of requests."""
+        """Seconds, at most the timeout of requests."""
         return min(PROBE_TIMEOUT, self._replies.listen_deadline)
 
     def judge(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Answer:
-        """Interpret an answer. A server failure retires the connection, so the next call uses another one.
+        """Interpret an answer. After a server failure the next call uses another connection.
 
-        An answer without a waiting caller does not close the breaker.
+        An answer too late for all callers does not close the breaker.
         """
         (call, reply), breaker, replies = event, self.breaker, self._replies
         try:

@@ -1,4 +1,4 @@
-"""Compares a server's clock with the local monotonic clock at each reply."""
+"""Compares a server's clock with the local monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 APART = 2.0
 """Seconds a clock may jump ahead unreported."""
 DRIFT = 0.001
-"""Allowed rate difference to the local clock, which covers slewing."""
+"""Allowed difference in rate, for slewing."""
 
 
 class ServerClock:
@@ -18,18 +18,16 @@ class ServerClock:
     def __init__(self, name: str) -> None:
         self.name = name
         self._latest = math.inf, 0.0
-        """Its last time in Unix µs, and the local time at which that call was sent."""
 
     def leap(self, now: int, sent: float, heard: float) -> float:
-        """Return the seconds by which the clock has jumped ahead since the last reply, or 0.
+        """Return the seconds by which the clock has jumped ahead, or 0.
 
-        ``now`` is the server's time in Unix µs, read between ``sent`` and ``heard``, monotonic seconds.
+        ``now`` is its time in Unix µs, read between ``sent`` and ``heard``, monotonic seconds.
         """
         earlier, since = self._latest
         self._latest = now, sent
         passed = heard - since
         ahead = (now - earlier) / 1_000_000 - passed
-        # The normal case.
         if ahead <= APART:
             return 0.0
         return ahead if ahead > APART + DRIFT * passed else 0.0

@@ -15,18 +15,17 @@ from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.protocol import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
-"""Plan, deadline in seconds of Redis' silence (see `Batcher`), future reading, and timeout in seconds. With `wire.NO_PLAN` the
-future is a `StoredConfig`."""
+"""Plan, deadline in seconds of Redis' silence (see `Batcher`), future, and timeout in seconds."""
 
 
 class Batch(wire.Call):
-    """Requests that share a call. A configuration request has its own batch."""
+    """Requests that share a call; configuration has a separate batch."""
 
     __slots__ = ("_due", "requests", "silence", "since")
     plans: list[AnyPlan]
     requests: list[Request]
     since: float
-    """`ListeningClock` time of the first send, or of the latest answer that asked for another send."""
+    """`ListeningClock` time of the latest send."""
     silence: float
     """Seconds of Redis' silence before `since`."""
     _due: float | None
@@ -50,19 +49,19 @@ class Batch(wire.Call):
 
     @property
     def due(self) -> float:
-        """`ListeningClock` time of its earliest deadline, or earlier; infinity if no caller waits."""
+        """`ListeningClock` time at or before its first deadline."""
         if self._due is None:
             first = min([due for _, due, waiting, _ in self.requests if not waiting.done()], default=math.inf)
             self._due = self.since + first - self.silence
         return self._due
 
     def silence_at(self, now: float) -> float:
-        """Seconds of silence for its requests at ``now``, by the `ListeningClock`."""
+        """Seconds of silence at ``now``, by the `ListeningClock`."""
         passed = now - self.since
         return self.silence + passed if passed > 0 else self.silence  # max() is slower
 
     def heard(self, seconds: float, now: float) -> None:
-        """Record an answer that asks for another send; time the clock has not counted yet was not silence."""
+        """Record an answer that asks for another send."""
         self.silence, self.since, self._due = self.silence_at(seconds), now, None
 
     def overdue(self, now: float) -> list[Request]:
@@ -72,7 +71,7 @@ class Batch(wire.Call):
         return [request for request in self.requests if request[1] <= silence and not request[2].done()]
 
     def follow(self, other: wire.Call) -> None:
-        """Take over the send state of the batch that it is split from."""
+        """See `wire.Call.follow`."""
         super().follow(other)
         if isinstance(other, Batch):
             self.since, self.silence = other.since, other.silence
@@ -86,7 +85,7 @@ class Batch(wire.Call):
         return again
 
     def each(self) -> list[Batch]:
-        """Split into one batch per request, without changing the plans."""
+        """Split into one batch per request."""
         alone = []
         for plan, request in zip(self.plans, self.requests):
             batch = Batch([request], self.shape)
@@ -97,10 +96,7 @@ class Batch(wire.Call):
 
 
 class RequestQueue:
-    """Queue of unsent requests in arrival order.
-
-    A plain plan joins a queued batch of its shape, up to the maximum batch size.
-    """
+    """Unsent requests in arrival order; plain plans of one shape form batches."""
 
     __slots__ = ("_entries", "_most", "_open", "_room", "size")
 
@@ -108,9 +104,8 @@ class RequestQueue:
         self._most = most
         self._entries: deque[Request | Batch] = deque()
         self._open: dict[ScriptVariant, Batch] = {}
-        """Batches that plain plans can still join."""
         self._room = Room()
-        """Room in the open batch of `OF_ANY` plans, which can be expensive."""
+        """Room for `OF_ANY` plans, which can be expensive."""
         self.size = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -144,7 +139,7 @@ class RequestQueue:
         self.size += 1
 
     def first(self) -> Request | None:
-        """Return the first request if it is not in a plain batch; else None."""
+        """Return the first request, unless it is in a plain batch."""
         entry = self._entries[0] if self._entries else None
         return None if isinstance(entry, Batch) else entry
 
@@ -157,7 +152,7 @@ class RequestQueue:
         return entry
 
     def pop_plain(self) -> Batch | None:
-        """Remove and return the first batch of plain plans; None if a single request is first or the queue is empty."""
+        """Remove and return the first entry if it is a plain batch."""
         entries, still_open = self._entries, self._open
         if not entries or type(batch := entries[0]) is not Batch:
             return None

@@ -1,9 +1,8 @@
-"""The requests of one event loop to Redis. Requests of the same loop iteration share one script call.
+"""The requests of one event loop to Redis. Requests of the same loop iteration share a script call.
 
     spend ──> queue ──(end of iteration)──> batch ──> connection ──> reply ──> one reading per request
 
-Up to `MAX_FLYING` batches are in flight without waiting for replies; further requests stay in the queue. Redis decides requests
-in arrival order. A late or cancelled request does not affect the others.
+Up to `MAX_FLYING` batches are in flight; further requests wait in the queue. Redis decides requests in arrival order.
 """
 
 from __future__ import annotations
@@ -39,13 +38,12 @@ from limitgate.stores.redis.replies import DECLINED, Outcome, RedisStoreBase
 from limitgate.stores.redis.server import Server, blames_server
 
 MAX_FLYING = 16
-"""Maximum number of calls in flight."""
 MAX_QUEUED = 50_000
 """Maximum number of queued requests."""
 SILENCE = 1.0
-"""Seconds without a reply before a connection with overdue calls is closed."""
+"""Seconds without a reply until a connection with overdue calls is closed."""
 NO_ROOM_PAUSE = 0.05
-"""Seconds before the next connection attempt after this process ran out of file descriptors or memory."""
+"""Seconds until the next connection attempt after a lack of file descriptors or memory."""
 
 
 class ClusterOfNode(Protocol):
@@ -55,22 +53,20 @@ class ClusterOfNode(Protocol):
         """Split a batch into one batch per hash slot."""
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
-        """Handle the reading of a plan whose caller has stopped waiting."""
+        """Handle a reading that came too late for its caller."""
 
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
         """Forward a batch that the node at ``origin`` has redirected."""
 
     def troubled(self) -> None:
-        """Look up the nodes again after a failure."""
+        """Look up the slot map after a failure."""
 
 
 class Batcher:
     """Sends the plans of one event loop to one Redis server.
 
-    ``dial`` opens a redis-py connection, ``replies`` encodes calls and interprets replies, and ``clock`` belongs to the event
-    loop. A node of a ``cluster`` has an ``address``. Connecting runs in a separate task, so it can outlast the request that
-    started it. Connections, probes and connection attempts hold weak references, so the event loop does not keep an unused
-    batcher alive.
+    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. Connecting is a separate task, so it can
+    outlast the request that started it. All tasks and timers refer to the batcher weakly, so an unused batcher is freed.
     """
 
     def __init__(
@@ -88,34 +84,32 @@ class Batcher:
         self._clock = clock
         self._cluster = cluster
         self._send_new = self._send_first if cluster is None else partial(self._send_apart, cluster)
-        # Stored, because get_running_loop() makes a system call before Python 3.12.
+        # Before Python 3.12 get_running_loop() makes a system call.
         self._loop = asyncio.get_running_loop()
         self._time = partial(loop_time, self._loop)
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
-        """Lower bound of the queue's earliest deadline, in seconds of silence."""
+        """Lower bound of the queue's deadlines, in seconds of silence."""
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False
-        """True from the first request of a loop iteration until `_flush`; later requests only join the queue."""
+        """True from the first request of a loop iteration until `_flush`."""
         self._connection: AsyncConnection | None = None
         self._connections: set[AsyncConnection] = set()
-        """The active connection, and retired ones that wait for their last replies."""
         self._connecting: asyncio.Task[None] | None = None
         self._connecting_since = 0.0, 0
-        """Start of the connection attempt, and `ListeningClock.sleeps` at that time."""
+        """Start of the attempt, and `ListeningClock.sleeps` then."""
         self._no_room_until = 0.0
         self._doubted: tuple[AsyncConnection, float] | None = None
-        """The last doubted connection, and the start of its silence."""
+        """The last doubted connection, and when its silence began."""
         self._doubts = Doubts()
         self._renewed: AsyncConnection | None = None
-        """The last connection to replace because its login expires."""
         self._silence = Silence(clock)
         self._probe_timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
 
     @property
     def breaker(self) -> Breaker:
-        """The circuit breaker of this event loop for the server."""
+        """The circuit breaker of the server."""
         return self._server.breaker
 
     def spend(
@@ -124,10 +118,7 @@ class Batcher:
         timeout: float,
         checks: bool = True,  # noqa: FBT001, FBT002 - a keyword is slower
     ) -> asyncio.Future[Reading]:
-        """Return a future for the reading of a plan; it fails with `StoreError` after ``timeout`` seconds.
-
-        Raises `StoreError` at once if the queue is full or, with ``checks``, if the circuit breaker is open.
-        """
+        """See `AsyncServers.spend`. Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open."""
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
             self._server.breaker.check(self._time)
@@ -142,7 +133,6 @@ class Batcher:
         waiting = self._loop.create_future()
         queue.append((plan, due, waiting, timeout))
         if queue.size == MAX_BATCH:
-            # Redis can start while further requests arrive.
             self._flush()
         return waiting
 
@@ -154,24 +144,18 @@ class Batcher:
         return waiting
 
     def _gather(self, plan: AnyPlan) -> None:
-        """Schedule a flush at the end of this loop iteration. ``plan`` is the first plan.
-
-        Raises `StoreError` if this process has no room for a connection.
-        """
+        """Schedule a flush at the end of this loop iteration. Raises `StoreError` without room for a connection."""
         if self._connection is None and self._time() < self._no_room_until:
             raise no_room()
         breaker = self._server.breaker
         breaker.sending(plan)
         self._silence.watch(self)
         self._loop.call_soon(self._flush)
-        # While the breaker is open, each request must be checked.
+        # With an open breaker each request is checked.
         self._is_gathering = breaker.state == "closed"
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """Return a future for the configuration; it fails with `StoreError` after ``timeout`` seconds.
-
-        The request goes before all queued plans.
-        """
+        """See `AsyncServers.config`. The request overtakes all queued plans."""
         stored: asyncio.Future[StoredConfig] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
@@ -180,7 +164,7 @@ class Batcher:
         return stored
 
     def connect(self) -> None:
-        """Start to connect in the background, unless connected."""
+        """See `AsyncServers.connect`."""
         if not self._is_connected:
             self._begin_to_connect()
 
@@ -190,7 +174,7 @@ class Batcher:
         return all(waiting.done() for _, _, waiting, _ in self._requests())
 
     async def close(self) -> None:
-        """Close the connection and fail the waiting requests."""
+        """See `AsyncServers.close`."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -204,17 +188,17 @@ class Batcher:
             with logged_errors():
                 connection.give_up()
         self._fail_unsent(ConnectionResetError("the store was closed"))
-        # The transport reports its end in the next iteration.
+        # The transport reports its end later.
         await asyncio.sleep(0)
 
     def abandon(self) -> None:
-        """Drop calls in flight after the event loop has closed."""
+        """See `AsyncServers.abandon`."""
         for connection in self._connections:
             for batch in connection.session.flying:
                 self._replies.unanswered(batch)
 
     def adopt(self, batch: Batch) -> None:
-        """Send a batch from another node unchanged, before everything in the queue."""
+        """Send a batch from another node before the queue."""
         try:
             self._server.breaker.check(self._time)
         except StoreError as error:
@@ -226,7 +210,7 @@ class Batcher:
         self._flush()
 
     def park(self, batch: Batch, pause: float) -> None:
-        """Resend a batch unchanged after ``pause`` seconds."""
+        """Resend a batch after ``pause`` seconds."""
         self._parked.append(batch)
         self._silence.watch(self)
         call_later(asyncio.get_running_loop(), pause, partial(self._unpark, batch))
@@ -237,7 +221,7 @@ class Batcher:
             self.adopt(batch)
 
     def _flush(self) -> None:
-        """Send queued requests while a connection is open and fewer than `MAX_FLYING` calls are in flight."""
+        """Send queued requests, as far as the connection accepts them."""
         self._is_gathering = False
         connection, queue, resends = self._connection, self._queue, self._resends
         if connection is None or connection.is_closing():
@@ -255,7 +239,6 @@ class Batcher:
         connection.flush()
 
     def _send_apart(self, cluster: ClusterOfNode, batch: Batch, connection: AsyncConnection) -> None:
-        """Send new requests to a cluster, one call per hash slot."""
         try:
             batches = cluster.apart(batch)
         except Exception as error:  # noqa: BLE001 - the queue no longer has them
@@ -275,7 +258,7 @@ class Batcher:
             self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
-        """Take the next requests from the queue; drop those without a caller or with a cached refusal."""
+        """Take the next requests from the queue; drop those already cancelled or refused."""
         requests: list[Request] = []
         room = Room()
         while (first := self._queue.first()) is not None:
@@ -283,7 +266,7 @@ class Batcher:
             try:
                 if waiting.done():
                     self._queue.popleft()
-                # Other requests may have been refused since this one arrived.
+                # Others may have been refused meanwhile.
                 elif (reading := self._replies.refused(plan)) is not None:
                     self._queue.popleft()
                     waiting.set_result(reading)
@@ -296,7 +279,6 @@ class Batcher:
         return requests
 
     def _send(self, batch: Batch, connection: AsyncConnection) -> None:
-        """Send a batch, unless no caller waits for it."""
         try:
             if not batch.requests[0][2].done() or batch.is_wanted:
                 only_charges = batch.shape is not None and not batch.shape.gives_back
@@ -310,7 +292,7 @@ class Batcher:
             self._fail(batch, internal_error(error))
 
     def _has_to_wait(self, batch: Batch, connection: AsyncConnection) -> bool:
-        """Delay a batch that must not be sent twice until Redis has answered on an idle connection."""
+        """Delay a batch with refunds until an idle connection has answered."""
         session = connection.session
         if session.lies_idle(monotonic()):
             _, due, _, timeout = batch.requests[0]
@@ -324,7 +306,7 @@ class Batcher:
         return True
 
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
-        """Handle an event. A server error fails its batch, and later batches use another connection."""
+        """Handle an event. After a server error later batches use another connection."""
         self._silence.break_()
         batch = event.call
         if isinstance(event, Resend):
@@ -354,7 +336,6 @@ class Batcher:
             self._failed(failure)
 
     def _hand_out(self, batch: Batch, outcomes: Sequence[Outcome | StoredConfig], silence: float) -> None:
-        # Usually each plan is its own reading.
         if outcomes is batch.plans:
             for plan, due, waiting, timeout in batch.requests:
                 if not waiting.done():
@@ -378,19 +359,17 @@ class Batcher:
             self._queue_first(declined)
 
     def _queue_first(self, requests: Sequence[Request]) -> None:
-        """Put requests at the front of the queue."""
         for request in reversed(requests):
             self._queue.appendleft(request)
             self._queue_is_due = min(self._queue_is_due, request[1])
         self._silence.watch(self)
 
     def _no_longer_use(self, connection: AsyncConnection) -> None:
-        """Stop using a connection for new requests."""
         if connection is self._connection:
             self._connection = None
 
     def lost(self, connection: AsyncConnection) -> None:
-        """Handle a lost connection: resend its batches or fail them, see `session`."""
+        """Resend or fail the batches of a lost connection, see `session`."""
         self._connections.discard(connection)
         self._no_longer_use(connection)
         lost = store_error(ConnectionResetError("the connection was lost"))
@@ -411,7 +390,6 @@ class Batcher:
         self._flush()
 
     def _send_again(self, batch: Batch, lost: StoreError) -> None:
-        """Resend a batch without its refunds, which fail."""
         self._replies.unanswered(batch)
         given_back = [request for request in batch.requests if request[0].has_adjustments]
         _fail(given_back, lost, batch.silence_at(self._clock.seconds))
@@ -431,16 +409,15 @@ class Batcher:
             self._connecting = None
 
     def opened(self, opened: Any, seconds: float) -> None:
-        """Use a connection opened by redis-py, or handle the error after ``seconds``."""
+        """Use a new redis-py connection, or handle the error after ``seconds``."""
         self.is_through()
         connection = opened if isinstance(opened, Exception) else _driven(opened, self, self._clock)
         if isinstance(connection, Exception):
-            # Count the failed attempt, so that call metrics show why calls are missing.
+            # Metrics show why calls are missing.
             if self._replies.calls is not None:
                 self._replies.calls.note(store_error(connection).fault, seconds)
             self._not_connected(connection)
             return
-        # The connection was lost before this object could receive the event.
         if connection.is_closing():
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
@@ -459,14 +436,13 @@ class Batcher:
             silent.retire()
         if login := renewable_login(opened):
             renew_in_time(self, connection, login)
-        # Probe the new connection at once.
         if self._probe_timer is not None:
             self._probe_timer.cancel()
             self.send_probe()
         self._flush()
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Start to connect a replacement. Return False if the connection is no longer in use."""
+        """Start to replace a connection. Return False if it is no longer in use."""
         if connection is not self._connection or connection.is_closing():
             return False
         self._renewed = connection
@@ -474,7 +450,6 @@ class Batcher:
         return True
 
     def _not_connected(self, error: Exception) -> None:
-        # The current connection was only doubted.
         if self._is_connected:
             return
         # The process slept, so the error may be old.
@@ -492,7 +467,7 @@ class Batcher:
             self._dial_at_once()
 
     def _dial_at_once(self) -> None:
-        """Connect without a pause after a long silence has closed the connection."""
+        """Connect at once after a long silence."""
         if (
             not self._server.breaker.is_closed
             and self._connection is None
@@ -502,7 +477,7 @@ class Batcher:
             self._begin_to_connect()
 
     def listened(self) -> float | None:
-        """Count Redis' silence. Return the seconds until the next deadline; None if no caller waits."""
+        """Count Redis' silence. Return the seconds until the next deadline; None without callers."""
         now = self._clock.seconds
         if not self._owes:
             self._silence.break_()
@@ -525,7 +500,7 @@ class Batcher:
         return left
 
     def _connect_anew_after_a_sleep(self) -> None:
-        """Restart a connection attempt that is late because the event loop stood still."""
+        """Restart a connection attempt after the event loop stood still."""
         began, sleeps = self._connecting_since
         connecting = self._connecting
         if connecting is not None and sleeps < self._clock.sleeps and self._time() - began > CONNECT_TIMEOUT:
@@ -534,7 +509,7 @@ class Batcher:
             self._begin_to_connect()
 
     def _doubt(self) -> None:
-        """Open a second connection if an idle one may have been dropped, see `session`."""
+        """Open a second connection beside a doubtful one, see `session`."""
         connection = self._connection
         if (
             connection is not None
@@ -550,12 +525,10 @@ class Batcher:
 
     @property
     def _is_connected(self) -> bool:
-        """True if a connection is open, as far as is known."""
         return self._connection is not None and not self._connection.is_closing()
 
     @property
     def _owes(self) -> bool:
-        """True if Redis owes an answer or a connection attempt is running."""
         return self._connecting is not None or self._is_owed_an_answer
 
     @property
@@ -563,7 +536,6 @@ class Batcher:
         return any(connection.session.flying for connection in self._connections)
 
     def _expire(self, now: float) -> None:
-        """Fail overdue requests, and close connections that have been silent for too long."""
         overdue = [request for request in self._queue if request[1] <= self._silence.seconds and not request[2].done()]
         for batch in self._batches():
             overdue += batch.overdue(now)
@@ -587,7 +559,6 @@ class Batcher:
                 connection.give_up()
 
     def _batches(self) -> Iterable[Batch]:
-        """All unanswered batches, including those from other nodes."""
         yield from self._resends
         yield from self._parked
         for connection in self._connections:
@@ -615,7 +586,7 @@ class Batcher:
             self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
-        """Count a failed call. When the breaker opens, fail waiting requests and start to probe."""
+        """Count a failed call. If the breaker opens, fail waiting requests and probe."""
         if self._server.breaker.failed(error, self._time()):
             self._fail_unsent(error)
             self._probe_later()
@@ -624,7 +595,7 @@ class Batcher:
 
     def _probe_later(self) -> None:
         loop = asyncio.get_running_loop()
-        # This timer belongs to an outage that a request has already ended.
+        # A request has ended that outage.
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         pause = self._server.breaker.pause_before_probe(self._time())
@@ -644,7 +615,6 @@ class Batcher:
 
 
 async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], clock: ListeningClock) -> None:
-    """Connect for a batcher, unless it has been freed."""
     loop = asyncio.get_running_loop()
     began = loop_time(loop)
     opened: Any
@@ -666,7 +636,7 @@ async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], cl
 
 
 def _driven(connection: Any, owner: Batcher, clock: ListeningClock) -> AsyncConnection | StoreError:
-    """Take over a connection that redis-py has opened. On failure, close it and return the error."""
+    """Wrap a redis-py connection. On failure, close it and return the error."""
     try:
         return AsyncConnection(connection, owner, clock)
     except Exception as error:  # noqa: BLE001 - reported to the waiting requests
@@ -681,7 +651,7 @@ def _send_probe(batcher: ref[Batcher]) -> None:
 
 
 def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:
-    """Fail waiting requests, each with a separate error that has its share of the silence in ``waited``."""
+    """Fail waiting requests, each with a separate error and ``waited``."""
     for _, due, waiting, timeout in requests:
         if not waiting.done():
             failure = error if isinstance(error, StoreError) else store_error(error)
@@ -689,5 +659,5 @@ def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None
             own.__cause__ = failure.__cause__ or error
             own.waited = min(timeout, max(0.0, silence - due + timeout))
             waiting.set_exception(own)
-            # Mark the exception as retrieved, because the caller may be gone.
+            # Marks the exception as retrieved.
             waiting.exception()

@@ -3,9 +3,8 @@
     spend ──> parts, one per slot ──> batchers of their nodes ──> readings ──> one reading
                                                                           └──> refunds
 
-At most `ABREAST` plans for the same buckets are in flight, so that after a refusal most of the others are refused without
-charging another node. The batcher of a node handles a slot until a reply redirects it (MOVED, ASK); redirected calls are
-forwarded unchanged. After a redirection or failure, a node is asked for the current slot map.
+At most `ABREAST` plans for the same buckets are in flight: after a refusal, most of the others are refused without charging
+another node. Redirected calls (MOVED, ASK) are forwarded unchanged, and the slot map is looked up again.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ class AsyncCluster:
         self._giving_back: set[asyncio.Future[Reading]] = set()
         self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
-        """Failed parts of plans; a late charge of such a part is refunded."""
+        """A late charge of these parts is refunded."""
         self._closed = False
 
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """Return a future for the reading of a plan; it fails with `StoreError` after ``timeout`` seconds."""
+        """See `AsyncServers.spend`."""
         parts = parts_of(plan)
         if len(parts) == 1:
             return self._node(parts[0]).spend(plan, timeout)
@@ -85,11 +84,11 @@ class AsyncCluster:
         return crowd.join(_Together(self, plan, parts, timeout))
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """Return a future for the configuration; it fails with `StoreError` after ``timeout`` seconds."""
+        """See `AsyncServers.config`."""
         return self._map.node(self._map.holder(hash_slot(request.key))).config(request, timeout)
 
     def connect(self) -> None:
-        """Start to connect to a node in the background, unless connected."""
+        """See `AsyncServers.connect`."""
         self._map.node(self._map.holder(0)).connect()
         self.troubled()
 
@@ -98,27 +97,26 @@ class AsyncCluster:
         return self._node(part).spend(part.plan, timeout, checks=False)
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
-        """Outcome of a plan that is already refused or needs an unreachable node; else None."""
+        """Return the outcome of a plan that is already refused or needs an unreachable node."""
         return unreachable(self._map, parts, self._time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
-        """Mark a failed part; a late charge of it is refunded."""
+        """Mark a failed part, so that a late charge of it is refunded."""
         self._failed_parts.add(part)
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
-        """Refund a late charge if it belongs to a failed plan."""
+        """Refund a late charge of a failed plan."""
         if waiting in self._failed_parts and plan.verb == "spend" and reading.admitted:
             self._give_back(full_refund(plan, reading))
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
-        """Refund the other parts of a plan that was refused elsewhere and sent at ``since``. Return the refunds in flight."""
+        """Refund a plan that was refused elsewhere and sent at ``since``. Return the refunds in flight."""
         with logged_errors():
             self._replies.refused_elsewhere(conclusion.untouched, since)
         given_back = [self._give_back(plan) for plan in conclusion.refunds]
         return [refund for refund in given_back if refund is not None]
 
     def _give_back(self, plan: Plan) -> asyncio.Future[Reading] | None:
-        """Send a refund before all queued requests. Return None if it is empty or cannot be sent."""
         refund = None
         if plan.charges and not self._closed:
             try:
@@ -138,7 +136,7 @@ class AsyncCluster:
             self._replies.not_given_back += 1
 
     async def close(self) -> None:
-        """Wait for refunds, close the connections and fail the waiting requests."""
+        """See `AsyncServers.close`. Waits for refunds."""
         for crowd in list(self._crowds.values()):
             crowd.disperse(store_error(ConnectionResetError("the store was closed")))
         if self._giving_back:
@@ -151,19 +149,19 @@ class AsyncCluster:
             await asyncio.wait([self._looking])
 
     def abandon(self) -> None:
-        """Drop calls in flight after the event loop has closed."""
+        """See `AsyncServers.abandon`."""
         for batcher in self._map.nodes.values():
             batcher.abandon()
 
     def apart(self, batch: Batch) -> Iterable[Batch]:
-        """Split a batch into one batch per hash slot."""
+        """See `ClusterOfNode.apart`."""
         slots: dict[int, list[Request]] = {}
         for request in batch.requests:
             slots.setdefault(hash_slot_of(request[0]), []).append(request)
         return [Batch(requests, batch.shape) for requests in slots.values()]
 
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
-        """Forward a batch that the node at ``origin`` has redirected."""
+        """See `ClusterOfNode.redirected`."""
         route = self._router.route(batch, redirection, origin)
         node = self._map.node(route.address)
         if isinstance(route, Send):
@@ -200,7 +198,6 @@ class AsyncCluster:
 
     async def _learn(self) -> None:
         for address in self._map.known():
-            # After any failure the next node is asked.
             with suppress(Exception):
                 if self._map.learn(await self._dialer.aslots(self._clock, address), address):
                     return
@@ -214,10 +211,7 @@ class AsyncCluster:
 
 
 class _Crowd:
-    """Plans for the same buckets on several nodes: at most `ABREAST` in flight, in arrival order.
-
-    As in a `Batcher`, waiting counts only while Redis owes answers and sends none.
-    """
+    """Plans for the same buckets on several nodes, in arrival order."""
 
     def __init__(self, clock: ListeningClock, dissolve: Callable[[], object]) -> None:
         self.under_way = 0
@@ -226,7 +220,6 @@ class _Crowd:
         self._silence = Silence(clock)
 
     def join(self, plan: _Together) -> asyncio.Future[Reading]:
-        """Return a future for the reading of a plan. Raises `StoreError` if too many plans wait."""
         if self.under_way < ABREAST:
             self._begin(plan)
         elif len(self._waiting) < MAX_QUEUED:
@@ -238,7 +231,6 @@ class _Crowd:
         return plan.answer
 
     def listened(self) -> float | None:
-        """Count Redis' silence and fail overdue plans. Return the seconds until the next deadline."""
         if self._silence.go_on():
             silence = self._silence.seconds
             for plan in self._waiting:
@@ -251,7 +243,6 @@ class _Crowd:
         return min([plan.due for plan in self._waiting]) - self._silence.seconds
 
     def disperse(self, error: StoreError) -> None:
-        """Fail all waiting plans."""
         while self._waiting:
             self._waiting.popleft().tell(error)
 
@@ -260,7 +251,7 @@ class _Crowd:
         plan.begin(self._over)
 
     def _over(self) -> None:
-        """Start the next plans after one has ended and its refunds are done; skip those with a known outcome."""
+        """Start the next plans, except those with a known outcome."""
         self.under_way -= 1
         self._silence.break_()
         while self._waiting and self.under_way < ABREAST:
@@ -281,25 +272,21 @@ class _Together:
         self._plan = plan
         self._parts = parts
         self.timeout = timeout
-        """Remaining seconds."""
         self.due = timeout
-        """Deadline for waiting in the crowd, in seconds of Redis' silence."""
+        """Deadline in seconds of Redis' silence."""
         self._waited = 0.0
         self._left = len(parts)
         self._began = 0.0
         self._outcomes: list[Outcome] = [StoreError("no answer")] * len(parts)
 
     def waited(self, left: float) -> None:
-        """Record that waiting has left only ``left`` seconds."""
         self._waited, self.timeout = self.timeout - left, left
 
     def give_up(self) -> None:
-        """Fail with a timeout."""
         self.waited(0.0)
         self.tell(store_error(TimeoutError()))
 
     def is_told(self) -> bool:
-        """Answer if the outcome is already known. Return True if the plan is done."""
         outcome: Outcome | None = None
         try:
             if not self.answer.done():
@@ -311,7 +298,6 @@ class _Together:
         return self.answer.done()
 
     def begin(self, over: Callable[[], None]) -> None:
-        """Send the parts. ``over`` is called when the plan and its refunds are done."""
         self._over = over
         self._began = monotonic()
         for place, part in enumerate(self._parts):
@@ -343,24 +329,22 @@ class _Together:
             self._finish(given_back)
 
     def tell(self, outcome: Outcome) -> None:
-        """Set the answer, unless the caller is gone."""
         if self.answer.done():
             return
         if isinstance(outcome, StoreError):
             outcome.waited += self._waited
             self.answer.set_exception(outcome)
-            # Mark the exception as retrieved, because the caller may be gone.
+            # Marks the exception as retrieved.
             self.answer.exception()
         else:
             waited = outcome.having_waited(outcome.waited + self._waited) if self._waited else outcome
             self.answer.set_result(whole_reading(waited))
 
     def _finish(self, given_back: Sequence[asyncio.Future[Reading]]) -> None:
-        """Call ``over`` when all refunds are done."""
         left = [refund for refund in given_back if not refund.done()]
         if left:
             left[0].add_done_callback(lambda _: self._finish(left[1:]))
         else:
             loop = asyncio.get_running_loop()
-            # call_soon prevents recursion when many plans fail; the next plans are other requests, so the context is empty.
+            # call_soon prevents recursion; the next plans need an empty context.
             loop.call_soon(self._over, context=Context())

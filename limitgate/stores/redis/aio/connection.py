@@ -1,7 +1,7 @@
 """One pipelined connection to Redis on asyncio.
 
-redis-py handles connecting, TLS, AUTH and the protocol version. Then the transport passes received data to a `Session`: one
-callback per reply, where redis-py's streams need a task and several wake-ups.
+After redis-py has connected, the transport feeds a `Session` directly. redis-py's streams would need a task and several
+wake-ups per reply.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Owner(Protocol):
 
 
 class AsyncConnection(asyncio.Protocol):
-    """Drives a session on a connection that redis-py has opened.
+    """Drives a session on a redis-py connection.
 
-    It refers weakly to its ``owner``, because the event loop refers to it: a dropped store can then be freed and closed.
+    It refers to its ``owner`` weakly, so that a dropped store is freed.
     """
 
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
@@ -40,7 +40,7 @@ class AsyncConnection(asyncio.Protocol):
         self.session.asked_at = monotonic()
         self.given_up = False
         self.silent_since = 0.0
-        """Start of the silence with calls in flight, by the clock; meaningless without calls."""
+        """Start of the silence, valid with calls in flight."""
         self._unsent: list[bytes] = []
         self._clock = clock
         self._owner = ref(owner)
@@ -48,10 +48,9 @@ class AsyncConnection(asyncio.Protocol):
         self._transport: Any = self._writer.transport
         self._transport.set_protocol(self)
         self.is_closing: Callable[[], bool] = self._transport.is_closing
-        """False if the connection is open, as far as is known."""
 
     def send(self, batch: Batch) -> None:
-        """Queue a batch for the next `flush`. Raises one of `wire.UNSENDABLE` and then has no effect."""
+        """Queue a batch for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
         session = self.session
         if not session.flying:
             self.silent_since = self._clock.seconds
@@ -69,7 +68,7 @@ class AsyncConnection(asyncio.Protocol):
         return self._clock.seconds - self.silent_since if self.session.flying else 0.0
 
     def give_up(self) -> None:
-        """Close the connection at once, without resending its calls."""
+        """Close at once, without resending calls."""
         self.session.give_up()
         self._abort()
 
@@ -80,11 +79,11 @@ class AsyncConnection(asyncio.Protocol):
             self.give_up()
 
     def has_news(self) -> bool:
-        """True if the kernel has unread data, so the server was only slow."""
+        """True if the kernel has unread data."""
         return has_data(self._transport.get_extra_info("socket"))
 
     def replace(self) -> None:
-        """Close the connection at once and discard unsent data; another connection takes over its calls."""
+        """Close at once and discard unsent data; another connection takes over."""
         self.session.replaced()
         reset_on_close(self._transport.get_extra_info("socket"))
         self._abort()

@@ -1,8 +1,7 @@
 """Listening time of an event loop, the measure of a server's silence.
 
-A blocked, starved or suspended loop receives no replies, so that time must not count as silence. While a request waits, a
-`ListeningClock` ticks every `GRAIN` seconds, counts little of a late tick, and advances only after the loop has polled its
-sockets again. A reply that has arrived by then is not late.
+A blocked or suspended loop receives no replies, so that time must not count. While a request waits, a `ListeningClock` ticks
+every `GRAIN` seconds, counts little of a late tick, and advances after the loop has polled its sockets again.
 """
 
 from __future__ import annotations
@@ -20,38 +19,34 @@ from limitgate.process.clock import asyncio_is_stopped, call_later, monotonic
 GRAIN, SHORTEST = 0.01, 0.004
 """Maximum and minimum seconds between two ticks."""
 LONGEST = 0.05
-"""Maximum seconds that count per tick. A late tick still counts this much, because the loop polls its sockets between two
-ticks."""
+"""Maximum seconds that count per tick. A late tick counts as well, because the loop polls its sockets in between."""
 LATE = 0.002
-"""A tick this many seconds late means that the loop was away. Threads that want the GIL hold it for 5 ms each."""
+"""A tick this late means that the loop was away; GIL waits take 5 ms."""
 ASLEEP = 1.0
-"""Seconds without a tick that mean the process was stopped, not busy."""
+"""Seconds without a tick that mean the process was suspended."""
 AWAY = 0.1
-"""Share of a timeout that counts, up to `GRAIN`, if the loop was away while connecting. Connecting takes several loop
-iterations."""
+"""Share of a timeout that counts, up to `GRAIN`, if the loop was away while connecting."""
 
 
 class Listener(Protocol):
     """Receiver of clock ticks."""
 
     def listened(self) -> float | None:
-        """Handle a tick. Return the seconds until the next deadline; None to stop listening."""
+        """Handle a tick. Return the seconds until the next deadline; None to stop."""
 
 
 class ListeningClock:
-    """Seconds for which the running event loop has listened. The clock stops without listeners."""
+    """Seconds of listening of the running event loop. Stops without listeners."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._is_stopped, self._time = False, self._loop.time
         self.seconds = 0.0
-        """Seconds at the latest tick."""
         self._passed = 0.0
-        """Seconds that count after the next socket poll."""
         self.was_away = False
-        """True if the loop was away before one of the latest two ticks; a starved loop can be on time by chance."""
+        """The loop was away before one of the latest two ticks."""
         self.sleeps = 0
-        """Number of times the loop stopped or the process was suspended while a listener waited."""
+        """Number of times the loop or process stood still."""
         self._run: object = None
         self._was_late = False
         self._looked = self._pause = 0.0
@@ -59,7 +54,7 @@ class ListeningClock:
         self._listeners: dict[Listener, None] = {}
 
     def now(self) -> float:
-        """Current seconds, including time since the latest tick."""
+        """Return the seconds up to now."""
         if not self._ticks:
             return self.seconds
         since = self._time() - self._looked
@@ -94,13 +89,13 @@ class ListeningClock:
             self._is_stopped = not self._is_stopped
             self._time = monotonic if self._is_stopped else self._loop.time
             self._looked = self._time()
-        # The timer has an empty context, because it outlives the current request.
+        # The timer outlives the request's context.
         call_later(self._loop, pause, self._look)
 
     def _look(self) -> None:
-        """Tick, and count the time after the pending socket data has been read.
+        """Tick, and count the time after socket data has been read.
 
-        asyncio reads sockets after due callbacks, uvloop after its timers. Both read before the iteration after next.
+        asyncio and uvloop both read sockets before the iteration after next.
         """
         now = self._time()
         is_late = now - self._looked > self._pause + LATE
@@ -117,7 +112,6 @@ class ListeningClock:
         soonest = GRAIN
         for listener in list(self._listeners):
             left: float | None = GRAIN
-            # An exception must not stop the clock.
             with logged_errors():
                 left = listener.listened()
             if left is None:
@@ -130,12 +124,12 @@ class ListeningClock:
 
 
 def _run() -> object:
-    """Identify the current run of this thread's event loop: each run installs new asyncgen hooks."""
+    """Identify the run of this thread's event loop, which installs new asyncgen hooks."""
     return sys.get_asyncgen_hooks().firstiter
 
 
 class Silence:
-    """Seconds for which a server owed answers and sent none while the loop listened. Stops without waiting callers."""
+    """Seconds of listening without an owed answer. Stops without callers."""
 
     __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
 
@@ -152,13 +146,13 @@ class Silence:
             self._clock.watch(listener)
 
     def break_(self) -> None:
-        """Record an answer: time since the last tick was not silence."""
+        """Record an answer, which ends the silence."""
         self._was_broken = True
 
     def go_on(self, *, connecting: float = math.inf) -> bool:
         """Count the time since the last tick. Return False if none of it was silence.
 
-        While connecting, with a timeout of ``connecting`` seconds, little counts if the loop was away.
+        ``connecting`` is the timeout of a connection attempt; then little counts after a late tick.
         """
         now, looked = self._clock.seconds, self._looked
         passed = 0.0 if looked is None or self._was_broken else max(0.0, now - looked)
@@ -174,8 +168,6 @@ class Silence:
 
 
 class _Deadline:
-    """Deadline of `ListeningClock.within`."""
-
     def __init__(self, clock: ListeningClock, seconds: float, limit: asyncio.Timeout) -> None:
         self._clock = clock
         self._at = clock.now() + seconds

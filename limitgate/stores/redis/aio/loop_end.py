@@ -1,4 +1,4 @@
-"""Task start and loop shutdown across event loop types."""
+"""Portable task start and cleanup for event loops."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ T = TypeVar("T")
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Create a task that starts in the next loop iteration, even under `asyncio.eager_task_factory`.
+    """Create a task that starts in the next loop iteration, with an empty context.
 
-    An eager task could end before its owner knows it. The task has an empty context, because it outlives the request that
-    created it: the request's context variables would stay alive and mark its log lines.
+    An eager task could end before its owner knows it. The task outlives the request, whose context would stay alive.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())
 
 
 class LoopEnd:
-    """Calls ``close`` before the running event loop ends, by an asynchronous generator that the loop shuts down (PEP 525)."""
+    """Calls ``close`` before the event loop ends, by an asynchronous generator (PEP 525)."""
 
     def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
         self._close: Callable[[], Awaitable[None]] | None = close
@@ -41,7 +40,7 @@ class LoopEnd:
         try:
             yield
         finally:
-            # The generator refers to the loop, which the store would keep alive.
+            # The generator keeps the loop alive.
             self._ending = None
             if self._close is not None:
                 await self._close()

@@ -16,11 +16,11 @@ class Renewing(Protocol):
     """User of a connection."""
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Start to connect a replacement. Return False if the connection is no longer in use."""
+        """Start to replace a connection. Return False if it is no longer in use."""
 
 
 def renew_in_time(owner: Renewing, connection: AsyncConnection, login: Login) -> None:
-    """Schedule the replacement of a connection before its login expires, and retry until it succeeds."""
+    """Replace a connection before its login expires, with retries."""
     due_in = max(login.renew_at - monotonic(), 0.0)
     loop = asyncio.get_running_loop()
     loop.call_later(due_in, _renew, ref(owner), ref(connection), login.retry_every, context=Context())

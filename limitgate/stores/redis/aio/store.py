@@ -1,4 +1,4 @@
-"""The Redis store for asyncio. Each event loop has separate connections."""
+"""The Redis store for asyncio."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AsyncServers(Protocol):
     """One server or a cluster, used from one event loop."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """Return a future for the reading of a plan; it fails with `StoreError` after ``timeout`` seconds."""
+        """Return a future for the reading; it fails with `StoreError` after ``timeout`` seconds."""
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
         """Return a future for the configuration; it fails with `StoreError` after ``timeout`` seconds."""
@@ -51,7 +51,7 @@ class AsyncServers(Protocol):
 
 
 class _LoopState:
-    """Connections and lease timer of a store in one event loop."""
+    """A store's state in one event loop."""
 
     def __init__(self, servers: AsyncServers, leases: Leases) -> None:
         self.servers = servers
@@ -60,7 +60,6 @@ class _LoopState:
         self._timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
 
     def end_leases_in_time(self) -> None:
-        """Schedule the return of the oldest lease."""
         pause = self._leases.pause(monotonic()) if self._timer is None else None
         if pause is not None:
             self._timer = call_later(asyncio.get_running_loop(), pause, self._end_leases)
@@ -71,23 +70,21 @@ class _LoopState:
         self.end_leases_in_time()
 
     def give_back(self, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
-        """Return leases of at least ``age`` seconds. Leases that Redis does not receive drain there."""
+        """Return leases of at least ``age`` seconds."""
         sent = []
         for plan in self._leases.ended(monotonic(), age):
-            # After a `StoreError` the lease drains.
+            # An unreturned lease drains.
             with logged_errors():
                 sent.append(self.servers.spend(plan, CONNECT_TIMEOUT))
         return sent
 
     async def close(self) -> None:
-        """Cancel the timer and close the connections."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         await self.servers.close()
 
     async def end(self) -> None:
-        """Return all leases and close."""
         if given_back := self.give_back(age=0):
             await asyncio.wait(given_back)
         await self.close()
@@ -102,14 +99,14 @@ class AsyncRedisStore(RedisStoreBase, Remade):
     retry; ``local_refusals=False`` asks Redis every time.
 
     ``credentials`` is a sync or async callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``;
-    the user may be None. It is called for each new connection, and a connection is replaced before its login expires. Then the
-    URL must not contain a user or password, except the Sentinel options.
+    the user may be None. The store calls it for each connection and replaces connections before their logins expire. The URL
+    then has no user or password, except for Sentinels.
 
-    Raises `ConfigError` for an invalid URL or option.
+    Raises `ConfigError`.
     """
 
     measures_silence = takes_plain = True
-    """Readings and errors report how long Redis was silent while this process listened."""
+    """Readings and errors report Redis' silence."""
 
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: AsyncGivesLogin | None = None) -> None:
         super().__init__(local_refusals=local_refusals)
@@ -130,10 +127,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
     def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyAnswer]: ...
 
     def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyAnswer]:
-        """Carry out ``plan`` in at most one round trip. Raises `StoreError` within ``timeout`` seconds.
-
-        A plain plan or an adjustment needs no coroutine, only a future.
-        """
+        """Carry out ``plan`` in at most one round trip. Raises `StoreError` within ``timeout`` seconds."""
         is_straight = type(plan) is PlainSpend or plan.verb == "adjust"
         try:
             state = self._loops.get(asyncio.get_running_loop()) if is_straight else None
@@ -150,7 +144,6 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         return state.servers.spend(plan, timeout)
 
     async def _aspend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
-        """`aspend` for other plans, or for an event loop without connections."""
         if not isinstance(plan, PlainSpend) and (reading := self.locally(plan)) is not None:
             return reading
         state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
@@ -175,7 +168,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         self.closings += 1
         try:
             loop = asyncio.get_running_loop()
-        # Under trio the store has no connections.
+        # Under trio nothing is open.
         except RuntimeError:
             return
         with self._opening:
@@ -184,19 +177,19 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             await state.end()
 
     def give_back_leases(self) -> None:
-        """Return leases on all running event loops. Callable from any thread."""
+        """Return all leases. Callable from any thread."""
         for loop, state in list(self._loops.items()) if self.leases else ():
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(state.give_back, 0)
 
     def end_leases_in_time(self) -> None:
-        """Schedule the return of leases in this event loop."""
+        """See `RedisStoreBase.end_leases_in_time`."""
         state = self._loops.get(asyncio.get_running_loop())
         if state is not None:
             state.end_leases_in_time()
 
     async def _open(self) -> _LoopState:
-        """Create the state of the running event loop, and drop the state of closed loops."""
+        """Create the state of the running event loop, and drop that of closed loops."""
         state = _LoopState(self._reach(ListeningClock()), self.leases)
         # Event loops can run in several threads.
         with self._opening:
@@ -216,5 +209,4 @@ class AsyncRedisStore(RedisStoreBase, Remade):
 
 
 async def _told(reading: AnyReading) -> AnyReading:
-    """Return ``reading`` as an awaitable."""
     return reading

@@ -1,11 +1,10 @@
-"""Routes calls that a Redis Cluster node has redirected. Used by asyncio and threads, without I/O.
+"""Routes calls that a Redis Cluster node has redirected.
 
-    MOVED      another node holds the hash slot: resend there at once, update the map and look it up again
-    ASK        the slot is moving and the other node has this bucket: resend there once, after ASKING
-    TRYAGAIN   the slot is moving and splits the call's buckets: resend each plan to the holder after a pause
+    MOVED      another node holds the hash slot: resend there at once, and look up the map
+    ASK        the bucket has moved ahead of its slot: resend there once, after ASKING
+    TRYAGAIN   the slot is moving and splits the call's buckets: resend each plan after a pause
 
-After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure, not a redirection: no node
-serves the slot, so ``on_error`` decides.
+After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure, so ``on_error`` decides.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from limitgate.stores.redis.protocol.wire import Call
 PAUSE = 0.01
 """Seconds before a parked or split call is sent."""
 MAX_HOPS = 5
-"""Redirections that a call follows without a pause."""
+"""Redirections without a pause."""
 
 
 class Send(NamedTuple):

@@ -1,7 +1,7 @@
-"""The slot map of a Redis Cluster, and plans that span several hash slots. No I/O, no clock.
+"""The slot map of a Redis Cluster, and plans that span several hash slots.
 
-A script's keys must be in one slot, so such a plan is split. Its parts run in parallel, each atomically, and their readings are
-joined. If a part refuses or fails, the charges of the others are refunded, see limitgate/limits/refund.py.
+A script's keys must be in one slot, so such a plan is split. Its parts run in parallel, each atomically. If a part refuses or
+fails, the others are refunded, see limitgate/limits/refund.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def hash_slot(key: str) -> int:
-    """Return the hash slot of a key, the same on every cluster."""
+    """Return the hash slot of a key."""
     return key_slot(key.encode("utf-8", "surrogatepass"))
 
 
@@ -45,7 +45,7 @@ def hash_slot_of(plan: AnyPlan) -> int:
 
 
 def parts_of(plan: AnyPlan) -> list[Part]:
-    """Split a plan by hash slot. A plain plan stays plain only if all its buckets share a slot."""
+    """Split a plan by hash slot. A plain plan with several slots becomes a general plan."""
     if not isinstance(plan, Plan):
         slot, *others = map(hash_slot, plan.keys)
         if others.count(slot) == len(others):
@@ -64,13 +64,13 @@ def parts_of(plan: AnyPlan) -> list[Part]:
 
 
 class Conclusion(NamedTuple):
-    """Outcome of a plan that was carried out in parts, with its follow-up work."""
+    """Outcome of a plan that was carried out in parts."""
 
     outcome: Outcome
     refunds: Sequence[Plan] = ()
-    """Refunds of the parts that were charged although the plan failed or was refused."""
+    """Refunds of charged parts."""
     untouched: Sequence[tuple[Plan, Reading]] = ()
-    """Uncharged buckets of a refused plan (full shadow limits, zero costs), with their readings."""
+    """Uncharged buckets of a refused plan, with their readings."""
 
 
 def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
@@ -101,7 +101,6 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
 
 
 def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str]:
-    """Return the keys of failed parts if other parts answered; empty after a timeout."""
     failed = [(part, failure) for part, failure in zip(parts, outcomes) if isinstance(failure, StoreError)]
     if len(failed) == len(parts) or any(failure.fault == "timeout" for _, failure in failed):
         return frozenset()
@@ -109,7 +108,7 @@ def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str
 
 
 def _worst(failures: Sequence[StoreError]) -> Any:
-    """Fault of a failure; "oom" takes precedence, because ``on_error`` treats it more strictly."""
+    """Prefer the fault "oom", which ``on_error`` treats more strictly."""
     return "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
 
 
@@ -122,7 +121,6 @@ def _joined(plan: AnyPlan, parts: Sequence[Part], readings: Sequence[Reading]) -
 
 
 def _untouched(reading: Reading) -> tuple[Plan, Reading]:
-    """Return the uncharged buckets of an admitted part as a refused plan with its reading."""
     untouched = [bucket for bucket in reading.buckets if not bucket.charge.cost or bucket.after is None]
     return Plan.spend([bucket.charge for bucket in untouched]), reading._replace(buckets=untouched, admitted=False)
 
@@ -139,10 +137,7 @@ N = TypeVar("N", bound=HasBreaker)
 
 
 class SlotMap(Generic[N]):
-    """Maps hash slots to nodes, with a node object per node made by ``open_node``.
-
-    ``seeds`` are asked about unknown slots; their redirections name the right node.
-    """
+    """Maps hash slots to nodes, which ``open_node`` creates. ``seeds`` are asked about unknown slots."""
 
     def __init__(self, seeds: Sequence[Address], open_node: Callable[[Address], N]) -> None:
         self._seeds = tuple(seeds)
@@ -150,14 +145,13 @@ class SlotMap(Generic[N]):
         self._holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self.nodes: dict[Address, N] = {}
         self.is_outdated = False
-        """True if the map must be looked up again."""
 
     def holder(self, slot: int) -> Address:
         """Return the node to ask about a slot."""
         return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])
 
     def node(self, address: Address) -> N:
-        """Return the node object for an address, created on first use."""
+        """Return a node, created on first use."""
         node = self.nodes.get(address)
         return self.nodes.setdefault(address, self._open_node(address)) if node is None else node
 
@@ -177,14 +171,14 @@ class SlotMap(Generic[N]):
         return True
 
     def known(self) -> list[Address]:
-        """Return all nodes to ask for the slot map, healthy ones first."""
+        """Return all nodes, healthy ones first."""
         held = list(self._held())
-        # The random order avoids a partitioned node with an outdated map.
+        # Avoids always asking a partitioned node first.
         CHANCE.shuffle(held)
         return sorted(dict.fromkeys([*held, *self._seeds]), key=lambda address: not self._is_healthy(address))
 
     def unused(self) -> list[Address]:
-        """Return nodes with an object but without slots; empty while any slot is unknown."""
+        """Return nodes without slots; empty while any slot is unknown."""
         return [] if None in self._holders else list(self.nodes.keys() - self._held())
 
     def _held(self) -> set[Address]:
@@ -195,7 +189,7 @@ class SlotMap(Generic[N]):
 
 
 def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], float]) -> StoreError | None:
-    """Return the failure of a plan that needs an unreachable node; else None."""
+    """Return the failure of a plan that needs an unreachable node."""
     failures = []
     for part in parts:
         try:
@@ -209,12 +203,12 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], 
 
 
 def address_at(host: str, port: int, origin: Address) -> Address:
-    """Return the address that a node names; an empty host is the host of ``origin``."""
+    """Return a node's address in a reply; an empty host means ``origin``."""
     return (origin[0] if host in ("", "?") else host), port
 
 
 def _ranges(reply: object, origin: Address) -> Iterable[tuple[int, int, Address]]:
-    """Yield first slot, last slot and node of each valid entry of CLUSTER SLOTS."""
+    """Yield first slot, last slot and node of CLUSTER SLOTS."""
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry

@@ -1,7 +1,7 @@
-"""Logins from a ``credentials`` callable, called in a separate thread or task for each new connection.
+"""Logins from a ``credentials`` callable, called in a separate thread or task.
 
-A callable that hangs, raises or returns an invalid value fails only the connection attempt, never a request directly; a late
-answer serves the next attempt. Errors, log lines and reprs contain no part of a login.
+A callable that hangs or fails only fails a connection attempt; a late answer serves the next one. Errors, log lines and reprs
+contain no part of a login.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
 
 Given = tuple[str | None, str] | tuple[str | None, str, float]
-"""User (None for the default user), password, and optionally the validity in seconds."""
+"""User (None for the default user), password, and optional validity in seconds."""
 GivesLogin = Callable[[], Given]
 AsyncGivesLogin = Callable[[], Given | Awaitable[Given]]
 
 LONGEST = 10.0
-"""Seconds before an unanswered call is abandoned and another may start."""
+"""Seconds until another call may start."""
 MOST_HANGING = 4
-"""Maximum threads with a hanging call; no further call starts until one ends."""
+"""Maximum threads with a hanging call."""
 _RENEWED_AFTER = 0.75
 """Share of its validity for which a login is used."""
 _LOGIN = "(user, password) or (user, password, seconds it is valid)"
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.05, 10.0
 _FOR_EVER = 1e9
-"""Validity in seconds that counts as unlimited."""
+"""Seconds that count as unlimited."""
 
 
 class Login(NamedTuple):
@@ -48,12 +48,12 @@ class Login(NamedTuple):
     user: str | None
     password: str
     renew_at: float
-    """`time.monotonic` time at which to replace the connection; infinity if the login does not expire."""
+    """`time.monotonic` time; infinity if the login does not expire."""
     expires_at: float
 
     @property
     def retry_every(self) -> float:
-        """Seconds between two attempts to replace the connection."""
+        """Seconds between attempts to replace the connection."""
         return min(max((self.expires_at - self.renew_at) / 4, _SHORTEST_RETRY), _LONGEST_RETRY)
 
     def __repr__(self) -> str:
@@ -61,18 +61,16 @@ class Login(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """The value that a callable returned, and when."""
-
     given: object
     at: float
 
     def __repr__(self) -> str:
-        """Hide the login: asyncio's debug mode logs the results of tasks."""
+        """Hides the login from asyncio's debug log."""
         return "_Answer()"
 
 
 class Credentials:
-    """Gets logins from a callable; an async one needs an event loop. Raises `ConfigError` if it is not a suitable callable."""
+    """Gets logins from a callable. Raises `ConfigError` if it is unsuitable."""
 
     def __init__(self, give: AsyncGivesLogin, *, may_await: bool) -> None:
         if not callable(give):
@@ -88,13 +86,12 @@ class Credentials:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Drop locks and calls of the parent's threads in a forked child."""
+        """Drop the parent's locks and calls in a forked child."""
         self._lock = Lock()
         self._calls: list[tuple[float, Future[_Answer]]] = []
-        """Start time and future of each call in a thread with an unused answer."""
 
     def login(self, within: float) -> Login:
-        """Get a login within ``within`` seconds. Raises `CredentialsError`, or `OSError` if no thread can be started."""
+        """Get a login. Raises `CredentialsError` after ``within`` seconds, `OSError` if no thread can be started."""
         call = self._call()
         try:
             call.result(within)
@@ -116,7 +113,6 @@ class Credentials:
         return _told(self._read(task))
 
     async def _answer(self) -> _Answer:
-        """Call an async callable on the event loop, any other in a thread."""
         given: object
         try:
             async with asyncio.timeout(LONGEST):
@@ -138,7 +134,7 @@ class Credentials:
         return _Answer(given, monotonic())
 
     def _call(self) -> Future[_Answer]:
-        """Call in a new thread, unless a call is running or a late answer is available."""
+        """Call in a new thread, unless a call is running or has a late answer."""
         with self._lock:
             now = monotonic()
             self._calls = [call for call in self._calls if not call[1].done() or now - call[1].result().at < LONGEST]
@@ -166,12 +162,10 @@ class Credentials:
         call.set_result(_Answer(given, monotonic()))
 
     def _use(self, call: Future[_Answer]) -> None:
-        """Mark the answer to a call as used."""
         with self._lock:
             self._calls = [each for each in self._calls if each[1] is not call]
 
     def _read(self, call: Future[_Answer] | asyncio.Task[_Answer]) -> Login | CredentialsError | OSError:
-        """Return the login of a call, or its error."""
         given, at = call.result()
         if isinstance(given, CredentialsError | OSError):
             return type(given)(*given.args)
@@ -181,7 +175,7 @@ class Credentials:
         try:
             user, password, seconds = _parts(given)
         except CredentialsError as error:
-            # The traceback frames hold the login.
+            # Its frames hold the login.
             return error.with_traceback(None)
         if at + seconds <= monotonic():
             return CredentialsError("credentials gave a login that has expired, expected seconds above 0")
@@ -189,7 +183,7 @@ class Credentials:
 
 
 def _told(found: Login | CredentialsError | OSError) -> Login:
-    """Return the login or raise the error, from a frame without the login."""
+    """Return or raise, from a frame without the login."""
     if isinstance(found, Exception):
         raise found
     return found
@@ -200,7 +194,7 @@ def _late(within: float) -> CredentialsError:
 
 
 def _parts(given: object) -> tuple[str | None, str, float]:
-    """Return user, password and seconds. Raises `CredentialsError` without any part of the value."""
+    """Return user, password and seconds. Raises `CredentialsError`."""
     if not (isinstance(given, tuple | list) and len(given) in (2, 3)):
         kind = f"{len(given)} values" if isinstance(given, tuple | list) else f"an object of {type(given).__qualname__}"
         raise CredentialsError(f"credentials gave {kind}, expected {_LOGIN}")
@@ -219,5 +213,5 @@ def _parts(given: object) -> tuple[str | None, str, float]:
 
 
 def _failed(error: BaseException) -> CredentialsError:
-    """Describe a callable's error without its text, which may contain a token."""
+    """Leave out the error's text, which may contain a token."""
     return CredentialsError(f"credentials raised {type(error).__name__} at {place_of(error)}")

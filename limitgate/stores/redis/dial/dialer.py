@@ -1,8 +1,4 @@
-"""Opens connections to the servers of a store URL.
-
-redis-py handles TLS, AUTH, SELECT, the protocol version and single-server URLs. The first Sentinel that answers names the
-master.
-"""
+"""Opens connections to the servers of a store URL, by redis-py."""
 
 from __future__ import annotations
 
@@ -46,12 +42,12 @@ from limitgate.stores.redis.errors import is_no_room, without_secrets
 from limitgate.stores.redis.protocol.python_resp import pack_command
 
 CONNECT_TIMEOUT = 1.5
-"""Timeout in seconds for connecting in the background; also the recovery time after a connection attempt that hangs."""
+"""Maximum seconds for connecting in the background."""
 ASK_TIMEOUT = 0.3
-"""Seconds for a Sentinel or node to name other servers before the next one is asked."""
+"""Seconds until the next Sentinel or node is asked."""
 
 LOGIN_TIMEOUT = 1.0
-"""Seconds for the credentials callable, shorter than `CONNECT_TIMEOUT`."""
+"""Seconds for the credentials callable."""
 
 _BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
 _SLOTS = "CLUSTER", "SLOTS"
@@ -87,13 +83,12 @@ _OBJECTS = frozenset(
         "ssl_ocsp_context",
     }
 )
-"""Connection parameters of redis-py that no URL text can express, that have their own place in the URL, or that LimitGate
-sets."""
+"""Parameters that a URL cannot express, that have their own place in it, or that LimitGate sets."""
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
 class NoMasterError(RedisConnectionError):
-    """No Sentinel names the master. The error of each Sentinel has already been reported."""
+    """No Sentinel names the master."""
 
 
 class Dial(Protocol):
@@ -104,10 +99,10 @@ class Dial(Protocol):
 
 
 class Dialer:
-    """Opens and inspects connections to the servers of a URL. Raises `ConfigError` for an invalid URL.
+    """Opens and inspects connections to the servers of a URL. Raises `ConfigError`.
 
-    ``pool_class`` is redis-py's sync or async connection pool. ``socket_timeout`` is in seconds; None on asyncio, where a
-    `ListeningClock` measures the timeout.
+    ``pool_class`` is redis-py's sync or async pool. ``socket_timeout`` is in seconds; None on asyncio, where a `ListeningClock`
+    measures the time.
     """
 
     def __init__(
@@ -155,11 +150,11 @@ class Dialer:
 
     @property
     def nodes(self) -> Sequence[Address]:
-        """The cluster nodes in the URL; empty for a single server."""
+        """The URL's cluster nodes; empty for a single server."""
         return self._where.nodes
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
-        """Open a sync connection to a cluster node, or to the server of the URL. See `Dial`."""
+        """Open a sync connection, optionally to a cluster node. See `Dial`."""
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
             connection = self._dial(address, options)
@@ -237,7 +232,6 @@ class Dialer:
             raise
 
     async def _areached(self, server: str, connection: Callable[[], Any]) -> Any:
-        """Open a connection to the first address of its host that accepts it."""
         made = connection()
         try:
             return await self._areached_at_any(made, connection)
@@ -274,7 +268,6 @@ class Dialer:
         return made
 
     def _login(self, within: float) -> Login | None:
-        """Get a login if there are credentials. Raises `CredentialsError`."""
         return None if self._credentials is None else self._credentials.login(min(within, LOGIN_TIMEOUT))
 
     async def _alogin(self) -> Login | None:
@@ -320,7 +313,7 @@ class Dialer:
         return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
-        """Read the master's address from a Sentinel, which becomes the first to ask."""
+        """Read the master's address from a Sentinel, which is asked first from now on."""
         try:
             master = parse_address(*reply)
         except (TypeError, ValueError) as error:
@@ -329,12 +322,11 @@ class Dialer:
         return master
 
     def _passed_over(self, sentinel: Address, error: Exception) -> None:
-        """Ask this Sentinel last next time, so that Sentinels that hang cannot use up all the time."""
+        """Ask this Sentinel last from now on."""
         self._failed(sentinel_name(sentinel), error)
         self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
 
     def _failed(self, server: str, error: Exception) -> None:
-        """Report a connection failure that retrying cannot fix."""
         if not isinstance(error, NoMasterError):
             with logged_errors():
                 self._inspection.failed(server, error)
@@ -345,7 +337,7 @@ class Dialer:
 
 
 class _Packer:
-    """Packs redis-py's connect commands for threads instead of hiredis, see `wire.arguments`."""
+    """Packs redis-py's connect commands in place of hiredis, see `wire.arguments`."""
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
@@ -354,14 +346,12 @@ class _Packer:
 
 
 def _options_of(connection_class: type) -> frozenset[str]:
-    """Names of the URL options for connections of a class."""
     makers = [vars(kind)["__init__"] for kind in connection_class.__mro__[:-1] if "__init__" in vars(kind)]
     named = {name for maker in makers for name in signature(maker).parameters}
     return frozenset(name for name in named - _OBJECTS if not name.startswith("orig_"))
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a missing TLS file."""
     for name in _FILES:
         if options.get(name) and not os.path.exists(options[name]):  # noqa: PTH110 - user text, may be a folder
             raise ConfigError(f"store: option {name} names a file that is not there, expected one that can be read")
@@ -378,7 +368,7 @@ def _connected(connection: Any) -> Any:
         failure = without_secrets(error, connection.username, connection.password)
     else:
         return connection
-    # Raising outside the handler avoids the original error as context.
+    # Outside the handler, to avoid the original error as context.
     raise failure
 
 
@@ -413,7 +403,7 @@ async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
 
 
 def _said(connection: Any, command: Sequence[Any]) -> object:
-    """Send a command and return the reply, even an error reply. Raises the error that ends the connection."""
+    """Send a command and return the reply or error reply."""
     try:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
@@ -426,7 +416,6 @@ def _said(connection: Any, command: Sequence[Any]) -> object:
 
 
 async def _asaid(connection: Any, command: Sequence[Any]) -> object:
-    """`_said`, for asyncio."""
     try:
         await connection.send_command(*command, check_health=False)
         return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
@@ -438,20 +427,20 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
 
 
 class Spare:
-    """A reserve file descriptor, released when a connection fails because none is free. Thread-safe."""
+    """A file descriptor in reserve for when none is free. Thread-safe."""
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
-        """Usually one or none; more if threads fill it at once. A list, because list.pop() is atomic."""
+        """A list, because list.pop() is atomic."""
 
     def fill(self) -> None:
-        """Reserve a descriptor, unless there is one or none is free."""
+        """Reserve a descriptor, if one is free."""
         if not self._descriptors:
             with suppress(OSError):
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
-        """Close the reserved descriptor. Return False if there is none."""
+        """Close the descriptor. Return False if there is none."""
         try:
             os.close(self._descriptors.pop())
         except IndexError:
@@ -460,4 +449,4 @@ class Spare:
 
 
 SPARE = Spare()
-"""The process-wide reserve, filled with the first Redis store."""
+"""The reserve of this process."""

@@ -1,7 +1,6 @@
 """Inspects servers on each new connection: missing rights, eviction, and replaced data.
 
-Inspection never fails a connection. It also logs connection failures that retrying cannot fix, such as a TLS mismatch between
-URL and server, which neither side reports.
+Inspection never fails a connection. It logs connection failures that retrying cannot fix, such as a TLS mismatch.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ FORGETS_NOBODY = frozenset({"noeviction", "volatile-ttl"})
 
 
 FORGOTTEN = 600.0
-"""Seconds without an error in replies before the same error is logged again."""
+"""Seconds until a repeated error is logged again."""
 
 
 class Data(NamedTuple):
     """Origin of a server's data."""
 
     run: str
-    """Changes with each start of the server."""
+    """Changes with each start."""
     history: str
-    """Replication ID of the data. It changes after a restart, after a promotion, and after an hour without replicas."""
+    """Replication ID. Changes after a restart, a promotion, or an hour without replicas."""
     parent: str
-    """The previous replication ID; zeros if unknown."""
+    """Previous replication ID, or zeros."""
 
     def continues(self, before: Data) -> bool:
         """True if these data contain all of ``before``."""
@@ -63,15 +62,14 @@ class Report(NamedTuple):
     rights: Sequence[str]
     """Missing rights, in ACL SETUSER syntax."""
     evicts: str
-    """Eviction policy that can drop buckets when memory is full; empty if none does."""
+    """Eviction policy that can drop buckets; empty if none does."""
     data: Data | None
-    """None if not reported, or if the server is a replica."""
+    """None for a replica."""
     unknown: Sequence[str] = ()
-    """Commands that the server does not know."""
 
 
 def read_report(reply: object) -> Report | None:
-    """Read the inspection script's reply. Return None for any other reply."""
+    """Read the inspection script's reply; None for another reply."""
     if isinstance(reply, NoPermissionError):
         return Report(["+eval"], "", None)
     match reply:
@@ -100,25 +98,23 @@ def _data(said: dict[str, str]) -> Data | None:
 
 
 class Inspection:
-    """Remembers the reports of a store's servers and logs each problem once."""
+    """Logs problems in the reports of a store's servers, each once."""
 
     replacements = 0
-    """Number of connections to a server that may have lost data since the previous connection."""
+    """Connections to a server that may have lost data."""
 
     def __init__(self) -> None:
         self._prefixes: tuple[str, ...] = ()
         self._data: dict[str, Data] = {}
-        """By server name in log lines."""
         self._lacks = Once(Diagnosis.RIGHTS)
         self._evicts = Once(Diagnosis.EVICTS)
         self._replaced = Once(Diagnosis.REPLACED)
         self._unknown = Once(Diagnosis.COMMANDS)
         self._told: dict[str, Diagnosis] = {}
-        """Logged errors by server, until a connection succeeds."""
         self._refused: dict[tuple[str, Diagnosis], float] = {}
-        """`time.monotonic` time of the last such error reply."""
+        """`time.monotonic` time of the last such error."""
         self._masters: set[str] = set()
-        """Servers that accepted writes at the latest connection."""
+        """Servers that accepted writes."""
 
     def expect(self, prefix: str) -> None:
         """Add a key prefix to check."""
@@ -137,10 +133,7 @@ class Inspection:
             self._tell(server, *hindrance)
 
     def refused(self, server: str, error: BaseException) -> None:
-        """Log an error reply that retrying cannot fix, once until it has stopped for `FORGOTTEN` seconds.
-
-        A master that has become a replica is not logged, because the next connection leads to the new master.
-        """
+        """Log an error reply that retrying cannot fix, except of a former master: the next connection finds the new one."""
         hindrance = hindrance_of(error)
         if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
             return
@@ -165,7 +158,7 @@ class Inspection:
             diagnosis.log(server, reason)
 
     def heard(self, server: str, reply: object) -> None:
-        """Process a server's reply, including errors and invalid replies."""
+        """Process a server's reply or error."""
         self._told.pop(server, None)
         with logged_errors():
             report = read_report(reply)
@@ -192,7 +185,6 @@ class Inspection:
                 self._replaced.log(server)
 
     def _followed(self, data: Data) -> Data | None:
-        """Return the data of the former master that this server has replaced."""
         for server, other in list(self._data.items()):
             if other.history == data.parent:
                 return self._data.pop(server, None)
@@ -200,13 +192,13 @@ class Inspection:
 
 
 APART = 60.0
-"""Minimum seconds between two checks of a server that does not answer."""
+"""Seconds between two checks of a server."""
 _TIMEOUT = 0.5
-"""Timeout in seconds for each step of a check."""
+"""Seconds per step of a check."""
 
 
 class TLSCheck:
-    """Checks servers whose connections fail, in background threads."""
+    """Checks unreachable servers in background threads."""
 
     def __init__(self, inspection: Inspection, *, uses_tls: bool, has_certificate: bool) -> None:
         self._inspection = inspection
@@ -215,7 +207,7 @@ class TLSCheck:
         self._looked: dict[str, float] = {}
 
     def look(self, server: str, connection: Any, error: Exception) -> None:
-        """Check a server if TLS may be the cause of a connection failure."""
+        """Check a server whose connection failed, if TLS may be the cause."""
         host = getattr(connection, "host", None)
         if host is None or not self._may_be_for_tls(error):
             return
@@ -226,14 +218,14 @@ class TLSCheck:
                 background.start("tls", self._look, server, address)
 
     def look_again(self, server: str, connection: Any, error: Exception) -> None:
-        """Check after a TLS connection has failed at the first command: some servers ask for a certificate only then."""
+        """Check after the first command has failed: some servers request a certificate only then."""
         if self._uses_tls:
             self.look(server, connection, error)
 
     def _may_be_for_tls(self, error: Exception) -> bool:
         ended = isinstance(error.__cause__ or error.__context__, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
         if self._uses_tls and isinstance(error, RedisTimeoutError | TimeoutError):
-            # A server without TLS waits for the rest of the handshake, which it reads as a command.
+            # A server without TLS reads the handshake as a command and waits for its end.
             return True
         return isinstance(error, RedisConnectionError) and (ended or str(error) == CLOSED_BY_SERVER)
 
@@ -248,7 +240,6 @@ class TLSCheck:
 
 
 def _holds(look: Callable[[Address], bool], address: Address) -> bool:
-    """Run a check; an `OSError` counts as False."""
     try:
         return look(address)
     except OSError:
@@ -269,7 +260,7 @@ def _shakes_hands(address: Address) -> bool:
 
 
 def _wants_certificate(address: Address) -> bool:
-    """True if a server closes after the handshake, as TLS 1.3 servers do if a client certificate is missing."""
+    """True if the server closes after the handshake, as TLS 1.3 does without a client certificate."""
     with _spoken_to(address) as encrypted:
         try:
             return not encrypted.recv(1)
@@ -281,7 +272,6 @@ def _wants_certificate(address: Address) -> bool:
 
 
 def _spoken_to(address: Address) -> ssl.SSLSocket:
-    """Open a TLS connection that accepts any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context.wrap_socket(socket.create_connection(address, _TIMEOUT))

@@ -1,4 +1,4 @@
-"""All uses of redis-py's connection internals, and the differences between versions 5.0 to 8."""
+"""Uses of redis-py's connection internals, versions 5.0 to 8."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from redis.exceptions import ConnectionError as RedisConnectionError, InvalidRes
 from limitgate.stores.redis.dial.credentials import Login
 
 CLOSED_BY_SERVER = "Connection closed by server."
-"""redis-py's error text for a closed connection."""
 _NO = ("0", "f", "false", "n", "no", "")
 
 
 def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
-    """Return the options for all connections. ``made`` is the first connection.
+    """Return the options for all connections, of which ``made`` is the first.
 
-    Host names in certificates are checked unless the URL disables it; redis-py checks by default only since 6.0.
+    Host names in certificates are checked by default; redis-py does so only since 6.0.
     """
     shared = dict(options)
-    # Exists since redis-py 7.2. Without it, each connection reads a version from disk.
+    # Since redis-py 7.2; otherwise each connection reads a version from disk.
     if hasattr(made, "driver_info"):
         shared["driver_info"] = made.driver_info
     if hasattr(made, "check_hostname"):
@@ -35,10 +34,7 @@ def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
 
 
 def is_answer(error: BaseException) -> bool:
-    """True if the error is a server's reply, so the connection stays usable.
-
-    redis-py raises some replies as connection errors.
-    """
+    """True if the error is a server's reply, so the connection stays usable."""
     if isinstance(error, RedisConnectionError):
         return type(error) is not RedisConnectionError
     return isinstance(error, Exception) and not isinstance(error, InvalidResponse | RedisTimeoutError | OSError)
@@ -50,7 +46,6 @@ def lead_to(connection: Any, host: str, address: str) -> None:
 
 
 def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]:
-    """Connect arguments for an address; TLS still checks the host name."""
     return {**arguments, "host": address, **({"server_hostname": host} if "ssl" in arguments else {})}
 
 
@@ -61,7 +56,7 @@ def socket_of(connection: Any) -> socket.socket:
 
 
 def take_writer(connection: Any) -> asyncio.StreamWriter:
-    """Take the writer out of an open asyncio connection. The writer closes when it is freed."""
+    """Take the writer of an asyncio connection. It closes when it is freed."""
     writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001
     connection._reader = connection._writer = None  # noqa: SLF001
     return writer

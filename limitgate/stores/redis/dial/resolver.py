@@ -1,7 +1,7 @@
 """Resolves host names on asyncio without the event loop's default executor.
 
-A slow name server would block executor threads that the application needs. Here one daemon thread per name resolves it for all
-attempts. An address that does not answer is tried last next time, because it can use up an attempt's whole timeout.
+A slow name server would block executor threads that the application needs. Here one daemon thread serves all attempts for a
+name. A failed address is tried last next time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ Addresses = Sequence[str]
 
 
 class Resolver:
-    """Resolves names for any number of event loops. If a lookup fails, the last result is used."""
+    """Resolves names for all event loops. If a lookup fails, the last result is used."""
 
     def __init__(self) -> None:
         self._known: dict[str, Addresses] = {}
         self._passed_over: dict[str, Addresses] = {}
-        """Failed addresses by host, the latest last."""
         self.reset_after_fork()
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Drop locks and lookups of the parent's threads in a forked child."""
+        """Drop the parent's locks and lookups in a forked child."""
         self._lock = threading.Lock()
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
 
     async def addresses(self, host: str) -> Addresses:
-        """Return the addresses of a host in the order to try, at least one. Raises `OSError`."""
+        """Return at least one address of a host, in the order to try. Raises `OSError`."""
         try:
             ip_address(host)
         except ValueError:
@@ -88,7 +87,7 @@ class Resolver:
             answer.set_exception(error)
 
     def _instead(self, host: str, error: Exception) -> Addresses:
-        """Return the addresses of the last successful lookup, or raise ``error``."""
+        """Return the last known addresses, or raise ``error``."""
         if host not in self._known:
             raise error
         return self._known[host]
@@ -98,7 +97,7 @@ def _resolve(host: str) -> Addresses:
     try:
         listed = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror:
-        # If this fails, the cause is a lack of file descriptors, not the name server.
+        # Raises if file descriptors are exhausted, which is no fault of the name server.
         os.close(os.open(os.devnull, os.O_RDONLY))
         raise
     return tuple(dict.fromkeys(str(address[0]) for *_, address in listed))

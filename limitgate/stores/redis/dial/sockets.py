@@ -10,17 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 _SECONDS = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""TCP keepalive: probe after 30 idle seconds, then every 5 seconds; 3 unanswered probes end the connection. This keeps load
-balancers and NATs, which drop idle connections after minutes, from dropping it. macOS calls ``TCP_KEEPIDLE``
-``TCP_KEEPALIVE``."""
+"""TCP keepalive: probe after 30 idle seconds, then every 5 seconds, 3 times. Load balancers and NATs drop idle connections.
+``TCP_KEEPALIVE`` is for macOS."""
 KEEPALIVE: Mapping[int, int] = {getattr(socket, name): value for name, value in _SECONDS.items() if hasattr(socket, name)}
-"""The keepalive options that this platform supports, for IPPROTO_TCP."""
 
 _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 def reset_on_close(connected: Any) -> None:
-    """Close a TCP socket with a reset, so that the kernel does not retransmit unacknowledged data."""
+    """Close a TCP socket with a reset, without retransmission."""
     with suppress(OSError, AttributeError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 

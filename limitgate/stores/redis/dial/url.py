@@ -1,14 +1,12 @@
-"""Parses the URL of a Redis store: servers, database and logins.
+"""Parses the URL of a Redis store.
 
     redis://user:password@host:6379/DB?options                     one server; rediss:// with TLS
     unix://user:password@/path/to/redis.sock?db=DB                 one server, by its socket
     redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster; it names the others
     redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, from the first Sentinel that answers
 
-``rediss+`` uses TLS for all of them. User and password belong to the servers with the buckets; the options
-``sentinel_username`` and ``sentinel_password`` belong to the Sentinels. Other options are those of redis-py that have an
-effect. URLs are checked before redis-py reads them, because it silently accepts errors such as ``/zero``. Messages never repeat
-a text that may be part of a password.
+``rediss+`` uses TLS. The login is for the servers with the buckets; ``sentinel_username`` and ``sentinel_password`` are for
+Sentinels. Other options are redis-py's. Messages never repeat text that may be part of a password.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _SINGLE_EXPECTED = "expected for example redis://localhost:6379/0 or redis://use
 _SOCKET_EXPECTED = "expected for example unix:///run/redis.sock?db=0"
 _ENCODED = "(in a user or password % is %25, / is %2F, ? is %3F, # is %23, @ is %40)"
 _UNEXPANDED = re.compile(r"[${}<>]")
-"""Characters of an unexpanded template variable. No host name contains them."""
+"""Characters of an unexpanded template variable."""
 
 _TIMEOUT = "how long requests wait is LimitGate's own option timeout"
 _RETRY = "a call on a lost connection is sent once more, and then on_error decides"
@@ -50,19 +48,17 @@ _WITHOUT_EFFECT = {
     "socket_type": "Redis has connections of one type",
     "timeout": _TIMEOUT,
 }
-"""redis-py options without effect here, each with the reason."""
+"""redis-py options without effect, with the reason."""
 
 Address = tuple[str, int]
-"""Host and port of a server."""
 
 
 class StoreUrl(NamedTuple):
     """A parsed store URL."""
 
     url: str
-    """Single-server URL for redis-py, with the options of all connections."""
+    """Single-server URL for redis-py."""
     nodes: tuple[Address, ...] = ()
-    """Nodes of a cluster."""
     sentinels: tuple[Address, ...] = ()
     master: str = ""
     """Name of the master in Sentinel."""
@@ -71,7 +67,7 @@ class StoreUrl(NamedTuple):
 
 
 def parse_address(host: Any, port: Any) -> Address:
-    """Read an address in a server's reply, text or bytes. Raises `TypeError` or `ValueError` if it is invalid."""
+    """Read an address in a server's reply. Raises `TypeError` or `ValueError`."""
     address = host.decode() if isinstance(host, bytes) else host, int(port)
     if not (isinstance(address[0], str) and 0 < address[1] < 65536):
         raise ValueError(f"{address!r:.80} is no host with a port")
@@ -79,7 +75,7 @@ def parse_address(host: Any, port: Any) -> Address:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a store URL. Raises `ConfigError` if it is unknown."""
+    """Return the scheme of a store URL. Raises `ConfigError`."""
     if not isinstance(url, str):
         raise ConfigError(f"store: an object of {type(url).__qualname__}, expected a URL such as redis://localhost:6379/0")
     scheme, mark, _ = url.partition("://")
@@ -98,14 +94,14 @@ def scheme_of(url: str) -> str:
 
 
 def check_readable(url: str) -> None:
-    """Raise `ConfigError` if host and port are unreadable, without any text of the URL: it may be part of a password."""
+    """Raise `ConfigError`, without text of the URL, if host and port are unreadable."""
     try:
         urlsplit(url).port  # noqa: B018 - raises ValueError
     except ValueError:
         pass
     else:
         return
-    # Raised here, so that the ValueError is not its context.
+    # Raised here to avoid the ValueError as context.
     raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands")
 
 
@@ -133,7 +129,7 @@ def read_url(url: str) -> StoreUrl:
 
 
 def _read_single(scheme: str, url: str) -> StoreUrl:
-    """Check a single-server URL. Raises `ConfigError`."""
+    """Check a single-server URL."""
     netloc, rest = re.fullmatch(r"([^/?#]*)(.*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
     login, _, server = netloc.rpartition("@")
     path, _, listed = rest.partition("#")[0].partition("?")
@@ -158,7 +154,7 @@ def _read_single(scheme: str, url: str) -> StoreUrl:
 
 
 def _check_server(server: str) -> None:
-    """Check host and port of a URL. Raises `ConfigError` without their text, which may be part of a password."""
+    """Check host and port. The error must not repeat them, because they may be part of a password."""
     if not server or server.startswith(":"):
         raise ConfigError(f"store: no host, {_SINGLE_EXPECTED}")
     if _UNEXPANDED.search(server):
@@ -173,14 +169,14 @@ def _check_server(server: str) -> None:
 
 
 def check_effects(url: str) -> None:
-    """Raise `ConfigError` for an option of a single-server URL that has no effect."""
+    """Raise `ConfigError` for an option without effect."""
     for name, _ in parse_qsl(_listed(url), keep_blank_values=True):
         if name in _WITHOUT_EFFECT:
             raise ConfigError(f"store: option {name!r} would do nothing, expected a URL without it: {_WITHOUT_EFFECT[name]}")
 
 
 def check_options(url: str, known: Collection[str]) -> None:
-    """Check the option names of a single-server URL. Raises `ConfigError` for an unknown one."""
+    """Raise `ConfigError` for an unknown option."""
     listed = _listed(url)
     for name, _ in parse_qsl(listed, keep_blank_values=True):
         if name in known:
@@ -189,7 +185,7 @@ def check_options(url: str, known: Collection[str]) -> None:
             raise ConfigError(f"store: option {name[:40]} is of TLS, expected rediss:// as the beginning, or no such option")
         if name == "socket_keepalive":
             raise ConfigError("store: option socket_keepalive is of TCP, expected a URL without it for a unix socket")
-        # After an @ the name may be part of a password.
+        # After an @ it may be part of a password.
         named = "" if "@" in listed else f" {name[:40]!r}"
         near = meant(name, known)
         if near in _WITHOUT_EFFECT:
@@ -200,12 +196,11 @@ def check_options(url: str, known: Collection[str]) -> None:
 
 
 def _listed(url: str) -> str:
-    """Return the option text of a single-server URL."""
     return url.partition("#")[0].partition("?")[2]
 
 
 def shown(store: object) -> str:
-    """Describe a store for log lines: a URL without login and options, or the class name."""
+    """Describe a store for log lines, without login and options."""
     if not isinstance(store, str):
         return type(store).__name__
     scheme, mark, rest = store.partition("://")
@@ -214,7 +209,6 @@ def shown(store: object) -> str:
 
 
 def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
-    """Build a single-server URL. Raises `ConfigError` for an invalid database."""
     if not re.fullmatch("/?[0-9]*", path):
         raise ConfigError("store: what stands last before the options is no database, expected a number")
     return f"{scheme}://{login}{format_address(server)}{path}{'?' * bool(options)}{urlencode(options)}"
@@ -225,7 +219,7 @@ def _servers(listed: str, port: int) -> tuple[Address, ...]:
     for place, entry in enumerate(listed.split(","), 1):
         match = _SERVER.fullmatch(entry)
         if match is None or not 0 < int(match["port"] or port) < 65536:
-            # The server text may be part of a password.
+            # It may be part of a password.
             raise ConfigError(f"store: server {place} is no host with a port, {_EXPECTED}")
         servers.append((match["host"].strip("[]"), int(match["port"] or port)))
     return tuple(servers)
@@ -238,7 +232,7 @@ def format_address(address: Address) -> str:
 
 
 def server_name(address: Address | None) -> str:
-    """Name of a cluster node, or of the URL's server, for log lines."""
+    """Name of a server for log lines."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
 
 

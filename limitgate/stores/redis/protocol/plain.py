@@ -1,7 +1,6 @@
-"""Encodes plain plans: one generated script per plan shape, and a reply that is one string of numbers. No I/O.
+"""Encodes plain plans: a generated script per plan shape, and a reply that is one string of numbers.
 
-Almost every request is a plain plan. Calls of one shape differ only in keys and numbers, see limitgate/lua/plain.lua, and
-limitgate/lua/refund.lua for refunds.
+See limitgate/lua/plain.lua and limitgate/lua/refund.lua.
 """
 
 from __future__ import annotations
@@ -25,26 +24,19 @@ _LINES, _REFUND_LINES = [
 ]
 """Read at import, so that no request opens a file."""
 _PIECES = plain_pieces()
-# Redis' clock, out of memory.
 _HEAD = struct.Struct("<2q")
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
-"""Results for a plan: a bucket was not as expected and nothing was charged; or the plan was admitted and every charge
-fitted."""
+"""The buckets were not as expected; or all charges fitted."""
 
 
 class _Repetition(NamedTuple):
-    """Template values to repeat lines for a bucket."""
-
     names: Mapping[str, object]
-    """Values of the names in its lines."""
     windows: Sequence[Mapping[str, object]]
-    """Values of the names in the lines of each window."""
     pieces: Mapping[str, Sequence[str]]
-    """The algorithm's lines for each placeholder line."""
 
     def lines(self, block: Sequence[str]) -> Iterator[str]:
-        """Expand a block; lines that end in ``--window`` are repeated per window."""
+        """Expand a block; ``--window`` lines are repeated per window."""
         for line in chain.from_iterable([self.pieces.get(line, (line,)) for line in block]):
             filled = _filled(line, self.names)
             if filled.endswith("--window"):
@@ -66,7 +58,7 @@ class Script(NamedTuple):
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
     def words(self, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - used for each call
-        """Return the command's first words, with the text if ``in_full``. Key count, keys and arguments follow."""
+        """Return a command's first words, with the text if ``in_full``."""
         return ("EVAL", self.text) if in_full else ("EVALSHA", self.sha)
 
 
@@ -78,7 +70,7 @@ def script_of(shape: ScriptVariant) -> Script:
 
 @cache
 def words_of(shape: ScriptVariant, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - same signature as `Script.words`
-    """The `Script.words` for plans of a shape."""
+    """`Script.words` for plans of a shape."""
     return script_of(shape).words(in_full)
 
 
@@ -94,9 +86,9 @@ def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence
 
 
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
-    """Pack the command for plans of one shape in RESP. ``words`` are from `Script.words`.
+    """Pack the command for plans of one shape; each template is sent once.
 
-    Many plans share a template, so each template is sent once.
+    ``words`` are from `Script.words`.
     """
     first, is_mixed = plans[0].template, False
     keys: Sequence[str] = plans[0].keys
@@ -132,25 +124,22 @@ _EMPTY = _bulk(b"")
 
 @lru_cache(maxsize=1024)
 def _head(words: tuple[str, str], keys: int, templates: int) -> bytes:
-    """Pack the start of a command, up to the number of keys."""
     return b"*%d\r\n" % (4 + keys + templates) + b"".join([_bulk(word.encode()) for word in (*words, str(keys))])
 
 
 @lru_cache(maxsize=1024)
 def _around_keys(words: tuple[str, str], keys: int, template: PlanTemplate) -> tuple[bytes, bytes]:
-    """Pack the command around the keys for plans of one template."""
     return _head(words, keys, 1 + template.has_slots), _EMPTY + _asked(template)
 
 
 @lru_cache(maxsize=1024)
 def _around_key(words: tuple[str, str], size: int, template: PlanTemplate) -> tuple[bytes, bytes]:
-    """Pack the command around a single key of ``size`` bytes."""
     before, after = _around_keys(words, 1, template)
     return before + b"$%d\r\n" % size, b"\r\n" + after
 
 
 def _packed_keys(keys: Sequence[str]) -> bytes:
-    """Pack keys like `_bulk`, in one step if they have the same length, as prefixed digests do."""
+    """Pack keys like `_bulk`, in one step if they have the same length."""
     between = f"\r\n${len(keys[0])}\r\n"
     text = f"{between}{between.join(keys)}\r\n"
     if text.isascii() and len(set(map(len, keys))) == 1:
@@ -160,18 +149,15 @@ def _packed_keys(keys: Sequence[str]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _asked(template: PlanTemplate) -> bytes:
-    """Pack the charges of a template's windows."""
     return _packed_windows([(bucket, cost) for bucket, cost, *_ in template.buckets])
 
 
 @lru_cache(maxsize=1024)
 def _asked_back(template: RefundTemplate) -> bytes:
-    """Pack the charges that a refund returns."""
     return _packed_windows([(charge.bucket, charge.cost) for charge, *_ in template.parts])
 
 
 def _packed_windows(buckets: Sequence[tuple[Bucket, int]]) -> bytes:
-    """Pack the charge of each window."""
     return _bulk(
         b"".join(
             straight_of(bucket.algorithm).asked(limit, window, cost)
@@ -194,7 +180,7 @@ def given(plans):
 
 @cache
 def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
-    """Return a function that packs the time of each refund's charge and the grace of each window."""
+    """Return a function that packs the time and graces of each refund."""
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
     source = _GIVEN.format(
         was=" ".join([f"was_{each.kept}".replace("{n}", str(n)) for n, each in enumerate(windows)]),
@@ -205,12 +191,12 @@ def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
 
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
-"""The server's clock in Unix µs; whether Redis is out of memory, so that nothing was charged; and a result per plan:
-`ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 if a charge did not fit. None if all plans are `ADMITTED`."""
+"""The server's clock in Unix µs, whether memory was lacking, and a result per plan: `ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 if
+a charge did not fit. None if all are `ADMITTED`."""
 
 
 def answers(shape: ScriptVariant, plans: Sequence[PlainSpend | PlainRefund], reply: object) -> PlainAnswers:
-    """Decode a reply to plans of a shape and store the readings in the plans. Raises `StoreError` for an unexpected reply."""
+    """Decode a reply and store the readings in the plans. Raises `StoreError`."""
     layout, note = _layout(shape)
     if type(reply) is not bytes or len(reply) != _HEAD_SIZE + len(plans) * layout.size:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -238,10 +224,7 @@ def note(plans, each, now):
 
 @cache
 def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
-    """Return the struct of a plan's reply, and a function that stores replies in plans and returns whether all are `ADMITTED`.
-
-    The function is generated without loops, which would take twice as long.
-    """
+    """Return the struct of a plan's reply, and a function that stores replies in plans and returns if all are `ADMITTED`."""
     if shape.gives_back:
         return struct.Struct("<q"), _note_refunds
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
@@ -257,14 +240,13 @@ def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
 
 
 def _note_refunds(plans: Sequence[PlainRefund], each: Iterator[Sequence[int]], now: int) -> bool:
-    """Store the time of the refunds. Return True if all were made."""
     for plan in plans:
         plan.now = now
     return all(verdict == ADMITTED for (verdict,) in each)
 
 
 def _script(shape: ScriptVariant) -> str:
-    """Expand limitgate/lua/plain.lua, or refund.lua, for plans of a shape."""
+    """Expand plain.lua or refund.lua for plans of a shape."""
     first, reported = 1, 2
     buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):

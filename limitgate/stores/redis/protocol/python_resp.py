@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 _LONGEST_LINE = 65_536
-"""Maximum bytes of a line; error texts are the longest."""
 _MOST_ITEMS = 2**32
 _STRINGS = frozenset({b"$", b"=", b"!"})
 _PAIRS = frozenset({b"%", b"|"})
@@ -19,7 +18,7 @@ _BIG_NUMBER = re.compile(rb"-?[0-9]+").fullmatch
 _DOUBLE = re.compile(rb"(?i:-?(?:inf|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?))").fullmatch
 
 _Parsing = Generator[None, None, Any]
-"""Yields when it needs more bytes, and returns the parsed value."""
+"""Yields for more bytes and returns the parsed value."""
 
 
 class ProtocolError(Exception):
@@ -37,7 +36,7 @@ def pack_command(words: Iterable[str | bytes | int]) -> bytes:
 
 
 class Reader:
-    """Parses replies. ``replyError`` converts error texts; `gets` returns ``notEnoughData`` without a complete reply."""
+    """Parses replies. `gets` returns ``notEnoughData`` without a complete reply."""
 
     def __init__(self, *, notEnoughData: object, replyError: Callable[[str], object]) -> None:  # noqa: N803 - hiredis' names
         self._nothing = notEnoughData
@@ -45,7 +44,6 @@ class Reader:
         self._data = bytearray()
         self._at = 0
         self._searched = 0
-        """Start of the search for a line end."""
         self._parsing: _Parsing | None = None
 
     def feed(self, data: bytes) -> None:
@@ -119,7 +117,7 @@ class Reader:
         raise ProtocolError("no reply of RESP")
 
     def _line(self) -> bytes | None:
-        """Return the next line; None if it is incomplete."""
+        """None if incomplete."""
         start = self._at
         end = self._data.find(b"\r\n", max(start, self._searched))
         if end < 0:
@@ -131,7 +129,7 @@ class Reader:
         return bytes(self._data[start:end])
 
     def _string(self, size: int) -> bytes | None:
-        """Return the next string; None if it is incomplete."""
+        """None if incomplete."""
         start, end = self._at, self._at + size
         if len(self._data) < end + 2:
             return None

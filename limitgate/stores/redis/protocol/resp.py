@@ -1,4 +1,4 @@
-"""RESP, the protocol of Redis, by hiredis if installed, else in Python. No I/O."""
+"""RESP, by hiredis if installed, else in Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from redis.exceptions import (
 
 try:
     from hiredis import ProtocolError, PushNotification, Reader, pack_command
-# hiredis is missing, or older than 3.2, which cannot distinguish push messages from replies.
+# hiredis before 3.2 cannot distinguish push messages from replies.
 except ImportError:
     from limitgate.stores.redis.protocol.python_resp import (  # type: ignore[assignment]
         ProtocolError,
@@ -49,11 +49,11 @@ _KINDS: Mapping[str, Callable[[Any], RedisError]] = {
     "TRYAGAIN": TryAgainError,
     "WRONGPASS": AuthenticationError,
 }
-"""Error classes by code. redis-py maps ASK, MOVED and TRYAGAIN only since 7.2; earlier only in its cluster client."""
+"""redis-py's parser knows ASK, MOVED and TRYAGAIN only since 7.2."""
 
 
 def error_of(text: str) -> RedisError:
-    """Return the error for an error reply, without its code if the class implies it.
+    """Return the error for an error reply.
 
     Raises `ValueError` if a redirection's address is unreadable.
     """

@@ -1,4 +1,4 @@
-"""Encodes calls for the scripts in limitgate/lua/ and decodes replies. No I/O."""
+"""Encodes calls for the scripts in limitgate/lua/ and decodes replies."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SPEND: Final = Script.of(script())
 CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
 
 UNSENDABLE = (ValueError, struct.error)
-"""Errors of packing a call, for example a key that is not valid Unicode, or too many buckets."""
+"""Errors of packing a call: invalid Unicode in a key, or too many buckets."""
 
 NO_PLAN: Final = Plan.peek(())
-"""Plan of a configuration call, which touches no bucket."""
+"""Plan without buckets, for configuration calls."""
 
 _ASKING: Final = pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
@@ -45,11 +45,9 @@ _MORE = struct.Struct("<dddd")
 
 @cache
 def _doubles(size: int) -> Callable[..., bytes]:
-    """Return a function that packs ``size`` numbers."""
     return struct.Struct(f"<{size}d").pack
 
 
-# Redis' clock, unreadable values, clock steps, out of memory.
 _HEAD = 4
 
 
@@ -58,15 +56,14 @@ class Answers(NamedTuple):
 
     readings: list[AnyAnswer]
     unreadable: int
-    """Number of values that LimitGate did not write; they were replaced."""
+    """Values that LimitGate did not write."""
     clock_steps: int
-    """Number of buckets written in the server's future."""
     unwritten: bool
-    """True if Redis is out of memory, so that nothing was charged."""
+    """Redis is out of memory, so nothing was charged."""
 
 
 class Call:
-    """Plans sent together, or a configuration request with `NO_PLAN`. On a cluster all keys are in one slot."""
+    """Plans sent together, or a configuration request with `NO_PLAN`."""
 
     __slots__ = ("asking", "config", "hops", "in_full", "is_granted", "is_repeated", "plans", "requested", "sent", "shape")
 
@@ -75,25 +72,23 @@ class Call:
     ) -> None:
         self.config = config
         self.plans = self.requested = plans
-        """Plans as sent; `requested` are the plans without leases."""
+        """`requested` are the plans without leases."""
         self.shape = shape
-        """Shape of the plans if all are plain and alike, else None."""
+        """Common shape of plain plans, else None."""
         self.sent = 0.0
-        """Monotonic time of sending in seconds."""
+        """Monotonic seconds."""
         self.in_full = False
-        """True if the script's text is sent, because Redis did not know its hash."""
+        """The script's text is sent, because Redis did not know its hash."""
         self.asking = False
-        """True if the target node is importing the slot (ASK in the Redis Cluster specification)."""
+        """The target node is importing the slot (ASK in the Redis Cluster specification)."""
         self.hops = 0
-        """Number of redirections so far."""
         self.is_repeated = False
-        """True if the call was already sent on a lost connection."""
         self.is_granted = False
-        """True if no reply to ASKING is due before the reply to the call."""
+        """No reply to ASKING is outstanding."""
 
     @property
     def first(self) -> AnyPlan | ConfigRequest:
-        """The first plan, or the request. On a cluster any of its keys identifies the node."""
+        """The first plan, or the request; its key identifies the cluster node."""
         return self.plans[0] if self.config is None else self.config
 
     @property
@@ -103,7 +98,7 @@ class Call:
 
     @property
     def gives_back(self) -> bool:
-        """True if a plan must not be resent on another connection, see `repeated`."""
+        """True if a part must not be resent, see `repeated`."""
         return any(plan.has_adjustments for plan in self.requested)
 
     def follow(self, other: Call) -> None:
@@ -114,14 +109,14 @@ class Call:
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
     def repeated(self) -> Call:
-        """Return the call to resend, without refunds: charging twice is safe, refunding twice is not."""
+        """Return the call to resend, without refunds."""
         again = Call([plan for plan in self.requested if not plan.has_adjustments], self.shape)
         again.follow(self)
         again.asking, again.is_repeated = self.asking, True
         return again
 
     def packed(self) -> bytes:
-        """Pack the call in RESP, after ASKING if needed. Raises one of `UNSENDABLE`."""
+        """Pack the call in RESP. Raises one of `UNSENDABLE`."""
         if self.shape is not None and self.shape is not OF_ANY:
             plain: Any = self.plans
             words = words_of(self.shape, self.in_full)
@@ -133,10 +128,9 @@ class Call:
 
 
 def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
-    """Return the arguments of EVALSHA or EVAL after the hash or text: the number of keys, the keys, the charges.
+    """Return the arguments after the script: the number of keys, the keys, the distinct charges.
 
-    All are text or bytes, because hiredis crashes if a signal handler raises while it converts an integer. Many plans share a
-    charge, so each charge is sent once and each key refers to one by number.
+    All are text or bytes: hiredis crashes if a signal handler raises while it converts an integer.
     """
     keys: list[str | bytes] = [""]
     distinct: dict[bytes, int] = {}
@@ -161,12 +155,10 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
 
 @lru_cache(maxsize=1024)
 def _packed_plain(template: PlanTemplate) -> Sequence[bytes]:
-    """Pack the charges of a plain plan."""
     return _packed_charges(Plan.spend(template.charges))
 
 
 def _packed_slots(plan: PlainSpend, packed_charges: Sequence[bytes]) -> list[bytes]:
-    """Pack the charges of a plain plan with slot names."""
     more = _MORE.pack(0, 0, plan.slot, 0)
     each = zip(packed_charges, plan.template.charges)
     return [packed + more if charge.bucket.has_slots else packed for packed, charge in each]
@@ -174,7 +166,6 @@ def _packed_slots(plan: PlainSpend, packed_charges: Sequence[bytes]) -> list[byt
 
 @lru_cache(maxsize=1024)
 def _packed_refunds(template: RefundTemplate) -> Sequence[bytes]:
-    """Pack the charges of a refund without the adjustments."""
     last = len(template.parts) - 1
     return [
         _packed(charge.bucket, 0, 0, ("adjust", False, place == last), 0) for place, (charge, *_) in enumerate(template.parts)
@@ -182,14 +173,12 @@ def _packed_refunds(template: RefundTemplate) -> Sequence[bytes]:
 
 
 def _packed_refund(plan: PlainRefund) -> list[bytes]:
-    """Pack the charges of a refund."""
     template, as_of = plan.template, plan.spent.now
     each = zip(_packed_refunds(template), template.parts, plan.amounts())
     return [packed + _packed_more(charge.bucket, 0, as_of, 0, 0, *amounts) for packed, (charge, *_), amounts in each]
 
 
 def _packed_charges(plan: Plan) -> Sequence[bytes]:
-    """Pack the charges of a plan."""
     found, last = [], len(plan.charges) - 1
     for place, charge in enumerate(plan.charges):
         how = plan.verb, charge.enforced, place == last
@@ -203,13 +192,13 @@ def _packed_charges(plan: Plan) -> Sequence[bytes]:
 
 
 def config_arguments(request: ConfigRequest) -> list[str | bytes]:
-    """Return the arguments after the hash or text: one key, then the text and the version if given."""
+    """Return the arguments after the script: one key, then the text and the version if given."""
     key, text, version = request
     return ["1", key, *([] if text is None else [text]), *([] if text is None or version is None else [str(version)])]
 
 
 def stored_config(reply: object) -> StoredConfig:
-    """Decode a reply to a configuration request. Raises `StoreError` for an unexpected reply."""
+    """Decode a reply to a configuration request. Raises `StoreError`."""
     if reply is None:
         return StoredConfig(0, None)
     if not isinstance(reply, bytes):
@@ -219,7 +208,7 @@ def stored_config(reply: object) -> StoredConfig:
 
 
 def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
-    """Decode a reply. Raises `StoreError` for an unexpected reply."""
+    """Decode a reply. Raises `StoreError`."""
     facts = sum(map(_facts, plans))
     if not isinstance(reply, list) or len(reply) < _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -249,15 +238,11 @@ def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
 
 
 def _facts(plan: AnyPlan) -> int:
-    """Number of values in the reply for a plan."""
     return sum([charge.bucket.facts for charge in plan.charges]) if isinstance(plan, Plan) else plan.template.facts
 
 
 def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
-    """Store a plain plan's part of the reply in the plan.
-
-    Return False if it needs a full reading: a ban, a queued request, or a slot it already has from a resent call.
-    """
+    """Store a plain plan's part of the reply in the plan. Return False if the plan needs a full reading."""
     template = plan.template
     states: list[State] = []
     for bucket, *_ in template.buckets:
@@ -273,7 +258,6 @@ def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
 
 
 def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
-    """True if the plan already had its slot before the call."""
     each, slot = iter(states), plan.slot
     for bucket, *_ in plan.template.buckets:
         for state in islice(each, len(bucket.ids)):
@@ -283,7 +267,7 @@ def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
 
 
 def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:
-    """Decode the bans at the end of a reply: remaining µs by plan and charge. Raises `StoreError` as `answers` does."""
+    """Decode the bans at the end of a reply: remaining µs by plan and charge."""
     places = [(number, place) for number, plan in enumerate(plans) for place in range(len(plan.charges))]
     bans: dict[int, dict[int, int]] = {}
     try:
@@ -297,7 +281,7 @@ def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[in
 
 @lru_cache(maxsize=4096)
 def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
-    """Pack one charge. ``how`` is the verb, whether it is enforced, and whether it ends its plan."""
+    """Pack one charge. ``how`` is verb, enforced, last of its plan."""
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):
@@ -307,12 +291,10 @@ def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool],
 
 
 def _date(bucket: Bucket) -> int:
-    """The current date for the script; 0 for algorithms without one."""
     return bucket.algorithm.date(bucket.limits[0]) if bucket.is_dated else 0
 
 
 def _more(charge: Charge) -> bytes:
-    """Pack the slot, the maximum wait and the adjustment of a charge."""
     lease = charge.adjustment
     if lease is None:
         return _MORE.pack(0, 0, charge.slot, charge.max_wait_us)
@@ -322,7 +304,6 @@ def _more(charge: Charge) -> bytes:
 def _packed_more(  # noqa: PLR0917 - keywords are slower
     bucket: Bucket, most: int, as_of: int, slot: int, max_wait_us: int, back: Sequence[Amount], grace: Sequence[int]
 ) -> bytes:
-    """Pack an adjustment of a bucket and the other optional values of a charge."""
     numbers: list[float] = [most, as_of, slot, max_wait_us]
     for limit, back_of_window, grace_of_window in zip(bucket.limits, back, grace, strict=True):
         numbers += bucket.algorithm.encode_adjustment(limit, back_of_window, grace_of_window)

@@ -1,4 +1,4 @@
-"""A Redis Cluster for threads: each exchange asks the needed nodes in parallel, one call per slot."""
+"""A Redis Cluster for threads: each exchange asks nodes in parallel, one call per slot."""
 
 from __future__ import annotations
 
@@ -45,13 +45,10 @@ class _Errand(Call):
     ) -> None:
         super().__init__(plans, common_shape(plans), config)
         self.places = places
-        """Indices of its outcomes."""
         self.address = address
         self.is_parked = False
-        """True if it pauses before it is sent."""
 
     def each(self) -> Sequence[_Errand]:
-        """Split into one errand per plan."""
         alone = []
         for place, plan, requested in zip(self.places, self.plans, self.requested):
             errand = _Errand([plan], [place], self.address)
@@ -74,7 +71,7 @@ class SyncCluster:
         self._lock = threading.Lock()
 
     def check(self, plan: AnyPlan) -> None:
-        """Raise `StoreError` if a plan needs an unreachable node."""
+        """See `SyncServers.check`."""
         parts = parts_of(plan)
         for part in parts:
             self._map.node(self._map.holder(part.hash_slot)).look()
@@ -91,14 +88,14 @@ class SyncCluster:
             with logged_errors():
                 self._replies.refused_elsewhere(conclusion.untouched, began)
         back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.refunds]
-        # Refunds may take as long as the first call.
+        # Refunds may take as long.
         may_wait = listen_deadline.left > enough
         if back and (may_wait or not self._give_back_unwatched(back)):
             self._give_back(back, listen_deadline)
         return [conclusion.outcome for conclusion in conclusions]
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """Carry out a configuration request. Raises `StoreError` after ``listen_deadline``."""
+        """See `SyncServers.config`."""
         address = self._map.holder(hash_slot(request.key))
         self._map.node(address).look()
         errand = _Errand([NO_PLAN], [0], address, request)
@@ -106,12 +103,12 @@ class SyncCluster:
         return configuration(self._answers([errand], listen_deadline).get(errand) or _no_answer())
 
     def connect(self) -> None:
-        """Connect to a node and look up the slot map. Raises `StoreError`."""
+        """See `SyncServers.connect`."""
         self._look()
         self._map.node(self._map.holder(0)).connect()
 
     def close(self) -> None:
-        """Wait for refunds, stop lookups, and close the connections; those in use close after their calls."""
+        """See `SyncServers.close`. Waits for refunds."""
         # No lock, see `ConnectionPool.close`.
         self._map.is_outdated = False
         for giving_back in list(self._giving_back):
@@ -131,7 +128,7 @@ class SyncCluster:
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
-        """Refund in a background thread. Return False if none can be started now."""
+        """Refund in a background thread. Return False if none can be started."""
         listen_deadline = ListenDeadline(GIVE_BACK_TIMEOUT)
         with self._lock, suppress(RuntimeError):
             self._giving_back.add(background.start("give-back", self._give_back, parts, listen_deadline))
@@ -139,7 +136,6 @@ class SyncCluster:
         return False
 
     def _carry_out(self, parts: Sequence[Part], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans, each with its buckets in one hash slot."""
         outcomes: list[Outcome] = [_no_answer()] * len(parts)
         for errand, answer in self._answers(self._errands(parts), listen_deadline).items():
             for n, place in enumerate(errand.places):
@@ -147,7 +143,7 @@ class SyncCluster:
         return outcomes
 
     def _answers(self, errands: Sequence[_Errand], listen_deadline: ListenDeadline) -> dict[_Errand, Answer]:
-        """Send errands, follow redirections, and return the answers received before the deadline."""
+        """Send errands, follow redirections, and return the answers in time."""
         answers: dict[_Errand, Answer] = {}
         while errands and listen_deadline.left > 0:
             round_trip = self._round(errands, listen_deadline)
@@ -175,7 +171,6 @@ class SyncCluster:
         return errands
 
     def _round(self, errands: Sequence[_Errand], listen_deadline: ListenDeadline) -> list[tuple[_Errand, Answer]]:
-        """Send errands to their nodes, then read the answer of each node."""
         by_node: dict[Address, list[_Errand]] = {}
         for errand in errands:
             by_node.setdefault(errand.address, []).append(errand)
@@ -183,7 +178,7 @@ class SyncCluster:
         heard: list[tuple[_Errand, Answer]] = []
         try:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
-            # Nodes in trouble come last, because they may have to connect first.
+            # These may have to connect first.
             for node, own in sorted(nodes, key=_in_trouble):
                 try:
                     _check(node, listen_deadline)
@@ -194,7 +189,7 @@ class SyncCluster:
             while sent:
                 node, calls, own = sent.pop()
                 heard += zip(own, node.hear(calls, listen_deadline))
-        # A signal handler may raise anywhere, and then nothing would read the replies in flight.
+        # A signal handler may raise anywhere; replies in flight are lost.
         except BaseException:
             for node, calls, _ in sent:
                 node.abandon(calls)
@@ -207,7 +202,6 @@ class SyncCluster:
             self._replies.unanswered(errand)
 
     def _sent_on(self, errand: _Errand, redirection: Redirection) -> Sequence[_Errand]:
-        """Return the errands that follow from a redirection."""
         route = self._router.route(errand, redirection, errand.address)
         if self._map.is_outdated:
             self._look()
@@ -217,14 +211,13 @@ class SyncCluster:
         return errands
 
     def _look(self) -> None:
-        """Look up the slot map in a background thread."""
         with self._lock:
             self._map.is_outdated = True
             if not self._looks:
                 try:
                     background.start("slots", self._keep_looking)
                     self._looks = True
-                # No thread can be started now; redirections still report moved slots.
+                # Redirections still report moved slots.
                 except RuntimeError:
                     pass
 
@@ -243,7 +236,6 @@ class SyncCluster:
 
     def _learn(self) -> None:
         for address in self._map.known():
-            # After any failure the next node is asked.
             with suppress(Exception):
                 if self._map.learn(self._dialer.slots(address), address):
                     return
@@ -261,5 +253,4 @@ def _check(node: Node, listen_deadline: ListenDeadline) -> None:
 
 
 def _in_trouble(errands: tuple[Node, list[_Errand]]) -> bool:
-    """True if the last call to the node failed."""
     return errands[0].breaker.in_trouble

@@ -1,11 +1,9 @@
 """Group commit: threads that ask Redis at the same time share a script call.
 
-The first thread asks at once, as leader. Threads that arrive during its call wait; then the one with the most time left leads
-the next call for all. So one call is in flight at a time, slower calls are shared by more threads, and plans keep their arrival
-order. With 32 threads this saves 30 % CPU here and half of it in Redis.
-
-A thread waits up to its timeout, counted only while the leader listens to Redis, see `ListenDeadline`. If the leader hangs
-elsewhere, for example in a log handler, the others wait `HANGS` more seconds.
+The first thread asks at once, as leader. Threads that arrive meanwhile wait; then the one with the most time left leads the
+next call for all. With 32 threads this saves 30 % CPU here and half of it in Redis. Timeouts count only while the leader
+listens to Redis, see `ListenDeadline`. If the leader hangs elsewhere, for example in a log handler, the others wait `HANGS`
+more seconds.
 """
 
 from __future__ import annotations
@@ -27,14 +25,12 @@ Exchange = Callable[[Sequence[AnyPlan], ListenDeadline], Sequence[AnyAnswer | St
 
 _LEADER = "goes"
 HANGS = 0.5
-"""Seconds that a follower waits for the same leader after its timeout. Seconds in which it did not run do not count."""
+"""Seconds that a follower waits for a hanging leader after its timeout."""
 _LOOK_EVERY = 0.05
-"""Seconds between two checks for a hanging leader."""
+"""Seconds between checks for a hanging leader."""
 
 
 class _Request:
-    """A waiting thread's plan, and its outcome."""
-
     __slots__ = ("due", "outcome", "plan", "wake")
 
     def __init__(self, plan: AnyPlan, due: float) -> None:
@@ -43,7 +39,7 @@ class _Request:
         """Deadline on the scale of ``CallCoalescer.listening.spent``."""
         self.outcome: AnyAnswer | StoreError | None = None
         self.wake = Lock()
-        """Held until there is an outcome or the thread becomes leader."""
+        """Held until the thread has an outcome or leads."""
         self.wake.acquire()
 
 
@@ -54,14 +50,12 @@ class CallCoalescer:
         self._exchange = exchange
         self._most = most
         self._waiting: deque[_Request] = deque()
-        """Requests without a call in flight, the oldest first. A leader serves them soon."""
+        """Requests without a call in flight, the oldest first."""
         self._turn: dict[str, object] = {}
-        """Holds the current leader under `_LEADER`: a request, or a plan list if it did not wait. ``dict.setdefault`` elects a
-        leader atomically at a quarter of a lock's cost."""
+        """The leader under `_LEADER`. ``dict.setdefault`` is atomic at a quarter of a lock's cost."""
         self._lock = Lock()
-        """Guards the choice of a leader and the removal of requests."""
         self.listening = ListenDeadline(0)
-        """The leader's deadline; ``spent`` is the total time that leaders have listened."""
+        """Its ``spent`` is the total time that leaders have listened."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
         """Return the reading of a plan. Raises `StoreError` within ``timeout`` seconds."""
@@ -72,20 +66,17 @@ class CallCoalescer:
                 listening.left = timeout if timeout > SHORTEST else SHORTEST  # noqa: FURB136 - ten times faster than max()
                 try:
                     outcome = self._exchange(alone, listening)[0]
-                # An exception in this line is handled below.
                 finally:
                     self._step_down(alone)
             else:
                 outcome = self._shared(_Request(plan, began + timeout))
             waited = listening.spent - began
-        # A signal handler may raise anywhere.
         except BaseException as error:
             self._step_down(alone)
             if isinstance(error, StoreError):
                 error.waited = min(listening.spent - began, timeout)
             raise
         if isinstance(outcome, PlainSpend) and not waited:
-            # The usual case.
             return outcome
         if isinstance(outcome, StoreError):
             outcome.waited = min(waited, timeout)
@@ -93,16 +84,15 @@ class CallCoalescer:
         return outcome.having_waited(min(waited, timeout)) if waited else outcome
 
     def _shared(self, mine: _Request) -> AnyAnswer | StoreError:
-        """Wait for the outcome of a request, or lead a call."""
         try:
             self._waiting.append(mine)
-            # The previous leader may have looked for followers just before.
+            # The leader may have looked for followers just before.
             if _LEADER not in self._turn:
                 self._elect_leader()
             self._wait(mine)
             if self._turn.get(_LEADER) is mine:
                 self._go(mine)
-        # A signal handler may raise anywhere, and gevent may raise in waiting threads.
+        # A signal handler, or gevent in waiting threads, may raise anywhere.
         except BaseException:
             self._withdraw(mine)
             self._step_down(mine)
@@ -110,16 +100,14 @@ class CallCoalescer:
         return StoreError("the call to Redis was interrupted", "connection") if mine.outcome is None else mine.outcome
 
     def _wait(self, mine: _Request) -> None:
-        """Wait for an outcome or leadership, until the deadline or until the leader hangs for too long."""
+        """Wait for an outcome or leadership, until the deadline or while the leader hangs."""
         wake, left = mine.wake, mine.due - self.listening.spent
         waiting, began, leader = None, 0.0, None
         while not wake.acquire(True, left if left > SHORTEST else SHORTEST):  # noqa: FURB136 - twice as fast as max()
-            # The leader was interrupted while it woke its followers.
             if mine.outcome is not None:
                 return
             if waiting is None:
                 waiting = WaitForThread(ListenDeadline(HANGS))
-            # A new leader means progress.
             elif self._turn.get(_LEADER) is leader:
                 waiting.waited_in_vain(left, monotonic() - began)
             leader, left, began = self._turn.get(_LEADER), min(mine.due - self.listening.spent, _LOOK_EVERY), monotonic()
@@ -128,7 +116,7 @@ class CallCoalescer:
                 return
 
     def _give_up(self, mine: _Request) -> None:
-        """Fail an overdue request, unless it has just become leader, which must pass on the leadership."""
+        """Fail an overdue request, unless it leads and must pass that on."""
         with self._lock:
             if self._turn.get(_LEADER) is not mine and mine.outcome is None:
                 mine.outcome = StoreError("no answer from Redis within the timeout", "timeout")
@@ -136,7 +124,6 @@ class CallCoalescer:
                     self._waiting.remove(mine)
 
     def _go(self, mine: _Request) -> None:
-        """Lead: send a call for this thread and its followers, then step down."""
         together: list[_Request] = []
         try:
             self._gather(mine.due, together)
@@ -149,12 +136,12 @@ class CallCoalescer:
                 request.outcome = StoreError(str(error), error.fault)
             raise
         except BaseException:
-            # Leadership must not pass to a thread that has stopped waiting.
+            # Leadership must not pass to a thread that has left.
             for request in (mine, *together):
                 self._withdraw(request)
             raise
         finally:
-            # Wake the followers first, so that they can join the next call.
+            # First, so that followers can join the next call.
             try:
                 for request in together:
                     if request is not mine:
@@ -163,17 +150,15 @@ class CallCoalescer:
                 self._step_down(mine)
 
     def _gather(self, due: float, together: list[_Request]) -> None:
-        """Move the requests of the next call from the queue to ``together``."""
         with self._lock:
             for request in self._next(due):
-                # Appended first, so that an interruption loses no request.
+                # First, so that an interruption loses no request.
                 together.append(request)
                 self._waiting.remove(request)
 
     def _next(self, due: float = math.inf) -> list[_Request]:
-        """Return the requests that can share the next call, with deadlines up to ``due``."""
+        """Requests for the next call, with deadlines up to ``due``."""
         room, together = Room(), []
-        # Other threads may join meanwhile.
         for request in islice(self._waiting.copy(), self._most):
             if request.due <= due:
                 if not room.takes(request.plan):
@@ -185,19 +170,19 @@ class CallCoalescer:
         """Give up leadership, if held, and elect another leader."""
         if self._turn.get(_LEADER) is mine:
             del self._turn[_LEADER]
-        # A thread that joins later sees that there is no leader.
+        # Later threads see that there is no leader.
         if self._waiting:
             self._elect_leader()
 
     def _elect_leader(self) -> None:
-        """Make the request with the most time left leader, so that the call does not end early for others."""
+        """Elect the request with the most time left, so that the call does not end early for others."""
         with self._lock:
             if self._waiting and _LEADER not in self._turn:
                 following = max(self._next(), key=_due)
                 try:
                     if self._turn.setdefault(_LEADER, following) is following:
                         following.wake.release()
-                # A signal handler may raise in between; waking it twice is harmless.
+                # A signal handler may raise; waking twice is harmless.
                 except BaseException:
                     if self._turn.get(_LEADER) is following and following.wake.locked():
                         following.wake.release()

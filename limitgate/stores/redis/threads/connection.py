@@ -1,7 +1,6 @@
 """A sync connection to Redis, used by one thread at a time.
 
-redis-py handles connecting, TLS, AUTH and the protocol version. Received bytes go from the socket to a `Session`, because
-redis-py restarts the timeout for each piece of a reply.
+After redis-py has connected, a `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads.listen_deadline import SHORTEST, SLICE, ListenDeadline
 
 _CHUNK = 16_384
-"""Maximum bytes per read."""
 
 
 class OtherConnections(Protocol):
@@ -38,21 +36,19 @@ class SyncConnection:
     """Drives a session on a connection that redis-py has opened."""
 
     others: OtherConnections | None = None
-    """Source of a replacement for a dropped connection."""
     closings = 0
-    """Number of `ConnectionPool.close` calls before it was dialed."""
+    """Pool closings before it was dialed."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
         self._connection = connection
         # redis-py would send with the connect timeout.
         self._socket = socket_of(connection)
-        self._timeout = -1.0  # unknown
+        self._timeout = -1.0
         self._left = 0.0
-        """Seconds left when the latest call was sent."""
         self._doubted_at: float | None = None
         self.session.asked_at = self.looked_at = monotonic()
-        """Monotonic time of the last check without calls in flight, in seconds."""
+        """Last check without calls in flight, monotonic seconds."""
 
     def is_quiet(self) -> bool:
         """True if the connection is open and has no unexpected data."""
@@ -67,10 +63,10 @@ class SyncConnection:
         return self.session.is_quiet()
 
     def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
-        """Send packed bytes. Raises `TimeoutError`; any other `OSError` becomes the session's next event."""
+        """Send bytes. Raises `TimeoutError`; any other `OSError` becomes an event."""
         self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
-        # The first wait counts only after a timeout, because usually all bytes are sent at once.
+        # Usually all bytes are sent at once, so the first wait is not measured.
         began = 0.0
         while True:
             if self._timeout != SLICE or listen_deadline.left < SLICE:
@@ -95,7 +91,7 @@ class SyncConnection:
         """Wait for the session's next event. Raises `TimeoutError`."""
         session = self.session
         while not session.has_more or (event := session.next_event()) is NEED_DATA:
-            # The socket timeout usually stays the same between calls.
+            # Usually the timeout stays the same.
             if self._timeout != SLICE or listen_deadline.left < SLICE:
                 if listen_deadline.is_exhausted:
                     raise TimeoutError
@@ -117,7 +113,7 @@ class SyncConnection:
         return event
 
     def _doubt(self, others: OtherConnections, silence: float) -> None:
-        """Open a second connection if this idle one may have been dropped, see `session`."""
+        """Open a second connection beside a doubtful one, see `session`."""
         if self._doubted_at is not None:
             # A server that was only slow has answered here before it accepts another connection.
             if others.have_another(self._doubted_at) and not has_data(self._socket):
@@ -126,7 +122,7 @@ class SyncConnection:
                 self.session.replaced()
         elif silence >= others.doubts.silence_allowed(self._left):
             self._doubted_at = monotonic()
-            # A short timeout notices the other connection soon.
+            # To notice the other connection soon.
             self._set_timeout(SHORTEST)
             others.doubts.begun()
             others.make_another()
@@ -136,7 +132,7 @@ class SyncConnection:
         self._connection.disconnect()
 
     def _waited_in_vain(self, listen_deadline: ListenDeadline) -> None:
-        """Count a timed-out slice. Raises `TimeoutError` if the deadline is over."""
+        """Count a slice. Raises `TimeoutError` after the deadline."""
         listen_deadline.waited_in_vain(self._timeout)
         if listen_deadline.is_over:
             raise TimeoutError

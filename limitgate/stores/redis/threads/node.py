@@ -1,6 +1,6 @@
 """One Redis server for threads: connections, circuit breaker and script calls.
 
-Sending and receiving are separate steps, so that several cluster nodes can be asked in parallel. A single call does both.
+`send` and `hear` are separate, so that cluster nodes can be asked in parallel.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from limitgate.stores.redis.threads.pool import ConnectionPool
 
 
 def _nothing() -> None:
-    """Default of ``failed``."""
+    """Do nothing."""
 
 
 class _ProbePatience(ListenDeadline):
-    """Deadline of a probing thread; each wait confirms to the breaker that the probe is still running."""
+    """Deadline of a probing thread, which confirms the probe to the breaker."""
 
     __slots__ = ("_breaker",)
 
@@ -50,7 +50,7 @@ class _ProbePatience(ListenDeadline):
 
 
 class Sent:
-    """Calls sent together on one connection (None if there was none), and their answers so far."""
+    """Calls sent together on one connection, and their answers so far."""
 
     __slots__ = ("answers", "calls", "connection")
 
@@ -79,7 +79,7 @@ class Node:
         self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
-        """Monotonic time at which a request thread must probe, because no background thread could be started."""
+        """A request thread must probe at this monotonic time, because no background thread could be started."""
         self._probing = threading.Lock()
 
     @property
@@ -88,14 +88,14 @@ class Node:
         return self._server.breaker
 
     def check(self, _: AnyPlan) -> None:
-        """Raise `StoreError` if the breaker is open."""
+        """See `SyncServers.check`."""
         if self._probe_due is not None:
             self.look()
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
 
     def look(self) -> None:
-        """Probe in this thread if a probe is due and no background thread could be started. Other threads do not wait."""
+        """Probe in this thread if a probe is due and no background thread could be started."""
         due = self._probe_due
         if due is None or self._server.breaker.is_closed or monotonic() < due or not self._probing.acquire(blocking=False):
             return
@@ -107,7 +107,7 @@ class Node:
             self._probing.release()
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans that share a call. Raises `StoreError` after ``listen_deadline``."""
+        """See `SyncServers.exchange`."""
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
         call = Call(plans, common_shape(plans))
@@ -118,7 +118,7 @@ class Node:
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """Carry out a configuration request. Raises `StoreError` after ``listen_deadline``."""
+        """See `SyncServers.config`."""
         self.look()
         self._server.breaker.check(monotonic)
         call = Call([NO_PLAN], config=request)
@@ -142,7 +142,7 @@ class Node:
         return sent
 
     def hear(self, sent: Sent, listen_deadline: ListenDeadline, first: Event[Call] | None = None) -> list[Answer]:
-        """Wait for the answers to calls. Calls on a lost connection may be resent, see `session`.
+        """Wait for the answers to calls, and resend those of a lost connection, see `session`.
 
         ``first`` is an already received event.
         """
@@ -172,13 +172,13 @@ class Node:
         self._unanswered([call for call in sent.calls if call not in sent.answers])
 
     def close(self) -> None:
-        """Close the connections, those in use after their calls, and stop probing."""
-        # First, so that a probe that connects later sees the new breaker.
+        """See `SyncServers.close`."""
+        # First, so that a late probe sees the new breaker.
         self._server.reset_after_fork()
         self._connections.close()
 
     def connect(self) -> None:
-        """Connect, unless connected. Raises `StoreError`."""
+        """See `SyncServers.connect`."""
         self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:
@@ -187,7 +187,7 @@ class Node:
         self.close()
 
     def probe(self, breaker: Breaker, connecting: ListenDeadline) -> None:
-        """Probe the server, unless the breaker has closed. Leaves no connection open if the node was closed."""
+        """Probe the server, unless the breaker has closed."""
         probe = breaker.begin_probe(monotonic())
         if probe is None:
             return
@@ -205,7 +205,7 @@ class Node:
             self._connections.close_idle()
 
     def _ask(self, call: Call, listen_deadline: ListenDeadline) -> Answer:
-        """`send` and `hear` in one step for a single call."""
+        """`send` and `hear` for a single call."""
         connection, event = None, None
         answer: Answer | None = None
         try:
@@ -236,14 +236,14 @@ class Node:
         return answer
 
     def _taken(self, listen_deadline: ListenDeadline, *, gives_back: bool) -> SyncConnection:
-        """Return a connection for a call. For a refund, check an idle connection first, see `session`."""
+        """Return a connection for a call; check an idle one before a refund, see `session`."""
         while True:
             connection = self._connections.take(listen_deadline, by_looking=gives_back)
             if not (gives_back and connection.session.lies_idle(monotonic())) or self._answers(connection, listen_deadline):
                 return connection
 
     def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
-        """Send an empty call. Return False and close the connection if it was dropped."""
+        """Send an empty call. Return False if the connection was dropped."""
         asking = Call([NO_PLAN])
         self._replies.outgoing(asking)
         is_open = False
@@ -256,15 +256,14 @@ class Node:
         return is_open
 
     def _note_failure(self, answer: Answer, call: Call) -> None:
-        """`_note` an answer that is a server failure."""
         if isinstance(answer, StoreError) and blames_server(answer):
             self._note(answer, call)
 
     def _lose(self, sent: Sent, session: Session[Call], error: Exception, listen_deadline: ListenDeadline) -> None:
-        """Resend the calls of a lost connection on another one, or fail them."""
+        """Resend or fail the calls of a lost connection."""
         # Otherwise only the replacement is idle.
         if not isinstance(error, FellSilentError):
-            # Idle connections may have the same problem.
+            # They may have the same problem.
             self._connections.close_idle()
         again = {call: call.repeated() for call in session.flying if session.may_repeat(call)}
         self._unanswered(again)
@@ -280,7 +279,7 @@ class Node:
         return dict(zip(calls, self.hear(self.send(calls, listen_deadline), listen_deadline))) if calls else {}
 
     def _fail(self, sent: Sent, error: BaseException) -> None:
-        """Fail the unanswered calls, and raise an interruption of this thread again."""
+        """Fail the unanswered calls. Raises interruptions of this thread again."""
         self.abandon(sent)
         if not isinstance(error, Exception):
             raise error
@@ -306,7 +305,7 @@ class Node:
                 self._replies.unanswered(call)
 
     def _note(self, failure: StoreError, call: Call | None = None) -> None:
-        """Report a failure to the breaker, unless this process caused it."""
+        """Report a failure, unless this process caused it."""
         if failure.fault == "overload":
             return
         if call is not None:
@@ -316,7 +315,7 @@ class Node:
         self._failed()
 
     def _start_probing(self) -> bool:
-        """Start the probing thread, which does not keep the store alive. Return False if it cannot be started now."""
+        """Start the probing thread, which does not keep the store alive. Return False if it cannot be started."""
         try:
             background.start("probe", _keep_probing, ref(self), self._server.breaker)
         except RuntimeError:
@@ -331,7 +330,7 @@ class Node:
 
 
 def _joined(call: Call, answer: Answer, error: Exception) -> Answer:
-    """Combine the answer to a resent call with errors for its refunds, which were not resent."""
+    """Combine the answer to a resent call with errors for its refunds."""
     if isinstance(answer, StoreError) or not any(plan.has_adjustments for plan in call.requested):
         return answer
     lost = store_error(error)
@@ -348,6 +347,6 @@ def _keep_probing(node: ref[Node], breaker: Breaker) -> None:
         if probing is None:
             return
         with logged_errors():
-            # No request waits for this probe.
+            # No request waits for it.
             probing.probe(breaker, _ProbePatience(2 * CONNECT_TIMEOUT, breaker))
         del probing

@@ -1,4 +1,4 @@
-"""Detects libraries that replace the standard library's threads after LimitGate was imported."""
+"""Detects libraries that replace threads after LimitGate was imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from limitgate.errors import ConfigError
 
 _LOCK = threading.Lock
-"""Lock type at import."""
 _PATCHES = {
     "gevent": "gevent.monkey.patch_all()",
     "eventlet": "eventlet.monkey_patch()",
@@ -15,7 +14,7 @@ _PATCHES = {
 
 
 def check_patches() -> None:
-    """Raise `ConfigError` if threads were replaced after LimitGate was imported: a wait would block the whole process."""
+    """Raise `ConfigError` if threads were replaced, because a wait would block the process."""
     lock = threading.Lock
     if lock is _LOCK:
         return

@@ -1,7 +1,6 @@
-"""The sync connections to one Redis server, opened by background threads.
+"""The sync connections to one Redis server, opened by background threads if possible.
 
-Connecting continues after the timeout of the call that started it, and the connection serves the next call. If no thread can be
-started, the calling thread connects.
+Connecting continues after the timeout of the call that started it, and then serves the next call.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadl
 from limitgate.stores.redis.threads.renewal import keep_renewing
 
 MAX_CONNECTING = 4
-"""Maximum threads that connect to a server at the same time."""
+"""Maximum connecting threads per server."""
 LOOK_EVERY = 1.0
-"""Seconds before a connection is checked again. Short, to notice unexpected data; long enough to spare successive calls a
-check."""
+"""Seconds until a connection is checked for unexpected data again."""
 
 
 class ConnectionPool:
-    """Pool of connections, wrapped around those that ``dial`` opens."""
+    """Pool of the connections that ``dial`` opens."""
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
@@ -42,23 +40,20 @@ class ConnectionPool:
         self._changed = threading.Condition(self._lock)
         self._wanted = 0
         self._connecting: set[object] = set()
-        """Running connection attempts of background threads."""
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._retired = False
         self._closings = 0
-        """Number of `close` calls."""
         self._made_at = -math.inf
         self.doubts = Doubts()
         self._expiring: WeakSet[SyncConnection] = WeakSet()
-        """Connections with expiring logins."""
         self._renewed_by = -1
-        """Value of ``_closings`` when the renewal thread was started."""
+        """Closings before the renewal thread was started."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
         """Return an open connection without unread data. Raises `StoreError` after ``listen_deadline``.
 
-        A connection is checked if its last check is older than `LOOK_EVERY`, or with ``by_looking``. A call on an unchecked,
-        ended connection is usually resent (`Session.may_repeat`).
+        Checks it after `LOOK_EVERY` seconds, or with ``by_looking``. A call on an ended connection is usually resent
+        (`Session.may_repeat`).
         """
         while (connection := self._pop()) is not None:
             if (not by_looking and monotonic() - connection.looked_at < LOOK_EVERY) or connection.is_quiet():
@@ -67,12 +62,12 @@ class ConnectionPool:
         return self._made(listen_deadline)
 
     def give(self, connection: SyncConnection) -> None:
-        """Return a connection to the pool; close it if it is unusable or the pool was closed meanwhile."""
+        """Return a connection to the pool, or close it if it is unusable."""
         if not connection.session.is_quiet():
             connection.close()
             return
         self._idle.append(connection)
-        # A thread that starts to wait later finds the idle connection.
+        # A later thread finds the idle connection.
         if self._wanted:
             with self._lock:
                 self._changed.notify()
@@ -80,7 +75,7 @@ class ConnectionPool:
             self.close_idle()
 
     def make_another(self) -> None:
-        """Close idle connections, which may also have been dropped, and start to connect if a thread can be started."""
+        """Close idle connections, which may be dropped as well, and start to connect."""
         self.close_idle()
         with self._lock:
             self._begin_to_connect()
@@ -90,13 +85,13 @@ class ConnectionPool:
         return self._made_at >= since
 
     def close_idle(self) -> None:
-        """Close the idle connections. A connection being opened is kept for the next call."""
+        """Close the idle connections."""
         while (connection := self._pop()) is not None:
             connection.close()
 
     def close(self) -> None:
         """`close_idle`, and close the others after at most one more use."""
-        # No lock, because a signal handler may close while its thread holds it.
+        # A signal handler may close while its thread holds the lock.
         self._closings += 1
         self.close_idle()
 
@@ -106,14 +101,14 @@ class ConnectionPool:
         self.close()
 
     def _pop(self) -> SyncConnection | None:
-        """Return the newest idle connection, so that the others can age; None if there is none."""
+        """Return the newest idle connection, so that the others can age."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        """Return a new connection, opened by a background thread if possible; a late one serves the next call."""
+        """Return a new connection, opened by a background thread if possible."""
         arrived = monotonic()
         waiting = WaitForThread(listen_deadline)
         with self._lock:
@@ -124,7 +119,6 @@ class ConnectionPool:
                         break
                     self._wait(waiting)
                     began, failure = self._failure
-                    # An earlier attempt's failure may be outdated.
                     if began >= arrived and failure is not None:
                         raise store_error(failure) from failure
             finally:
@@ -132,7 +126,7 @@ class ConnectionPool:
         return self._made_here(listen_deadline) if connection is None else connection
 
     def _begin_to_connect(self) -> bool:
-        """Start a thread that connects. Return False if none can be started now."""
+        """Start a thread that connects. Return False if none can be started."""
         attempt = object()
         try:
             self._connecting.add(attempt)
@@ -140,7 +134,7 @@ class ConnectionPool:
         except RuntimeError:
             self._connecting.discard(attempt)
             return False
-        # A signal handler may raise anywhere, whether or not the thread has started.
+        # A signal handler may raise anywhere.
         except BaseException:
             self._connecting.discard(attempt)
             raise
@@ -168,7 +162,7 @@ class ConnectionPool:
             listen_deadline.waited_in_vain(monotonic() - began)
 
     def _connect(self, closings: int, attempt: object) -> None:
-        """Connect. ``closings`` detects a `close` in the meantime."""
+        """Connect. ``closings`` detects a later `close`."""
         began = monotonic()
         connection: SyncConnection | None = None
         failure: Exception | None = None
@@ -176,7 +170,6 @@ class ConnectionPool:
             connection = self._driven(self._dial(), closings)
         except Exception as error:  # noqa: BLE001 - reported to the waiting threads
             failure = error
-        # gevent can kill this thread.
         finally:
             with self._lock:
                 self._connecting.discard(attempt)
@@ -191,7 +184,7 @@ class ConnectionPool:
             self.close_idle()
 
     def _driven(self, connection: Any, closings: int) -> SyncConnection:
-        """Wrap a connection that redis-py has opened. Close it on failure."""
+        """Wrap a redis-py connection. Close it on failure."""
         try:
             driven = SyncConnection(connection)
         except Exception as error:
@@ -204,14 +197,14 @@ class ConnectionPool:
         return driven
 
     def _renew_in_time(self, connection: SyncConnection, login: Login) -> None:
-        """Start one thread that replaces connections before their logins expire."""
+        """Start the thread that replaces connections before their logins expire."""
         with self._lock:
             self._expiring.add(connection)
             is_renewed, self._renewed_by = self._renewed_by == self._closings, self._closings
         if not is_renewed:
             try:
                 background.start("renewal", keep_renewing, ref(self), login, self._closings)
-            # No thread can be started now; the next connection tries again.
+            # The next connection tries again.
             except RuntimeError:
                 self._renewed_by = -1
 
@@ -220,7 +213,7 @@ class ConnectionPool:
         return closings != self._closings
 
     def renew(self, closings: int) -> Login | None:
-        """Replace the connections, see `Renewing`. Those in use close after their calls."""
+        """See `Renewing.renew`. Connections in use close after their calls."""
         with self._lock:
             old = list(self._expiring)
         opened = self._dial()

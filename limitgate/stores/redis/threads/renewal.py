@@ -1,4 +1,4 @@
-"""A thread that replaces sync connections before their logins expire."""
+"""Replaces sync connections before their logins expire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from limitgate.process.clock import monotonic
 from limitgate.stores.redis.dial.credentials import Login
 
 LOOK_EVERY = 1.0
-"""Seconds between two checks for closed connections; bounds how long the thread outlives them."""
+"""Seconds between two checks for closed connections."""
 
 
 class Renewing(Protocol):
@@ -23,14 +23,11 @@ class Renewing(Protocol):
         """True if the pool was closed after ``closings`` closings."""
 
     def renew(self, closings: int) -> Login | None:
-        """Replace the connections and return the new login; None if it does not expire.
-
-        Raises the error of a failed connection.
-        """
+        """Replace the connections and return the new login, if it expires. Raises the error of connecting."""
 
 
 def keep_renewing(pool: ref[Renewing], login: Login | None, closings: int) -> None:
-    """Replace connections in time while the pool is open. Failed attempts have already been reported."""
+    """Replace connections in time while the pool is open."""
     retry_at = 0.0
     while login is not None:
         left = max(login.renew_at, retry_at) - monotonic()

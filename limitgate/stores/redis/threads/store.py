@@ -49,17 +49,15 @@ class SyncServers(Protocol):
         """Connect, unless connected. Raises `StoreError`."""
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the connections, those in use after their calls."""
 
 
 class _Use:
-    """A thread's use of a store."""
-
     __slots__ = ("closes", "is_asking")
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
-        """Whether a call is running, and whether to close the store afterwards."""
+        """Whether a call is running, and whether to close afterwards."""
 
 
 class _ThreadState(threading.local):
@@ -75,17 +73,17 @@ class RedisStore(RedisStoreBase, Remade):
     retry; ``local_refusals=False`` asks Redis every time.
 
     ``credentials`` is a callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``; the user may
-    be None. It is called for each new connection, and a connection is replaced before its login expires. Then the URL must not
-    contain a user or password, except the Sentinel options.
+    be None. The store calls it for each connection and replaces connections before their logins expire. The URL then has no
+    user or password, except for Sentinels.
 
-    A signal handler, a finalizer or a log handler that interrupts a call and uses the store in the same thread gets a
-    `StoreError`, because waiting would deadlock. `close` then takes effect when the interrupted call ends.
+    If a signal handler, a finalizer or a log handler interrupts a call and uses the store, that raises `StoreError`, because
+    waiting would deadlock. `close` takes effect when the interrupted call ends.
 
-    Raises `ConfigError` for an invalid URL or option.
+    Raises `ConfigError`.
     """
 
     measures_silence = takes_plain = True
-    """Readings and errors report how long Redis was silent while this process listened."""
+    """Readings and errors report Redis' silence."""
 
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: GivesLogin | None = None) -> None:
         check_patches()
@@ -106,7 +104,7 @@ class RedisStore(RedisStoreBase, Remade):
         self._gives_back = False
 
     def reset_after_fork(self) -> None:
-        """Drop connections and calls of the parent in a forked child."""
+        """Drop the parent's connections and calls in a forked child."""
         super().reset_after_fork()
         self._this_thread = _ThreadState()
         self._begin()
@@ -114,12 +112,12 @@ class RedisStore(RedisStoreBase, Remade):
             self.connect_soon()
 
     def before_fork(self) -> None:
-        """Wait for the background connection attempt, whose locks would stay locked in the child."""
+        """Wait for the background connection attempt, which holds locks."""
         if self._connecting is not None and self._connecting is not threading.current_thread():
             self._connecting.join(CONNECT_TIMEOUT)
 
     def connect_soon(self, *, in_children: bool = False) -> None:
-        """Connect in a background thread, or with ``in_children`` only in each forked process."""
+        """Connect in a background thread, or with ``in_children`` in each forked process."""
         self._connects_in_children = in_children
         if not in_children:
             with contextlib.suppress(RuntimeError):  # no thread can be started now
@@ -211,19 +209,18 @@ class RedisStore(RedisStoreBase, Remade):
             self._give_back(age=0)
 
     def _give_back(self, age: float = LONGEST) -> None:
-        """Return leases of at least ``age`` seconds. Leases that Redis does not receive drain there."""
         plans = self.leases.ended(monotonic(), age)
         with contextlib.suppress(StoreError):
             for together in calls_of(plans):
                 self._servers.exchange(together, ListenDeadline(CONNECT_TIMEOUT))
 
     def end_leases_in_time(self) -> None:
-        """Start the thread that returns leases when they end, unless it is running."""
+        """Start the thread that returns leases when they end."""
         if self._gives_back:
             return
         with self._lease_lock:
             if not self._gives_back:
-                # No thread can be started now; the next call tries again.
+                # The next call tries again.
                 with contextlib.suppress(RuntimeError):
                     background.start("leases", self._keep_giving_back)
                     self._gives_back = True
@@ -246,7 +243,6 @@ class RedisStore(RedisStoreBase, Remade):
 
 
 def _connect(store: ref[RedisStore], closings: int) -> None:
-    """Connect a store, unless it was freed or closed. The failure has already been reported."""
     connecting = store()
     if connecting is None or connecting.closings != closings:
         return
@@ -258,6 +254,6 @@ def _connect(store: ref[RedisStore], closings: int) -> None:
 
 
 def _check_is_outermost(use: _Use) -> None:
-    """Raise `StoreError` within another call of this thread, or in a background thread of the store."""
+    """Raise `StoreError` inside another call, or in a background thread of the store."""
     if use.is_asking or background.this_thread.is_background:
         raise StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")
