@@ -91,11 +91,11 @@ def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
     """
     found = open_url(store) if isinstance(store, str) else store
     if isinstance(found, type):
-        raise ConfigError(f"store: the class {found.__qualname__}, expected an object of it, or a URL")
+        raise ConfigError(f"store: the class {found.__qualname__}, expected an instance or a URL")
     wanted = AsyncStore if open_url is open_store else SyncStore
     if not isinstance(found, wanted):
         kind = "an async store, such as AsyncRedisStore" if wanted is AsyncStore else "a sync store, such as RedisStore"
-        raise ConfigError(f"store: an object of {type(store).__qualname__} cannot serve here, expected a URL or {kind}")
+        raise ConfigError(f"store: an object of {type(store).__qualname__}, expected a URL or {kind}")
     if is_redis(found) or is_async_redis(found):
         found.inspection.expect(key_prefix)
     return found

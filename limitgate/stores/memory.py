@@ -51,7 +51,7 @@ _STEP = 1_000_000
 
 _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
 """Clocks often passed by mistake."""
-_EXPECTED_CLOCK = "expected a callable that gives Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
+_EXPECTED_CLOCK = "expected a callable that returns Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
 
 _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
 """Dictionary, key, value and entry (None if new) of a charge's bucket; its layout if the states are plain numbers."""
@@ -192,7 +192,7 @@ class MemoryStore(Remade):
     def _blame_clock(self, error: Exception) -> None:
         """Raise `TypeError` if the clock did not return an integer."""
         if not isinstance(self._now, int):
-            raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
+            raise TypeError(f"clock returned {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
     def _carry_out_plain(self, plan: PlainSpend, now: int) -> bool:
         """Charge a plain plan, without lists for a single existing bucket. Return False if it needs `_carry_out`."""
@@ -389,7 +389,7 @@ class MemoryStore(Remade):
         """Defer a refund to the end of the interrupted call. Raise `StoreError` for other plans."""
         if plan.verb == "spend" or not plan.gives_back:
             raise StoreError(
-                "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
+                "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
             )
         self._late.append(plan)
         return read(plan.charges, self._now, [self._view(charge) for charge in plan.charges])

@@ -87,7 +87,7 @@ class Breaker:
         """Raise `StoreError` if open and not outdated."""
         if self.state != "closed" and clock() <= self._holds_until:
             message, fault = self._failure
-            raise StoreError(f"{self._server} is not asked until it answers again: {message}", fault)
+            raise StoreError(f"no calls are sent to {self._server} until it answers a probe: {message}", fault)
 
     def succeeded(self) -> None:
         """Record an answered call, which closes the breaker."""

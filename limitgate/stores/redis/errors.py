@@ -53,26 +53,26 @@ class Hindrance(NamedTuple):
 
 
 _LOGIN, _COMMANDS, _WRITES = Diagnosis.LOGIN, Diagnosis.COMMANDS, Diagnosis.WRITES
-_NO_LOGIN = "it wants a password, and has got none: redis://user:password@host, or :password@, or credentials="
+_NO_LOGIN = "it wants a password but got none: use redis://user:password@host, or :password@, or credentials="
 _REPLICA = "it is a replica: name its master in the URL, or use redis+sentinel://"
-_CLUSTER = "it is a node of a cluster: redis+cluster:// instead of redis://"
+_CLUSTER = "it is a cluster node: use redis+cluster:// instead of redis://"
 _HINDRANCES = (
     ("HELLO must be called", _LOGIN, _NO_LOGIN),
     ("Authentication required", _LOGIN, _NO_LOGIN),
-    ("invalid username-password", _LOGIN, "the user or the password is wrong, or the user is switched off"),
+    ("invalid username-password", _LOGIN, "the user or the password is wrong, or the user is disabled"),
     ("invalid password", _LOGIN, "the password is wrong"),
-    ("without any password configured", _LOGIN, "it has no password, and the URL has one: leave it out"),
-    ("running in protected mode", _LOGIN, "it is in protected mode, and so serves its own machine alone: give it a password"),
+    ("without any password configured", _LOGIN, "it has no password but the URL has one: remove it"),
+    ("running in protected mode", _LOGIN, "it is in protected mode and serves only its own machine: set a password there"),
     ("DB index", Diagnosis.DATABASE, "the number is too high, see CONFIG GET databases there"),
-    ("SELECT is not allowed", Diagnosis.DATABASE, "a cluster has one, so leave the number out, or make it 0"),
-    ("cluster support disabled", Diagnosis.SERVER_KIND, "it is no node of a cluster: redis:// instead of redis+cluster://"),
+    ("SELECT is not allowed", Diagnosis.DATABASE, "a cluster has only database 0: remove the number"),
+    ("cluster support disabled", Diagnosis.SERVER_KIND, "it is not a cluster node: use redis:// instead of redis+cluster://"),
     ("CROSSSLOT", Diagnosis.SERVER_KIND, _CLUSTER),
-    ("unknown command 'SENTINEL'", Diagnosis.SERVER_KIND, "it is no Sentinel: redis:// instead of redis+sentinel://"),
+    ("unknown command 'SENTINEL'", Diagnosis.SERVER_KIND, "it is not a Sentinel: use redis:// instead of redis+sentinel://"),
     ("NOPROTO", _COMMANDS, "it does not speak RESP3: add ?protocol=2 to the URL"),
     ("unsupported protocol version", _COMMANDS, "it does not speak RESP3: add ?protocol=2 to the URL"),
     ("READONLY You can't write", _WRITES, _REPLICA),
-    ("MISCONF", _WRITES, "it cannot save its data to disk: mend that, or CONFIG SET stop-writes-on-bgsave-error no"),
-    ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that"),
+    ("MISCONF", _WRITES, "it cannot save its data to disk: fix that, or CONFIG SET stop-writes-on-bgsave-error no"),
+    ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that setting"),
 )
 """Parts of server errors; redis-py usually removes their codes."""
 _UNKNOWN_COMMAND = re.compile(r"""unknown command[ '"`]*([a-z|]+)""", re.IGNORECASE)
@@ -80,10 +80,10 @@ _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
 """Texts of proxies and hosted servers."""
-_FULL = "its memory is full, and it may evict nothing that is left: raise maxmemory, or set maxmemory-policy volatile-ttl"
+_FULL = "its memory is full and it cannot evict anything: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """A connection has ended."""
-NO_CERTIFICATE = "it wants a certificate of ours: add ?ssl_certfile= and &ssl_keyfile= to the URL"
+NO_CERTIFICATE = "it requires a client certificate: add ?ssl_certfile= and &ssl_keyfile= to the URL"
 _EXPIRED, _OTHER_NAME = 10, (62, 64)
 """OpenSSL codes."""
 
@@ -110,7 +110,11 @@ def without_secrets(error: Exception, user: str | None, password: str | None) ->
         each.__context__ = leading if isinstance(leading, RedisError | OSError) else None
         each.__cause__ = each.__context__ if each.__cause__ else None
         each = each.__context__
-    return error if isinstance(error, RedisError | OSError) else InvalidResponse(f"no reply of Redis: {type(error).__name__}")
+    return (
+        error
+        if isinstance(error, RedisError | OSError)
+        else InvalidResponse(f"invalid reply from Redis: {type(error).__name__}")
+    )
 
 
 def _masked(text: str, user: str | None, password: str | None) -> str:
@@ -168,7 +172,7 @@ def unknown_commands(names: Sequence[str]) -> Hindrance:
     if [name.upper() for name in names] == ["HELLO"]:
         return Hindrance(_COMMANDS, "it does not know HELLO: add ?protocol=2 to the URL")
     listed = ", ".join(name.upper() for name in names)
-    return Hindrance(_COMMANDS, f"it does not know {listed}: take away its rename-command, or use a server that has them all")
+    return Hindrance(_COMMANDS, f"it does not know {listed}: remove its rename-command, or use a server that has them all")
 
 
 def _hindrance_of_tls(error: BaseException | None) -> Hindrance | None:
@@ -180,18 +184,18 @@ def _hindrance_of_tls(error: BaseException | None) -> Hindrance | None:
         if isinstance(error, ssl.SSLError) and error.reason and "CERTIFICATE_REQUIRED" in error.reason:
             return Hindrance(Diagnosis.TLS, NO_CERTIFICATE)
         if isinstance(error, ssl.SSLError) and error.reason and not isinstance(error, _PASSING):
-            return Hindrance(Diagnosis.TLS, f"no agreement on TLS ({error.reason}): see the ssl_ options of the URL")
+            return Hindrance(Diagnosis.TLS, f"the TLS handshake failed ({error.reason}): check the ssl_ options of the URL")
         error = error.__cause__ or error.__context__
     return None
 
 
 def _cure_of(error: ssl.SSLCertVerificationError) -> str:
-    unchecked = "or add ?ssl_cert_reqs=none to trust any, on a network of your own"
+    unchecked = "or add ?ssl_cert_reqs=none to trust any certificate on a private network"
     if error.verify_code in _OTHER_NAME:
-        return f"use a name that is in it, or add ?ssl_check_hostname=false, {unchecked}"
+        return f"use a name in the certificate, or add ?ssl_check_hostname=false, {unchecked}"
     if error.verify_code == _EXPIRED:
         return f"renew it, {unchecked}"
-    return f"name its authority by ?ssl_ca_certs=, {unchecked}"
+    return f"set its authority with ?ssl_ca_certs=, {unchecked}"
 
 
 def is_no_room(error: BaseException | None) -> bool:
@@ -205,7 +209,7 @@ def is_no_room(error: BaseException | None) -> bool:
 
 def no_room() -> StoreError:
     """Return the error if file descriptors or memory are exhausted here."""
-    return StoreError("this process has no room for a connection to Redis", "overload")
+    return StoreError("this process has no file descriptor, thread or memory left for a connection to Redis", "overload")
 
 
 OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")

@@ -250,7 +250,7 @@ class RedisStoreBase:
     def _count(self, unreadable: int, steps: int) -> None:
         if unreadable:
             if not self.unreadable:
-                log.warning("a value in Redis was not readable and has been replaced; further ones are only counted")
+                log.warning("replaced an unreadable value in Redis; further ones are only counted")
             self.unreadable += unreadable
         if steps:
             self.clock_steps += steps

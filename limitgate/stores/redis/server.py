@@ -38,7 +38,9 @@ def configuration(answer: Answer) -> StoredConfig:
 
 def failure_by(answer: Answer) -> StoreError:
     """Return the failure for an unexpected answer."""
-    return store_error(answer if isinstance(answer, Exception) else StoreError("an answer to another kind of call", "reply"))
+    return store_error(
+        answer if isinstance(answer, Exception) else StoreError("the answer belongs to another kind of call", "reply")
+    )
 
 
 class Server:

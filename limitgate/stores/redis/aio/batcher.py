@@ -124,7 +124,7 @@ class Batcher:
             self._server.breaker.check(self._time)
             self._give_up_what_owes_since_before()
         if queue.size >= MAX_QUEUED:
-            raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
+            raise StoreError(f"{MAX_QUEUED} requests already wait for {self._server.name}", "overload")
         if not self._is_gathering:
             self._gather(plan)
         due = self._silence.seconds + timeout
@@ -419,7 +419,7 @@ class Batcher:
             self._not_connected(connection)
             return
         if connection.is_closing():
-            self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
+            self._not_connected(ConnectionResetError("Redis closed the new connection at once"))
             return
         silent = self._connection if self._is_connected else None
         is_dropped = silent is not None and self._doubted == (silent, silent.silent_since) and not silent.has_news()

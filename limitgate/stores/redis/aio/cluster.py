@@ -227,7 +227,7 @@ class _Crowd:
             self._waiting.append(plan)
             self._silence.watch(self)
         else:
-            raise StoreError(f"{MAX_QUEUED} requests wait for the same buckets already", "overload")
+            raise StoreError(f"{MAX_QUEUED} requests already wait for the same buckets", "overload")
         return plan.answer
 
     def listened(self) -> float | None:

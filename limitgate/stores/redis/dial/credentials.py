@@ -74,9 +74,9 @@ class Credentials:
 
     def __init__(self, give: AsyncGivesLogin, *, may_await: bool) -> None:
         if not callable(give):
-            raise ConfigError(f"credentials: an object of {type(give).__qualname__}, expected a callable that gives {_LOGIN}")
+            raise ConfigError(f"credentials: an object of {type(give).__qualname__}, expected a callable that returns {_LOGIN}")
         if not accepts(give, 0):
-            raise ConfigError(f"credentials: a callable that needs arguments, expected one without that gives {_LOGIN}")
+            raise ConfigError(f"credentials: a callable with required arguments, expected one without that returns {_LOGIN}")
         if is_async(give) and not may_await:
             raise ConfigError("credentials: an async callable, expected a plain one, or an AsyncRedisStore")
         self._give = give
@@ -149,7 +149,7 @@ class Credentials:
             try:
                 background.start("credentials", self._run, call)
             except RuntimeError as error:  # no thread can be started now
-                raise OSError(errno.ENOMEM, "no thread to ask for credentials in") from error
+                raise OSError(errno.ENOMEM, "no thread can be started to get credentials") from error
             self._calls.append((now, call))
             return call
 
@@ -178,7 +178,7 @@ class Credentials:
             # Its frames hold the login.
             return error.with_traceback(None)
         if at + seconds <= monotonic():
-            return CredentialsError("credentials gave a login that has expired, expected seconds above 0")
+            return CredentialsError("credentials returned an expired login, expected a validity above 0 seconds")
         return Login(user, password, at + _RENEWED_AFTER * seconds, at + seconds)
 
 
@@ -190,25 +190,25 @@ def _told(found: Login | CredentialsError | OSError) -> Login:
 
 
 def _late(within: float) -> CredentialsError:
-    return CredentialsError(f"credentials gave nothing within {within:g} s, expected {_LOGIN}")
+    return CredentialsError(f"credentials returned nothing within {within:g} s, expected {_LOGIN}")
 
 
 def _parts(given: object) -> tuple[str | None, str, float]:
     """Return user, password and seconds. Raises `CredentialsError`."""
     if not (isinstance(given, tuple | list) and len(given) in (2, 3)):
         kind = f"{len(given)} values" if isinstance(given, tuple | list) else f"an object of {type(given).__qualname__}"
-        raise CredentialsError(f"credentials gave {kind}, expected {_LOGIN}")
+        raise CredentialsError(f"credentials returned {kind}, expected {_LOGIN}")
     user, password, seconds = (*given, math.inf)[:3]
     if not (user is None or isinstance(user, str)):
         raise CredentialsError(
-            f"credentials gave a user of {type(user).__qualname__}, expected text, or None for the default user"
+            f"credentials returned a user of {type(user).__qualname__}, expected text, or None for the default user"
         )
     if not isinstance(password, str) or not password:
         kind = "an empty password" if password == "" else f"a password of {type(password).__qualname__}"
-        raise CredentialsError(f"credentials gave {kind}, expected text")
+        raise CredentialsError(f"credentials returned {kind}, expected text")
     if seconds is None or isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds):
         kind = type(seconds).__qualname__
-        raise CredentialsError(f"credentials gave a time of {kind}, expected the seconds for which the login is valid")
+        raise CredentialsError(f"credentials returned a validity of {kind}, expected seconds")
     return user or None, password, math.inf if seconds > _FOR_EVER else float(seconds)
 
 

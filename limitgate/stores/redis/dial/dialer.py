@@ -132,9 +132,9 @@ class Dialer:
             said = str(error).rstrip(".")
             raise ConfigError(f"store: {said}, expected a URL and options that redis-py understands") from error
         if credentials is not None and (pool.connection_kwargs.get("username") or pool.connection_kwargs.get("password")):
-            raise ConfigError("store: a user or a password in the URL, and credentials besides, expected one of them")
+            raise ConfigError("store: a login in the URL and credentials=, expected only one of them")
         if where.nodes and pool.connection_kwargs.get("db"):
-            raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
+            raise ConfigError("store: a Redis Cluster has only database 0, expected no other")
         self._class = pool.connection_class
         keepalive = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE} if "socket_keepalive" in known else {}
         self._options = {**keepalive, **shared_options(pool.connection_kwargs, made)}
@@ -333,7 +333,7 @@ class Dialer:
 
     @staticmethod
     def _nobody_knows(failures: Sequence[Exception]) -> NoMasterError:
-        return NoMasterError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
+        return NoMasterError(f"no Sentinel knows where the master is: {'; '.join(map(str, failures))}")
 
 
 class _Packer:
@@ -354,7 +354,7 @@ def _options_of(connection_class: type) -> frozenset[str]:
 def _check_files(options: Mapping[str, Any]) -> None:
     for name in _FILES:
         if options.get(name) and not os.path.exists(options[name]):  # noqa: PTH110 - user text, may be a folder
-            raise ConfigError(f"store: option {name} names a file that is not there, expected one that can be read")
+            raise ConfigError(f"store: option {name} names a missing file, expected a readable one")
 
 
 def _connected(connection: Any) -> Any:

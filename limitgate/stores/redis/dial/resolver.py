@@ -60,7 +60,7 @@ class Resolver:
                 try:
                     background.start("resolver", self._run, host)
                 except RuntimeError as error:  # no thread can be started now
-                    return self._instead(host, OSError(errno.ENOMEM, f"no thread to look a host up in: {error}"))
+                    return self._instead(host, OSError(errno.ENOMEM, f"no thread can be started to resolve a host: {error}"))
                 self._waiting[host] = [answer]
         return await answer
 

@@ -31,13 +31,13 @@ _ENCODED = "(in a user or password % is %25, / is %2F, ? is %3F, # is %23, @ is 
 _UNEXPANDED = re.compile(r"[${}<>]")
 """Characters of an unexpanded template variable."""
 
-_TIMEOUT = "how long requests wait is LimitGate's own option timeout"
-_RETRY = "a call on a lost connection is sent once more, and then on_error decides"
+_TIMEOUT = "LimitGate's option timeout limits how long requests wait"
+_RETRY = "LimitGate resends a call on a lost connection once, then on_error decides"
 _WITHOUT_EFFECT = {
-    "decode_responses": "LimitGate alone reads what Redis answers",
-    "health_check_interval": "a connection that was dropped while it lay idle is noticed and replaced in any case",
-    "legacy_responses": "LimitGate alone reads what Redis answers",
-    "max_connections": "an event loop has one connection to a server, and threads have as many as ask at the same time",
+    "decode_responses": "only LimitGate reads Redis' replies",
+    "health_check_interval": "LimitGate always detects and replaces dropped idle connections",
+    "legacy_responses": "only LimitGate reads Redis' replies",
+    "max_connections": "an event loop uses one connection per server, threads use one per concurrent call",
     "retry": _RETRY,
     "retry_on_error": _RETRY,
     "retry_on_timeout": _RETRY,
@@ -70,7 +70,7 @@ def parse_address(host: Any, port: Any) -> Address:
     """Read an address in a server's reply. Raises `TypeError` or `ValueError`."""
     address = host.decode() if isinstance(host, bytes) else host, int(port)
     if not (isinstance(address[0], str) and 0 < address[1] < 65536):
-        raise ValueError(f"{address!r:.80} is no host with a port")
+        raise ValueError(f"{address!r:.80} is not a host with a port")
     return address
 
 
@@ -84,12 +84,12 @@ def scheme_of(url: str) -> str:
         if not url:
             raise ConfigError(f"store: empty, expected {known}")
         if url[0] in "\"'":
-            raise ConfigError("store: the URL is in quotes, expected it without them, such as redis://localhost:6379/0")
+            raise ConfigError("store: the URL has quotes around it, expected none, for example redis://localhost:6379/0")
         near = meant(scheme.strip(), [*SINGLE, *SEVERAL, "memory"]) if mark else None
-        wrong = f"scheme {scheme[:20]!r} is unknown" if mark else "no scheme, which a URL such as redis://localhost:6379/0 has"
+        wrong = f"scheme {scheme[:20]!r} is unknown" if mark else "no scheme"
         raise ConfigError(f"store: {wrong}, {f'did you mean {near}://? ' if near else ''}expected {known}")
     if scheme == "memory" and url != "memory://":
-        raise ConfigError("store: expected memory:// with nothing behind it")
+        raise ConfigError("store: expected memory:// without anything after it")
     return scheme
 
 
@@ -109,13 +109,13 @@ def read_url(url: str) -> StoreUrl:
     """Parse a store URL. Raises `ConfigError`."""
     scheme = scheme_of(url)
     if re.search(r"\s", url):
-        raise ConfigError("store: the URL has a blank or a line break in it, expected none, %20 where one is meant")
+        raise ConfigError("store: the URL contains a space or a line break, expected none (%20 is a space)")
     if scheme not in SEVERAL:
         return _read_single(scheme, url)
     scheme, _, kind = scheme.partition("+")
     parts = _URL.fullmatch(url.partition("://")[2])
     if parts is None:
-        raise ConfigError(f"store: user and password stand once, before all servers, and an @ in them is %40; {_EXPECTED}")
+        raise ConfigError(f"store: the login contains an @ (write %40) or is not in front of all servers; {_EXPECTED}")
     options = dict(parse_qsl(parts["options"], keep_blank_values=True))
     if kind == "cluster":
         nodes = _servers(parts["servers"], 6379)
@@ -134,22 +134,22 @@ def _read_single(scheme: str, url: str) -> StoreUrl:
     login, _, server = netloc.rpartition("@")
     path, _, listed = rest.partition("#")[0].partition("?")
     if "@" in rest.partition("?")[0] or "@" in rest.partition("#")[2]:
-        raise ConfigError(f"store: an @ behind the host, {_SINGLE_EXPECTED} {_ENCODED}")
+        raise ConfigError(f"store: an @ after the host, {_SINGLE_EXPECTED} {_ENCODED}")
     options = dict(parse_qsl(listed, keep_blank_values=True))
     if login and ":" not in login and "password" not in options:
         raise ConfigError("store: a user without a password, expected a colon before a password: redis://:password@host:6379/0")
     if scheme == "unix":
         if server or len(path) < 2:
-            raise ConfigError(f"store: no path of a socket with three slashes before it, {_SOCKET_EXPECTED} {_ENCODED}")
+            raise ConfigError(f"store: no socket path after three slashes, {_SOCKET_EXPECTED} {_ENCODED}")
     else:
         _check_server(server)
         if not re.fullmatch("/?[0-9]*", path):
-            raise ConfigError(f"store: what stands behind the host is no database, a number is: {_SINGLE_EXPECTED}")
+            raise ConfigError(f"store: the database after the host is not a number, {_SINGLE_EXPECTED}")
     database = options.get("db", "0")
     if not re.fullmatch("[0-9]+", database):
-        raise ConfigError("store: option db is no database, expected a number, for example db=0")
+        raise ConfigError("store: option db is not a number, expected for example db=0")
     if path.strip("/") and scheme != "unix" and "db" in options and int(database) != int(path.strip("/")):
-        raise ConfigError("store: the path and option db name different databases, expected one of them")
+        raise ConfigError("store: the path and option db name different databases, expected only one of them")
     return StoreUrl(url)
 
 
@@ -158,21 +158,21 @@ def _check_server(server: str) -> None:
     if not server or server.startswith(":"):
         raise ConfigError(f"store: no host, {_SINGLE_EXPECTED}")
     if _UNEXPANDED.search(server):
-        raise ConfigError(f"store: the host holds a variable that was not filled in, {_SINGLE_EXPECTED}")
+        raise ConfigError(f"store: the host contains an unexpanded variable, {_SINGLE_EXPECTED}")
     if "," in server:
         raise ConfigError(f"store: several hosts, {_EXPECTED}")
     match = _SERVER.fullmatch(server)
     if match is None:
         raise ConfigError(f"store: host and port cannot be read, {_SINGLE_EXPECTED} {_ENCODED}")
     if not 0 < int(match["port"] or 6379) < 65536:
-        raise ConfigError(f"store: there is no such port, expected one of 1 to 65535 {_ENCODED}")
+        raise ConfigError(f"store: the port is out of range, expected 1 to 65535 {_ENCODED}")
 
 
 def check_effects(url: str) -> None:
     """Raise `ConfigError` for an option without effect."""
     for name, _ in parse_qsl(_listed(url), keep_blank_values=True):
         if name in _WITHOUT_EFFECT:
-            raise ConfigError(f"store: option {name!r} would do nothing, expected a URL without it: {_WITHOUT_EFFECT[name]}")
+            raise ConfigError(f"store: option {name!r} has no effect, expected a URL without it: {_WITHOUT_EFFECT[name]}")
 
 
 def check_options(url: str, known: Collection[str]) -> None:
@@ -182,14 +182,14 @@ def check_options(url: str, known: Collection[str]) -> None:
         if name in known:
             continue
         if name.startswith("ssl_") and not url.startswith("rediss"):
-            raise ConfigError(f"store: option {name[:40]} is of TLS, expected rediss:// as the beginning, or no such option")
+            raise ConfigError(f"store: option {name[:40]} is for TLS, expected rediss:// or no such option")
         if name == "socket_keepalive":
-            raise ConfigError("store: option socket_keepalive is of TCP, expected a URL without it for a unix socket")
+            raise ConfigError("store: option socket_keepalive is for TCP, expected a unix socket URL without it")
         # After an @ it may be part of a password.
         named = "" if "@" in listed else f" {name[:40]!r}"
         near = meant(name, known)
         if near in _WITHOUT_EFFECT:
-            cure = f"did you mean {near!r}? It would do nothing, expected a URL without it: {_WITHOUT_EFFECT[near]}"
+            cure = f"did you mean {near!r}? It has no effect, expected a URL without it: {_WITHOUT_EFFECT[near]}"
         else:
             cure = expected_of(name, sorted(set(known) - _WITHOUT_EFFECT.keys()))
         raise ConfigError(f"store: unknown option{named}, {cure}")
@@ -210,7 +210,7 @@ def shown(store: object) -> str:
 
 def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
     if not re.fullmatch("/?[0-9]*", path):
-        raise ConfigError("store: what stands last before the options is no database, expected a number")
+        raise ConfigError("store: the database before the options is not a number, expected one")
     return f"{scheme}://{login}{format_address(server)}{path}{'?' * bool(options)}{urlencode(options)}"
 
 
@@ -220,7 +220,7 @@ def _servers(listed: str, port: int) -> tuple[Address, ...]:
         match = _SERVER.fullmatch(entry)
         if match is None or not 0 < int(match["port"] or port) < 65536:
             # It may be part of a password.
-            raise ConfigError(f"store: server {place} is no host with a port, {_EXPECTED}")
+            raise ConfigError(f"store: server {place} is not a host with a port, {_EXPECTED}")
         servers.append((match["host"].strip("[]"), int(match["port"] or port)))
     return tuple(servers)
 

@@ -78,7 +78,7 @@ class Reader:
         if size == -1:
             return None
         if size < 0 or (size >= _MOST_ITEMS and kind not in _STRINGS):
-            raise ProtocolError("no size")
+            raise ProtocolError("invalid size")
         if kind not in _STRINGS:
             return (yield from self._aggregate(kind, size))
         while (string := self._string(size)) is None:
@@ -114,7 +114,7 @@ class Reader:
             return text
         if line in _CONSTANTS:
             return _CONSTANTS[line]
-        raise ProtocolError("no reply of RESP")
+        raise ProtocolError("invalid RESP reply")
 
     def _line(self) -> bytes | None:
         """None if incomplete."""
@@ -123,7 +123,7 @@ class Reader:
         if end < 0:
             self._searched = len(self._data) - 1
             if bytes(self._data[start : start + 1]) not in _KINDS or self._searched - start > _LONGEST_LINE:
-                raise ProtocolError("no line of RESP")
+                raise ProtocolError("invalid RESP line")
             return None
         self._at = self._searched = end + 2
         return bytes(self._data[start:end])
@@ -134,12 +134,12 @@ class Reader:
         if len(self._data) < end + 2:
             return None
         if self._data[end : end + 2] != b"\r\n":
-            raise ProtocolError("a string is not of the size that was said")
+            raise ProtocolError("a string does not have the announced size")
         self._at = end + 2
         return bytes(self._data[start:end])
 
 
 def _integer(text: bytes) -> int:
     if not _INTEGER(text):
-        raise ProtocolError("no number where one is due")
+        raise ProtocolError("invalid number")
     return int(text)

@@ -150,7 +150,7 @@ class Session(Generic[Call]):
                 reply = self._reader.gets()
             except Exception as error:  # noqa: BLE001 - also an unreadable redirection, or a map with list keys
                 raise_interruption(error)
-                self.receive_end(InvalidResponse(f"no reply of Redis: {type(error).__name__}"))
+                self.receive_end(InvalidResponse(f"invalid reply from Redis: {type(error).__name__}"))
                 break
             if reply is _NO_REPLY:
                 break
@@ -159,7 +159,7 @@ class Session(Generic[Call]):
                 continue
             flying = self.flying
             if not flying:
-                self.receive_end(InvalidResponse("Redis sent what nobody has asked for"))
+                self.receive_end(InvalidResponse("Redis sent an unexpected reply"))
                 break
             call = flying[0]
             if not call.is_granted:
@@ -174,7 +174,7 @@ class Session(Generic[Call]):
             answered: Answered[Call] = _new(Answered, (call, reply))
             return answered
         if self._is_retired and not self.flying:
-            self.receive_end(ConnectionResetError("an error of Redis ended the connection"))
+            self.receive_end(ConnectionResetError("the connection ended after an error from Redis"))
         return self._end or NEED_DATA
 
     def retire(self) -> None:
@@ -184,7 +184,7 @@ class Session(Generic[Call]):
     def give_up(self) -> None:
         """End without resending calls."""
         self._is_unheard = False
-        self.receive_end(ConnectionResetError("the connection was given up"))
+        self.receive_end(ConnectionResetError("LimitGate closed the connection"))
 
     def lies_idle(self, now: float) -> bool:
         """True after `IDLE` seconds without a call, by `time.monotonic`."""
@@ -197,7 +197,7 @@ class Session(Generic[Call]):
 
     def replaced(self) -> None:
         """End because another connection takes over."""
-        self.receive_end(FellSilentError("nothing was heard on the connection"))
+        self.receive_end(FellSilentError("the connection was silent and was replaced"))
 
     @property
     def is_open(self) -> bool:

@@ -248,7 +248,7 @@ def _no_answer() -> StoreError:
 def _check(node: Node, listen_deadline: ListenDeadline) -> None:
     """Raise `StoreError` if the time is up or the node's breaker is open."""
     if listen_deadline.left <= 0:
-        raise StoreError("no time was left to ask", "timeout")
+        raise StoreError("the timeout ended before the call could be sent", "timeout")
     node.breaker.check(monotonic)
 
 

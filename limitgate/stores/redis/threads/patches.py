@@ -21,6 +21,6 @@ def check_patches() -> None:
     library = str(getattr(lock, "__module__", "")).partition(".")[0]
     if library in _PATCHES:
         raise ConfigError(
-            f"store: {library} has replaced threads after limitgate was imported, so a request that waits would stop the whole "
+            f"store: {library} has replaced threads after limitgate was imported, so a waiting request would block the whole "
             f"process, expected {_PATCHES[library]} before anything else is imported (with gunicorn: no --preload)"
         )

@@ -256,4 +256,6 @@ def _connect(store: ref[RedisStore], closings: int) -> None:
 def _check_is_outermost(use: _Use) -> None:
     """Raise `StoreError` inside another call, or in a background thread of the store."""
     if use.is_asking or background.this_thread.is_background:
-        raise StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")
+        raise StoreError(
+            "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
+        )
