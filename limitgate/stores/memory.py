@@ -45,9 +45,9 @@ _SHARD = 4096
 """Buckets per dictionary. Resizing takes 0.1 ms; at a million entries it would take 30 ms."""
 _SHARDS = 4096
 _MOST_TURNS = 1_000
-"""Times a thread yields before it blocks on the lock."""
+"""Number of times a thread yields before it blocks on the lock."""
 _STEP = 1_000_000
-"""Steps back of the clock by this many microseconds are logged."""
+"""Backward clock steps of at least this many microseconds are logged."""
 
 _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
 """Clocks often passed by mistake."""
@@ -64,8 +64,8 @@ class MemoryStore(Remade):
     buckets found with a write time in the future, after the clock has stepped back; the first step of a second or more is
     logged. Calls never block, so timeouts are ignored.
 
-    If a signal handler, a finalizer or a ``clock`` interrupts a call and uses the store, a refund runs when the interrupted
-    call ends. Any other call raises `StoreError`, because waiting would deadlock.
+    If a signal handler, a finalizer or ``clock`` uses the store during a call of the same thread, a refund runs when that call
+    ends. Any other call raises `StoreError`, because waiting would deadlock.
     """
 
     measures_silence = takes_plain = True
@@ -96,7 +96,7 @@ class MemoryStore(Remade):
 
     @property
     def state_here(self) -> str:
-        """Kind of state that a restart loses."""
+        """State that a copy would lack, see `Remade`."""
         return IN_MEMORY
 
     def forget(self) -> None:

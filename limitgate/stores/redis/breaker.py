@@ -70,7 +70,9 @@ class Breaker:
         self._probe_began: float | None = None
         self._is_retired = False
         self._holds_until = math.inf
+        """Calls fail at once until this time."""
         self._began_late = self._told_nothing = False
+        """Whether the process stood still when the latest probe was due, or while it was in flight."""
         self._failure: tuple[str, StoreFault] = "", "connection"
 
     @property

@@ -24,6 +24,7 @@ _LINES, _REFUND_LINES = [
 ]
 """Read at import, so that no request opens a file."""
 _PIECES = plain_pieces()
+# Redis' clock, and whether it is out of memory.
 _HEAD = struct.Struct("<2q")
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1

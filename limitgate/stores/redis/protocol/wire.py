@@ -48,6 +48,7 @@ def _doubles(size: int) -> Callable[..., bytes]:
     return struct.Struct(f"<{size}d").pack
 
 
+# Redis' clock, unreadable values, clock steps, out of memory.
 _HEAD = 4
 
 

@@ -71,6 +71,7 @@ class CallCoalescer:
             else:
                 outcome = self._shared(_Request(plan, began + timeout))
             waited = listening.spent - began
+        # A signal handler may raise anywhere, even in the block above.
         except BaseException as error:
             self._step_down(alone)
             if isinstance(error, StoreError):
@@ -100,7 +101,7 @@ class CallCoalescer:
         return StoreError("the call to Redis was interrupted", "connection") if mine.outcome is None else mine.outcome
 
     def _wait(self, mine: _Request) -> None:
-        """Wait for an outcome or leadership, until the deadline or while the leader hangs."""
+        """Wait for an outcome or leadership, until the deadline or until the leader hangs for too long."""
         wake, left = mine.wake, mine.due - self.listening.spent
         waiting, began, leader = None, 0.0, None
         while not wake.acquire(True, left if left > SHORTEST else SHORTEST):  # noqa: FURB136 - twice as fast as max()
