@@ -185,7 +185,7 @@ class RedisStoreBase:
         if shape.gives_back:
             return self._understood_refunds(plans, now, verdicts, sent, heard, unwritten=unwritten)
         if verdicts is None and not (unwritten or has_bans or (cache is not None and cache.refusals)):
-            return plans
+            return plans  # type: ignore[no-any-return]
         self._bans.drop_ended(heard)
         outcomes: list[Outcome] = [*plans]
         for place, (plan, verdict) in enumerate(zip(plans, verdicts or repeat(plain.ADMITTED))):

@@ -117,7 +117,7 @@ class Credentials:
         try:
             async with asyncio.timeout(LONGEST):
                 if is_async(self._give):
-                    given = await self._give()  # it is awaitable
+                    given = await self._give()  # type: ignore[misc]
                 else:
                     call = self._call()
                     given = (await asyncio.shield(asyncio.wrap_future(call))).given
