@@ -1,33 +1,32 @@
-"""Rate limiting for Python web services: every limit of a request, decided exactly, in one round trip to Redis.
+"""Rate limiting for Python web services: all limits of a request in one round trip to Redis.
 
-A request reads downwards: middleware > exchange > gate > rules, keys > stores > limits.decision > http.response.
+Layers, top down: middleware > exchange > gate > rules, keys > stores > limits.decision > http.response.
 
-    middleware.py    LimitGate (ASGI) and LimitGateWSGI: a request comes in, an answer goes out
-    keys.py          the parts of a key become the digest that names a bucket
-    algorithms/      how requests are counted; one module each, its twin in lua/; pure
+    middleware.py    LimitGate (ASGI) and LimitGateWSGI: from request to response
+    keys.py          parts of a key, and the digest that names a bucket
+    algorithms/      how requests are counted; a module each, with a twin in lua/; pure
     limits/          limit, bucket, plan, decision, refund, priority, duration; pure
-    overload/        how many requests this process can work on at the moment, and who is let in; pure, but for
-                     concurrency_limiter.py and heartbeat.py, which join threads and event loops to it
+    overload/        how many requests this process can handle, and which to refuse; pure except for
+                     concurrency_limiter.py and heartbeat.py, which add threads and event loops
     http/            request, client address, paths, response (header styles, 429, 503); pure
-    rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators; review/: what is odd about rules
-    observing/       what a service reports while it runs: metrics (counts, and their exporter), episodes of refusals, audit
-    routes/          what is known of a framework's routes; overview and OpenAPI
-    stores/          a plan becomes a reading, the only I/O; memory, and redis/: protocol/ (bytes), cluster/,
-                     dial/ (from a URL to a connection), aio/ and threads/
-    gate/            a request becomes an answer: gate, admission; charging (plans of any kind), denied, late (further limits,
-                     messages, usage), outage (the store fails), turns, load (adaptive limits), refunds, slots, explanations;
-                     planning/: which rules, whose bucket, what charge; lifecycle/: build, start, reload
-    exchange/        what passes between application and server: ASGI, WSGI, in_flight (under adaptive limits), denials; usage
-    limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
-    outbound/        polite clients; for httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
-    fastapi.py, flask.py, django/    integrations, thin; prometheus.py, opentelemetry.py for metrics
-    command/         the command `limitgate`, whose verbs are in verbs/; also python -m limitgate, __main__.py
-    replay/          access logs through rules
-    testing.py       for tests of applications: nothing limited, a clock that stands still
-    process/         what belongs to the process and not to a request: forks, clocks of those who wait, looking for changes,
-                     the listen queue
-    messages/        what is said to people: diagnostics (LG codes), masked names, suggestions, missing extras
-    errors.py        the errors that are raised; internal_errors.py: unforeseen ones
+    rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators; review/: warnings about rules
+    observing/       metrics (counts and their exporter), refusal logs, audit log
+    routes/          routes of frameworks; overview and OpenAPI
+    stores/          plan to reading, the only I/O; memory, and redis/: protocol/ (bytes), cluster/,
+                     dial/ (URL to connection), aio/ and threads/
+    gate/            request to decision: gate, admission; charging (any plan), denied, late (further limits, messages,
+                     usage), outage (store failures), turns, load (adaptive limits), refunds, slots, explanations;
+                     planning/: rules, buckets and charges; lifecycle/: build, start, reload
+    exchange/        between application and server: ASGI, WSGI, in_flight (adaptive limits), denials; usage
+    limiter/         limits without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
+    outbound/        limits on outgoing requests; for httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
+    fastapi.py, flask.py, django/    thin integrations; prometheus.py, opentelemetry.py for metrics
+    command/         the command `limitgate`, with its verbs in verbs/; also python -m limitgate, __main__.py
+    replay/          access logs replayed through rules
+    testing.py       for tests of applications: no limits, frozen time
+    process/         process-wide concerns: forks, clocks, polling, the listen queue
+    messages/        messages: diagnostics (LG codes), masked names, suggestions, missing extras
+    errors.py        public errors; internal_errors.py: unexpected ones
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ _HOMES = {
     "open_sync_store": "stores",
     "usage": "exchange.usage",
 }
-"""Module of each public name, imported when the name is first asked for, so that the command starts fast."""
+"""Module of each public name, imported on first use, so that the command starts fast."""
 
 _ELSEWHERE = {
     "AsyncRateLimitTransport": "httpx",
@@ -132,7 +131,7 @@ _ELSEWHERE = {
     "RateLimitTransport": "httpx",
     "Throttle": "django.rest",
 }
-"""Module of each name that is imported from there, as it needs an extra."""
+"""Names in modules that need an extra."""
 
 _STAND_INS = {
     "FastAPILimiter": "LimitGate, with app.add_middleware(LimitGate, rules=[...], store='redis://...')",
@@ -143,18 +142,19 @@ _STAND_INS = {
     "SlowAPIMiddleware": "LimitGate",
     "get_remote_address": "nothing, as limits count by the client's address unless they have another key",
 }
-"""What stands for the names that are imported from other limiters."""
+"""Replacements for names of other rate limiters."""
 
 
-if not TYPE_CHECKING:  # else any name would be one to type checkers
+# Hidden from type checkers, which would otherwise accept any name.
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """A public name, looked up once (PEP 562)."""
+        """Return a public name, looked up once (PEP 562)."""
         home = _HOMES.get(name)
         if name in _ELSEWHERE:
             raise ImportError(f"{name} is not in limitgate, expected: from limitgate.{_ELSEWHERE[name]} import {name}")
         if home is None:
-            from limitgate.messages.suggestions import not_of  # noqa: PLC0415 - only mistakes need it
+            from limitgate.messages.suggestions import not_of  # noqa: PLC0415 - only for errors
 
             not_of("limitgate", _STAND_INS)(name)
         value = globals()[name] = getattr(import_module(f"limitgate.{home}"), name)

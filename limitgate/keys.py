@@ -1,8 +1,7 @@
-"""The bucket that a request falls into: the parts of a composite key, and the digest they become.
+"""Keys of buckets: the parts of a composite key, and their digest.
 
-Every part's value is taken down with its name and length, so no value can pass for another part's or spell a separator. A
-part that is absent is replaced by the client's address under a name of its own: leaving something out neither opens a
-fresh bucket nor joins strangers in one, and never equals a value that merely spells the address.
+Each value is encoded with its name and length, so values can't imitate other parts. The client's address replaces an absent
+part, under a separate name: omitting a part neither opens a fresh bucket nor shares one with strangers.
 """
 
 from __future__ import annotations
@@ -20,25 +19,24 @@ from limitgate.rules.options import check_part
 
 
 class Value(NamedTuple):
-    """A part of a key that the application works out by itself."""
+    """A key part that the application computes."""
 
     name: str
     text: str | None
-    """None if it is absent."""
+    """None if absent."""
     is_inventable: bool = False
-    """True if a client may have made it up, as far as anybody can tell."""
+    """True if a client may be able to invent it."""
 
 
 _SHORT = 200
-"""Characters that a value may have to be taken down as it is."""
+"""Maximum length of a value that is encoded literally, in characters."""
 
 
 class Key:
-    """A composite key, compiled for the rule ``owner``. Raises `ConfigError` for a part that is unknown.
+    """A composite key, compiled for the rule ``owner``. Raises `ConfigError` for an unknown part.
 
-    ``names`` are the parts as written, ``pattern`` is what stands for ``path`` where the framework's route is not known,
-    ``secret`` keys the digest (BLAKE2b, RFC 7693, 128 bits), and ``inventable`` says of a part's label whether clients may
-    make up its values.
+    ``names`` are the parts as written. ``pattern`` replaces ``path`` if the route is unknown. ``secret`` keys the digest
+    (BLAKE2b, RFC 7693, 128 bits). ``inventable`` returns whether clients can invent values of a part.
     """
 
     __slots__ = ("_hash", "_inventable", "_labels", "_parts")
@@ -58,14 +56,14 @@ class Key:
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
 
     def text(self, subject: Subject) -> str:
-        """Text that tells this subject's bucket from the others of this key; short, however much a client sends."""
+        """Return the text that identifies a subject's bucket within this key; bounded in length."""
         text = ""
         for part in self._parts:
             text += part(subject)
         return text
 
     def named(self, subject: Subject) -> list[tuple[str, str]]:
-        """Labels and values of the parts that tell who a subject is, for people; the address for one that is absent."""
+        """Return labels and values of the parts that identify a subject; the address for an absent part."""
         found = {}
         for labels in self._labels:
             values = [(label, part_of(subject, label)) for label in labels if label != "global"]
@@ -76,21 +74,21 @@ class Key:
 
     @property
     def is_inventable(self) -> bool:
-        """True if there are parts whose values clients may make up."""
+        """True if clients can invent values of some part."""
         return bool(self._inventable)
 
     def is_invented(self, subject: Subject) -> bool:
-        """True if one of these parts counts for this subject, so that its bucket may be one that the client made up."""
+        """Return True if the client may have invented the subject's bucket."""
         return not subject.is_real and any(_is_made_up(part, subject) for part in self._inventable)
 
     def digest(self, text: str) -> str:
-        """The 32 hex digits that name the bucket of ``text``."""
+        """Return the 32 hex digits that name the bucket of ``text``."""
         digest = self._hash.copy()
         digest.update(_bytes(text))
         return digest.hexdigest()
 
     def prepared(self, subject: Subject, prefix: str) -> PreparedKey:
-        """Digest whatever is the same for all requests of this subject's tier, method and route."""
+        """Digest the parts that are equal for all requests of the subject's tier, method and route."""
         parts = list(zip(self._labels, self._parts))
         digest = self._hash.copy()
         while parts and _is_settled(parts[0][0], subject):
@@ -103,7 +101,7 @@ class Key:
 
 
 class PreparedKey:
-    """Key of which only what the client contributes is left to be digested."""
+    """A key whose constant parts are already digested."""
 
     __slots__ = ("_parts", "_route", "digest", "is_by_address", "prefix", "tail")
 
@@ -118,18 +116,18 @@ class PreparedKey:
         route: str | None,
     ) -> None:
         self.is_by_address = [tuple(each) for each in labels] == [("ip",)]
-        """True if the client contributes its address and nothing else."""
+        """True if the client's address is the only remaining part."""
         self.prefix = prefix
         self.digest = digest
-        """That of all fields before the client's."""
+        """Digest of the parts before the client's."""
         self.tail = _bytes(tail)
-        """Fields behind the client's."""
+        """Parts after the client's."""
         self._parts = parts
         self._route = route
 
     def of(self, subject: Subject) -> str:
-        """Key of a subject of the same tier and method, at the route that it was prepared for."""
-        subject.route = self._route  # which stands where an API key before it is absent
+        """Return the key of a subject with the same tier, method and route."""
+        subject.route = self._route  # The route replaces an absent API key.
         text = ""
         for part in self._parts:
             text += part(subject)
@@ -139,9 +137,9 @@ class PreparedKey:
 
 
 def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
-    """Keys to which a client contributes its address alone, as part ``ip`` does it: IPv4 address, IPv6 network, or nobody."""
+    """Return keys whose only client part is the address: IPv4 address, IPv6 network, or none."""
     if client is not None and len(client) < len(_IPV4_HEADS) and client.isascii() and client.replace(".", "0").isdecimal():
-        field = _IPV4_HEADS[len(client)] + client.encode() + b","  # `grouped` would leave it as it is
+        field = _IPV4_HEADS[len(client)] + client.encode() + b","  # `grouped` would return it unchanged.
     else:
         address = None if client is None else grouped(client, ipv6_prefix)
         field = _bytes(_field("ip", address) if address else "nobody,")
@@ -156,43 +154,36 @@ def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_pre
 
 
 _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
-"""Beginnings of fields as `_field` makes them, for addresses of so many characters: almost every request comes by here."""
+"""Precomputed beginnings from `_field`, by address length, used by almost every request."""
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
-"""Parts that are the same for all requests of a tier and method."""
 
 
 def _is_settled(labels: Sequence[str], subject: Subject) -> bool:
-    """True if a part is the same for all requests of this subject's tier, method and route."""
     first = labels[0]
     return first in _SETTLED or (first == "path" and (bool(subject.route) or len(labels) == 1))
 
 
 def _always(text: str) -> Callable[[Subject], str]:
-    """A function that gives the text of a part that is the same for all subjects; those of a prepared key know no route."""
     return lambda _: text
 
 
 def overflow(source: str | None) -> str:
-    """Text of the bucket for requests of a source that has opened too many buckets; no key's text is the same."""
+    """Return the text of the bucket for a source with too many buckets; distinct from every key."""
     return _field("overflow nobody" if source is None else "overflow", source or "")
 
 
 def value_of(value: object, name: str) -> Value:
-    """Part ``name`` of a key, as the application gave it. Raises `TypeError` as `text_of` does.
+    """Return key part ``name`` from an application value. Raises `TypeError` like `text_of`.
 
-    Text, a number, a UUID or a tuple may be no more than what the client has sent. An object is somebody that the application
-    knows.
+    Clients can invent text, numbers, UUIDs and tuples, but not objects.
     """
     return Value(name, text_of(value, name), isinstance(value, str | int | UUID | tuple))
 
 
 def text_of(value: object, name: str) -> str | None:
-    """Text of a value that the application gave as part ``name`` of a key; None if it is absent, see `user_id`.
-
-    Raises `TypeError` for a value without an id.
-    """
+    """Return the text of an application value for key part ``name``, None if absent. Raises `TypeError` without an id."""
     try:
         return user_id(value)
     except NoIdError as error:
@@ -200,12 +191,12 @@ def text_of(value: object, name: str) -> str | None:
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
-    """Text of further parts of a key; the client's address for one that is absent, as for any other."""
+    """Return the text of additional key parts, with the client's address for absent ones."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
 def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
-    """A function that reads one part: its first alternative that is present, else the client's address."""
+    """Return a reader of one part: the first present alternative, or the client's address."""
     readers = [(label, _reader(label)) for label in labels]
     own_pattern = _field("pattern", pattern) if "path" in labels else None
 
@@ -226,18 +217,16 @@ def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
 
 
 def _absent(subject: Subject) -> str:
-    """Text in place of a part that is absent."""
     address = subject.address()
     return "nobody," if address is None else _field("absent", address)
 
 
 def _is_made_up(labels: Sequence[tuple[str, bool]], subject: Subject) -> bool:
-    """True if the first alternative that is present is one whose value clients may make up."""
     return next((made_up for label, made_up in labels if part_of(subject, label)), False)
 
 
 def _field(label: str, value: str) -> str:
-    """A value with its name and length; in place of a long one its digest, under a name that no part can have."""
+    """Encode a value with name and length, or its digest if it is long."""
     if len(value) > _SHORT:
         label, value = f"{label} digest", hashlib.blake2b(_bytes(value), digest_size=16).hexdigest()
     return f"{label}:{len(value)}:{value},"
@@ -248,7 +237,7 @@ def _bytes(text: str) -> bytes:
 
 
 def part_of(subject: Subject, label: str) -> str | None:
-    """Value that a subject has for an alternative of a key's part; empty or None if it is absent."""
+    """Return a subject's value for an alternative of a part; empty or None if absent."""
     return _reader(label)(subject)
 
 
@@ -260,10 +249,7 @@ def _reader(label: str) -> Callable[[Subject], str | None]:
 
 
 def _host(subject: Subject) -> str:
-    """The host without port, spelled one way (RFC 9110 section 4.2.3); of several the first, as the frameworks read it.
-
-    Frameworks look no further than the first colon, so what is no port behind it makes no other host.
-    """
+    """Return the normalized host without port (RFC 9110, section 4.2.3), the first of several, like the frameworks."""
     host = subject.request.opened_headers().start("host", LONGEST_VALUE + 1).strip()
     bracket = host.find("]") + 1 if host.startswith("[") else 0
     host = host[:bracket] or host.partition(":")[0].partition(",")[0]
@@ -273,7 +259,7 @@ def _host(subject: Subject) -> str:
 
 
 def _user(subject: Subject) -> str | None:
-    """The id of the application's user; None if there is none, or an anonymous one, or if the user has no id."""
+    """Return the id of the application's user; None if anonymous or without an id."""
     user = subject.user
     try:
         return user_id(user)
