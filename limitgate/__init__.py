@@ -1,32 +1,32 @@
-"""Rate limiting for Python web services: all limits of a request in one round trip to Redis.
+"""Rate limiting for Python web services: one exact decision about all limits of a request, in one round trip to Redis.
 
-Layers, top down: middleware > exchange > gate > rules, keys > stores > limits.decision > http.response.
+A request passes from top to bottom: middleware > exchange > gate > rules, keys > stores > limits.decision > http.response.
 
-    middleware.py    LimitGate (ASGI) and LimitGateWSGI: from request to response
-    keys.py          parts of a key, and the digest that names a bucket
-    algorithms/      how requests are counted; a module each, with a twin in lua/; pure
-    limits/          limit, bucket, plan, decision, refund, priority, duration; pure
-    overload/        how many requests this process can handle, and which to refuse; pure except for
-                     concurrency_limiter.py and heartbeat.py, which add threads and event loops
-    http/            request, client address, paths, response (header styles, 429, 503); pure
-    rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators; review/: warnings about rules
-    observing/       metrics (counts and their exporter), refusal logs, audit log
-    routes/          routes of frameworks; overview and OpenAPI
-    stores/          plan to reading, the only I/O; memory, and redis/: protocol/ (bytes), cluster/,
-                     dial/ (URL to connection), aio/ and threads/
-    gate/            request to decision: gate, admission; charging (any plan), denied, late (further limits, messages,
-                     usage), outage (store failures), turns, load (adaptive limits), refunds, slots, explanations;
-                     planning/: rules, buckets and charges; lifecycle/: build, start, reload
-    exchange/        between application and server: ASGI, WSGI, in_flight (adaptive limits), denials; usage
-    limiter/         limits without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
-    outbound/        limits on outgoing requests; for httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
-    fastapi.py, flask.py, django/    thin integrations; prometheus.py, opentelemetry.py for metrics
-    command/         the command `limitgate`, with its verbs in verbs/; also python -m limitgate, __main__.py
-    replay/          access logs replayed through rules
-    testing.py       for tests of applications: no limits, frozen time
-    process/         process-wide concerns: forks, clocks, polling, the listen queue
-    messages/        messages: diagnostics (LG codes), masked names, suggestions, missing extras
-    errors.py        public errors; internal_errors.py: unexpected ones
+    middleware.py    LimitGate (ASGI) and LimitGateWSGI, the entry points for requests
+    keys.py          turns the parts of a key into the digest that names a bucket
+    algorithms/      one pure module per algorithm, with a counterpart in lua/
+    limits/          limits, buckets, plans, decisions, refunds, priorities, durations; pure
+    overload/        adaptive concurrency limits for this process; pure, except for concurrency_limiter.py and
+                     heartbeat.py, which use threads and event loops
+    http/            requests, client addresses, paths, responses (header styles, 429, 503); pure
+    rules/           rules, tiers, callers, key parts, rule files (YAML), settings, decorators; review/ finds odd rules
+    observing/       metrics and their exporter, episodes of refusals, audit log
+    routes/          routes of the frameworks, for rules, overviews and OpenAPI
+    stores/          carry out plans and return readings, the only I/O: memory, and redis/ with protocol/ (bytes),
+                     cluster/, dial/ (from a URL to a connection), aio/ and threads/
+    gate/            decides about requests: gate, admission, charging, denied, late (further limits, messages, usage),
+                     outage, turns, load (adaptive limits), refunds, slots, explanations; planning/ finds rules,
+                     buckets and charges; lifecycle/ builds, starts and reloads a gate
+    exchange/        connects application and server: ASGI, WSGI, in_flight (adaptive limits), denials, usage
+    limiter/         limits without HTTP: limiter, operations, reservations, slots, pace, adaptive work, stored limits
+    outbound/        limits for HTTP clients: httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
+    fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics
+    command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
+    replay/          runs access logs through rules
+    testing.py       helpers for tests of applications: limits off, a controlled clock
+    process/         state of the process: forks, clocks, polling for changes, the listen queue
+    messages/        diagnostics (LG codes), masked names, suggestions, missing extras
+    errors.py        public errors; internal_errors.py handles unexpected ones
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _HOMES = {
     "open_sync_store": "stores",
     "usage": "exchange.usage",
 }
-"""Module of each public name, imported on first use, so that the command starts fast."""
+"""Imports are lazy, so that the command starts fast."""
 
 _ELSEWHERE = {
     "AsyncRateLimitTransport": "httpx",
@@ -131,7 +131,7 @@ _ELSEWHERE = {
     "RateLimitTransport": "httpx",
     "Throttle": "django.rest",
 }
-"""Names in modules that need an extra."""
+"""Names that need an extra."""
 
 _STAND_INS = {
     "FastAPILimiter": "LimitGate, with app.add_middleware(LimitGate, rules=[...], store='redis://...')",
@@ -142,19 +142,19 @@ _STAND_INS = {
     "SlowAPIMiddleware": "LimitGate",
     "get_remote_address": "nothing, as limits count by the client's address unless they have another key",
 }
-"""Replacements for names of other rate limiters."""
+"""Names of other limiters."""
 
 
 # Hidden from type checkers, which would otherwise accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Return a public name, looked up once (PEP 562)."""
+        """Import a public name on first access (PEP 562)."""
         home = _HOMES.get(name)
         if name in _ELSEWHERE:
             raise ImportError(f"{name} is not in limitgate, expected: from limitgate.{_ELSEWHERE[name]} import {name}")
         if home is None:
-            from limitgate.messages.suggestions import not_of  # noqa: PLC0415 - only for errors
+            from limitgate.messages.suggestions import not_of  # noqa: PLC0415 - needed for errors only
 
             not_of("limitgate", _STAND_INS)(name)
         value = globals()[name] = getattr(import_module(f"limitgate.{home}"), name)

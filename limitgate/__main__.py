@@ -1,4 +1,4 @@
-"""``python -m limitgate``: the command ``limitgate``."""
+"""``python -m limitgate``: the command of that name."""
 
 from limitgate.command import main
 

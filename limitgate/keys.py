@@ -1,7 +1,7 @@
-"""Keys of buckets: the parts of a composite key, and their digest.
+"""Turns the parts of a composite key into the digest that names a bucket.
 
-Each value is encoded with its name and length, so values can't imitate other parts. The client's address replaces an absent
-part, under a separate name: omitting a part neither opens a fresh bucket nor shares one with strangers.
+Each value is encoded with its name and length, so that no value can imitate another part or a separator. The client's address
+replaces a missing part under a reserved name, so that omitting a part never opens a new or shared bucket.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from limitgate.rules.options import check_part
 
 
 class Value(NamedTuple):
-    """A key part that the application computes."""
+    """A key part from the application."""
 
     name: str
     text: str | None
-    """None if absent."""
     is_inventable: bool = False
-    """True if a client may be able to invent it."""
+    """True if the client may have invented the value."""
 
 
 _SHORT = 200
-"""Maximum length of a value that is encoded literally, in characters."""
+"""Maximum length of a value. A digest replaces longer ones."""
 
 
 class Key:
-    """A composite key, compiled for the rule ``owner``. Raises `ConfigError` for an unknown part.
+    """A composite key of the rule ``owner``. Raises `ConfigError` for an unknown part.
 
-    ``names`` are the parts as written. ``pattern`` replaces ``path`` if the route is unknown. ``secret`` keys the digest
-    (BLAKE2b, RFC 7693, 128 bits). ``inventable`` returns whether clients can invent values of a part.
+    ``pattern`` replaces ``path`` if the framework's route is unknown. ``secret`` keys the digest (BLAKE2b, RFC 7693, 128
+    bits). ``inventable`` returns whether clients can invent the values of a part.
     """
 
     __slots__ = ("_hash", "_inventable", "_labels", "_parts")
@@ -56,14 +55,14 @@ class Key:
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
 
     def text(self, subject: Subject) -> str:
-        """Return the text that identifies a subject's bucket within this key; bounded in length."""
+        """Return the text, of bounded length, that identifies a bucket."""
         text = ""
         for part in self._parts:
             text += part(subject)
         return text
 
     def named(self, subject: Subject) -> list[tuple[str, str]]:
-        """Return labels and values of the parts that identify a subject; the address for an absent part."""
+        """Return labels and values for display. The address replaces a missing part."""
         found = {}
         for labels in self._labels:
             values = [(label, part_of(subject, label)) for label in labels if label != "global"]
@@ -74,21 +73,21 @@ class Key:
 
     @property
     def is_inventable(self) -> bool:
-        """True if clients can invent values of some part."""
+        """True if clients can invent values of some parts."""
         return bool(self._inventable)
 
     def is_invented(self, subject: Subject) -> bool:
-        """Return True if the client may have invented the subject's bucket."""
+        """Return True if the client may have invented this bucket."""
         return not subject.is_real and any(_is_made_up(part, subject) for part in self._inventable)
 
     def digest(self, text: str) -> str:
-        """Return the 32 hex digits that name the bucket of ``text``."""
+        """Return the digest as 32 hex digits."""
         digest = self._hash.copy()
         digest.update(_bytes(text))
         return digest.hexdigest()
 
     def prepared(self, subject: Subject, prefix: str) -> PreparedKey:
-        """Digest the parts that are equal for all requests of the subject's tier, method and route."""
+        """Precompute the digest for a tier, method and route."""
         parts = list(zip(self._labels, self._parts))
         digest = self._hash.copy()
         while parts and _is_settled(parts[0][0], subject):
@@ -101,7 +100,7 @@ class Key:
 
 
 class PreparedKey:
-    """A key whose constant parts are already digested."""
+    """A key whose digest lacks only the client's parts."""
 
     __slots__ = ("_parts", "_route", "digest", "is_by_address", "prefix", "tail")
 
@@ -116,18 +115,16 @@ class PreparedKey:
         route: str | None,
     ) -> None:
         self.is_by_address = [tuple(each) for each in labels] == [("ip",)]
-        """True if the client's address is the only remaining part."""
         self.prefix = prefix
         self.digest = digest
-        """Digest of the parts before the client's."""
         self.tail = _bytes(tail)
-        """Parts after the client's."""
         self._parts = parts
         self._route = route
 
     def of(self, subject: Subject) -> str:
-        """Return the key of a subject with the same tier, method and route."""
-        subject.route = self._route  # The route replaces an absent API key.
+        """Return the key of a subject."""
+        # Parts such as `api_key,path` use the route.
+        subject.route = self._route
         text = ""
         for part in self._parts:
             text += part(subject)
@@ -137,9 +134,10 @@ class PreparedKey:
 
 
 def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
-    """Return keys whose only client part is the address: IPv4 address, IPv6 network, or none."""
+    """Return the keys for an address, like the part ``ip``. ``client`` is None without an address."""
     if client is not None and len(client) < len(_IPV4_HEADS) and client.isascii() and client.replace(".", "0").isdecimal():
-        field = _IPV4_HEADS[len(client)] + client.encode() + b","  # `grouped` would return it unchanged.
+        # IPv4 addresses need no `grouped`.
+        field = _IPV4_HEADS[len(client)] + client.encode() + b","
     else:
         address = None if client is None else grouped(client, ipv6_prefix)
         field = _bytes(_field("ip", address) if address else "nobody,")
@@ -154,7 +152,7 @@ def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_pre
 
 
 _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
-"""Precomputed beginnings from `_field`, by address length, used by almost every request."""
+"""Prefixes by length of the address, for almost every request."""
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
@@ -170,20 +168,23 @@ def _always(text: str) -> Callable[[Subject], str]:
 
 
 def overflow(source: str | None) -> str:
-    """Return the text of the bucket for a source with too many buckets; distinct from every key."""
+    """Return the text of the overflow bucket of a source."""
     return _field("overflow nobody" if source is None else "overflow", source or "")
 
 
 def value_of(value: object, name: str) -> Value:
-    """Return key part ``name`` from an application value. Raises `TypeError` like `text_of`.
+    """Return a key part from a value of the application. Raises `TypeError`, see `text_of`.
 
-    Clients can invent text, numbers, UUIDs and tuples, but not objects.
+    Strings, numbers, UUIDs and tuples may repeat what the client has sent; other objects are trusted.
     """
     return Value(name, text_of(value, name), isinstance(value, str | int | UUID | tuple))
 
 
 def text_of(value: object, name: str) -> str | None:
-    """Return the text of an application value for key part ``name``, None if absent. Raises `TypeError` without an id."""
+    """Return the text of a value for the key part ``name``; None if it is missing, see `user_id`.
+
+    Raises `TypeError` for a value without an id.
+    """
     try:
         return user_id(value)
     except NoIdError as error:
@@ -191,12 +192,12 @@ def text_of(value: object, name: str) -> str | None:
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
-    """Return the text of additional key parts, with the client's address for absent ones."""
+    """Return the text of further key parts. The address replaces a missing part."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
 def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
-    """Return a reader of one part: the first present alternative, or the client's address."""
+    """Return a reader for the first available alternative, or else the client's address."""
     readers = [(label, _reader(label)) for label in labels]
     own_pattern = _field("pattern", pattern) if "path" in labels else None
 
@@ -226,7 +227,7 @@ def _is_made_up(labels: Sequence[tuple[str, bool]], subject: Subject) -> bool:
 
 
 def _field(label: str, value: str) -> str:
-    """Encode a value with name and length, or its digest if it is long."""
+    """Encode a value with its name and length. A digest under a reserved name replaces a long value."""
     if len(value) > _SHORT:
         label, value = f"{label} digest", hashlib.blake2b(_bytes(value), digest_size=16).hexdigest()
     return f"{label}:{len(value)}:{value},"
@@ -237,7 +238,7 @@ def _bytes(text: str) -> bytes:
 
 
 def part_of(subject: Subject, label: str) -> str | None:
-    """Return a subject's value for an alternative of a part; empty or None if absent."""
+    """Return the value of a part's alternative; empty or None if it is missing."""
     return _reader(label)(subject)
 
 
@@ -249,7 +250,10 @@ def _reader(label: str) -> Callable[[Subject], str | None]:
 
 
 def _host(subject: Subject) -> str:
-    """Return the normalized host without port (RFC 9110, section 4.2.3), the first of several, like the frameworks."""
+    """Return the normalized host without port (RFC 9110 section 4.2.3), or the first of several.
+
+    Everything after the first colon is dropped, because frameworks ignore it too.
+    """
     host = subject.request.opened_headers().start("host", LONGEST_VALUE + 1).strip()
     bracket = host.find("]") + 1 if host.startswith("[") else 0
     host = host[:bracket] or host.partition(":")[0].partition(",")[0]
@@ -259,7 +263,6 @@ def _host(subject: Subject) -> str:
 
 
 def _user(subject: Subject) -> str | None:
-    """Return the id of the application's user; None if anonymous or without an id."""
     user = subject.user
     try:
         return user_id(user)

@@ -1,4 +1,4 @@
-"""ASGI and WSGI middleware, side by side: a request comes in, an answer goes out. The gate decides which."""
+"""ASGI and WSGI middleware. The gate decides about each request."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ MarksToken = Token[Marks | None]
 class LimitGate(Around):
     """ASGI 3 middleware: ``app.add_middleware(LimitGate, rules="config/", store="redis://localhost:6379/0")``.
 
-    Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
-    rules. Needs no lifespan events; where they are sent, its connections are closed with the application. With
-    ``require_store`` the start fails by `StoreError` where the store does not answer.
+    `Settings` documents the options. Unset options come from ``LIMITGATE_*`` environment variables. Lifespan events are
+    optional; if the server sends them, the connections are closed with the application.
 
-    Starlette and FastAPI make their middleware when the server is up. Then a mistake fails the start by lifespan events; a
-    server that sends none gets the error at each request.
+    Raises `ConfigError` for invalid options or rules. With ``require_store``, the start fails with `StoreError` if the store
+    doesn't answer. Starlette and FastAPI create their middleware after the server has started. An error then fails the
+    lifespan startup, or every request if the server sends no lifespan events.
     """
 
     PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
     ENTRANCES = ("asgi_app", "asgi_handler")
     _mistake: Exception | None = None
-    """Error that a framework would not have passed on to its server."""
+    """An error to report later, because the framework would hide it from its server."""
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
@@ -78,18 +78,19 @@ class LimitGate(Around):
         self._denials = denials(app, on_denied)
         self._gate_to_be = self.gate
         if self._required_prefix is not None:
-            self.gate = None  # until the store has answered
+            # Set once the store has answered.
+            self.gate = None
         if "fastapi" in sys.modules:
-            from limitgate.routes import fastapi_openapi  # noqa: PLC0415 - only where FastAPI is in use already
+            from limitgate.routes import fastapi_openapi  # noqa: PLC0415 - optional dependency
 
             fastapi_openapi.document()
             if self._gate_to_be is not None:
                 self._gate_to_be.at_other_rules.append(fastapi_openapi.forget_documents)
 
-    async def __call__(  # noqa: C901, PLR0912, PLR0915 - each coroutine more costs all
+    async def __call__(  # noqa: C901, PLR0912, PLR0915 - each extra coroutine slows down all requests
         self, scope: Any, receive: Any, send: Any
     ) -> None:
-        """Answer one request, pass everything else through."""
+        """Handle one request. Pass on all other scopes."""
         gate = self.gate
         if gate is None or scope["type"] not in ("http", "websocket"):
             await self._pass(scope, receive, send)
@@ -99,7 +100,8 @@ class LimitGate(Around):
             await app(scope, receive, send)
             return
         outer = None if request.is_outermost else admission_around(scope)
-        admission = gate.begin(request, outer)  # `Gate.acheck`, a coroutine more
+        # Inlined `Gate.acheck`, to save a coroutine.
+        admission = gate.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
             try:
@@ -128,7 +130,7 @@ class LimitGate(Around):
         try:
             if admission.is_plain or await exchange.await_turn():
                 if permits is None:
-                    app = self.app  # a local name makes the call faster
+                    app = self.app
                     await app(exchange.scope, exchange.receive, exchange.send if admission.is_plain else exchange.send_any)
                 else:
                     messages = MessagesInFlight(exchange, permits)
@@ -137,7 +139,8 @@ class LimitGate(Around):
             exchange.open_admission().failed()
             if not (await exchange.refuse_late(has_asked_handlers=True) and isinstance(error, RateLimited)):
                 raise
-        except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
+        # The event loop has ended.
+        except GeneratorExit:
             exchange.open_admission().abandon()
             _forget(token)
             token = None
@@ -152,7 +155,7 @@ class LimitGate(Around):
                 await gate.refunds.asettle(exchange.open_admission())
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass through what is no request, and where the gate is switched off, requests too."""
+        """Forward scopes other than requests, and everything when disabled."""
         if self._mistake is not None:
             await _fail_start(self._mistake, scope, receive, send)
         if self._gate_to_be is not None and self.gate is None and self._required_prefix is not None:
@@ -181,10 +184,9 @@ class LimitGate(Around):
                     await self.gate.store.aclose()
 
     async def _require_store(self, gate: Gate, key_prefix: str, scope: Scope, receive: Receive, send: Send) -> Receive:
-        """Ask the store before anything else; where no lifespan events come, at the first request. Gives what to receive from.
+        """Check the store. Without lifespan events, the first request does this.
 
-        Raises `StoreError` if it does not answer, `ConfigError` if it cannot run on this event loop. A server that has sent
-        lifespan events ends then.
+        Raise `StoreError` if the store doesn't answer, and `ConfigError` if it cannot run on this event loop.
         """
         received = [await receive()] if scope["type"] == "lifespan" else []
         try:
@@ -201,7 +203,6 @@ class LimitGate(Around):
         return receive_all
 
     async def _pass_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the application answer without a decision."""
         inside = scope if admission_around(scope) else inner_scope(scope, None, None)
 
         async def showing(message: Message) -> None:
@@ -211,7 +212,7 @@ class LimitGate(Around):
         token: MarksToken | None = decorators.decided_marks.set(decorators.EVERYTHING)
         try:
             await self.app(inside, receive, showing)
-        except GeneratorExit:  # the event loop is gone
+        except GeneratorExit:
             _forget(token)
             token = None
             raise
@@ -222,15 +223,18 @@ class LimitGate(Around):
 
 
 async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:
-    """Raise a mistake, and if the server sends lifespan events, have it end."""
     if scope["type"] == "lifespan":
         await receive()
         await send({"type": "lifespan.startup.failed", "message": str(mistake)})
-    raise mistake.with_traceback(None)  # else it would grow by each request
+    # Otherwise, the traceback would grow with each request.
+    raise mistake.with_traceback(None)
 
 
 def _is_made_while_serving() -> bool:
-    """True if Starlette makes its middleware, by the first call of the server: an error then is taken for missing lifespan."""
+    """Return True if Starlette creates its middleware during the first call of the server.
+
+    The server would take an error for missing lifespan support.
+    """
     frame = sys._getframe()  # noqa: SLF001 - as logging does
     while frame is not None and frame.f_code.co_name != "build_middleware_stack":
         frame = frame.f_back  # type: ignore[assignment]
@@ -238,14 +242,13 @@ def _is_made_while_serving() -> bool:
 
 
 def _forget(token: MarksToken | None) -> None:
-    """Reset the marks of a request that is thrown away. Its context may be gone, and the marks with it."""
+    """Reset the marks of an abandoned request, whose context may be gone."""
     if token is not None:
         with suppress(ValueError):
             decorators.decided_marks.reset(token)
 
 
 def _check_is_application(app: Any, put_around: str) -> None:
-    """Raise `ConfigError` for the name of an application, and for what Django puts its middleware around."""
     if isinstance(app, str):
         raise ConfigError(f"{app!r:.80} is no application, expected {put_around}")
     if getattr(app, "__globals__", {}).get("__name__") == "django.core.handlers.exception":
@@ -257,7 +260,7 @@ def _name_of(app: Any) -> str:
 
 
 def _tell_server(error: Exception) -> None:
-    """Log a mistake if a server builds the middleware: most of them go on after such an error, in silence."""
+    """Log an error, because most servers ignore it silently."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -268,9 +271,10 @@ def _tell_server(error: Exception) -> None:
 class LimitGateWSGI(Around):
     """WSGI middleware (PEP 3333): ``app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules="config/")``.
 
-    Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
-    rules, with ``require_store`` a `StoreError` where the store does not answer. A request that a rule's ``max_delay`` makes
-    wait for its turn sleeps in its thread. WSGI does not tell when a client leaves meanwhile, so its turn is not given back.
+    `Settings` documents the options. Unset options come from ``LIMITGATE_*`` environment variables. If a rule's ``max_delay``
+    makes a request wait, its thread sleeps. WSGI does not report disconnects, so the turn of a client that leaves is lost.
+
+    Raises `ConfigError` for invalid options or rules. With ``require_store``, raises `StoreError` if the store doesn't answer.
     """
 
     PUT_AROUND = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
@@ -296,14 +300,14 @@ class LimitGateWSGI(Around):
         built.ask_store()
 
     def answer_by_handlers(self, app: Any) -> None:
-        """Have the error handlers of a Flask application answer refusals, unless there is an ``on_denied``."""
+        """Let the error handlers of a Flask application answer refusals, unless ``on_denied`` is set."""
         if self._denials is None:
             self._denials = Denials(RaisingApp(app, "wsgi_app").denial, are_handlers=True)
 
-    def __call__(  # noqa: PLR0911 - each call more costs all
+    def __call__(  # noqa: PLR0911 - each extra call slows down all requests
         self, environ: dict[str, Any], start_response: StartResponse
     ) -> Iterable[bytes]:
-        """Answer one request."""
+        """Handle one request."""
         gate = self.gate
         if gate is None:
             return self._pass(environ, start_response)
@@ -344,7 +348,6 @@ class LimitGateWSGI(Around):
     def _respond(
         self, exchange: Exchange, admission: Admission, environ: dict[str, Any], start_response: StartResponse
     ) -> Iterable[bytes]:
-        """Have the application answer a request that was let in."""
         marks = admission.marks
         try:
             if marks or decorators.notes_none:
@@ -356,7 +359,8 @@ class LimitGateWSGI(Around):
                 admission.failed()
             exchange.end()
             raise
-        if not admission.is_plain and admission.has_slots:  # until the server is done with it, as to send it may take long
+        # The slots stay taken until the response is sent.
+        if not admission.is_plain and admission.has_slots:
             exchange.settle()
             return (SizedBody if hasattr(chunks, "__len__") else Body)(chunks, exchange, admission)
         kind = type(chunks)
@@ -384,7 +388,7 @@ class LimitGateWSGI(Around):
 
 
 def _check_awaits_nothing(gate: Gate) -> None:
-    """Raise `ConfigError` where ``identify`` or the limits of a rule are async, as far as that is known before a request."""
+    """Raise `ConfigError` for async callables, as far as they are known before a request."""
     check_is_plain(gate.identify, "identify")
     for tier, rules in gate.rules.rule_set.tiers.items():
         for rule in rules:
@@ -392,7 +396,6 @@ def _check_awaits_nothing(gate: Gate) -> None:
 
 
 def _is_all_there(chunks: Iterable[bytes], environ: dict[str, Any]) -> bool:
-    """True if nothing of the application is left to run: chunks of a known number, or a file for the server to send."""
     if hasattr(chunks, "__len__") or hasattr(chunks, "read"):
         return True
     wrapper = environ.get("wsgi.file_wrapper")

@@ -1,8 +1,12 @@
-"""Requests in flight, counted by a semaphore (Dijkstra 1965) with leased slots.
+"""Requests in flight: so many at once, as a counting semaphore (Dijkstra 1965) whose places are leased. nginx has limit_conn.
 
-A slot has a unique name, and a lease of `HELD_US` that its holder renews, so slots of a crashed process expire. Taking,
-renewing and releasing are idempotent. A state has a timeline that advances only with elapsed time, and the slots, packed in
-order of expiry.
+A request takes a slot under a name that nobody else has, and gives it back when it is over. A slot is leased for `HELD_US`, and
+whoever holds it renews it in time; so what a process held that has crashed is free again after that. Taking and renewing are
+the same to a slot that is there, so a call that is repeated takes nothing twice, and giving back one that is gone does nothing.
+
+A state is a timeline, which goes on by the time that has passed and by nothing else, how many places are taken, and the slots,
+packed in the order in which they end, as bytes are copied in no time. A refusal may end at any moment, so no wait is promised,
+and `HINT_US` is only a hint.
 """
 
 from __future__ import annotations
@@ -21,47 +25,46 @@ IS_LIMIT = True
 RESCALES = False
 
 HELD_US = 30_000_000
-"""Duration of a lease in µs."""
+"""Microseconds for which a slot is leased."""
 HINT_US = 1_000_000
-"""Suggested time before the next attempt in µs."""
+"""Microseconds after which whoever was refused may as well try again."""
 MAX_SLOTS = 10_000
-"""Maximum number of slots. Each take and release makes Redis read or write all of them, 14 bytes per slot."""
+"""Places that a limit may have: Redis reads them all, 14 bytes each, when one is taken, and writes them when it goes back."""
 LONG = 2048
-"""Bytes of a bucket's slots above which the script appends; a slot has 14 bytes."""
+"""Bytes of the slots of a bucket from which on the script appends to it; each place has 14."""
 LOAD = Load(3, 5, 1)
-"""Measured: 26 µs to take one of 100 slots, in a call of 32 buckets."""
+"""Measured: 26 µs to take one of 100 places, among 32 buckets in a call."""
 LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
-"""Additional load per slot. Measured with 10,000: 0.45 ms to take one, 1 ms to renew or release one, and 30 µs for each further
-one in the same call.
-"""
+"""Load of each slot besides. Measured with 10,000: 0.45 ms to take one, 1 ms to renew one or to give it back, and 30 µs for
+each further one in the same call."""
 
 _OTHERS = -1
-"""Reserved name of all other slots in `decode_state`."""
+"""The name under which `decode_state` puts what it knows of the slots of others; nobody has it."""
 
 
-_SLOT = struct.Struct("<3q")  # name, number, and expiry on the timeline
+_SLOT = struct.Struct("<3q")  # its name, how many places it has, and until when on the timeline
 _NAME = struct.Struct("<q")
 _pack, _unpack, _size = _SLOT.pack, _SLOT.unpack_from, _SLOT.size
-_new = tuple.__new__  # twice as fast as the constructor
+_new = tuple.__new__  # half the time that a named tuple's own takes
 
 
 class State(NamedTuple):
     """State of a window."""
 
     at: int = 0
-    """Position on the timeline, in µs."""
+    """Where on its timeline, in µs."""
     taken: int = 0
-    """Number of taken slots."""
+    """Number of places that are taken."""
     packed: bytes = b""
-    """Packed slots, in order of expiry."""
+    """The slots, in the order in which they end."""
 
     @property
     def slots(self) -> Iterator[tuple[int, int, int]]:
-        """Name, number and expiry of each slot; the expiry is on the timeline, in µs."""
+        """The slots: name, places, and until when on the timeline."""
         return _SLOT.iter_unpack(self.packed)
 
     def later(self, elapsed_us: int) -> State:
-        """Return the state after ``elapsed_us``."""
+        """The state some time later."""
         at, taken, packed = self
         if elapsed_us > 0:
             at += elapsed_us
@@ -78,7 +81,7 @@ class State(NamedTuple):
         return later
 
     def without(self, name: int) -> State:
-        """Return the state after releasing a slot."""
+        """The state once a slot is given back."""
         at, taken, packed = self
         place = _place_of(name, packed)
         if place < 0:
@@ -88,7 +91,7 @@ class State(NamedTuple):
         return without
 
     def having(self, name: int, places: int) -> State:
-        """Return the state after taking a slot, or renewing it with its previous number."""
+        """The state once a slot is taken, or renewed: then it has as many places as before."""
         at, taken, packed = self
         place = _place_of(name, packed)
         if place >= 0:
@@ -98,13 +101,13 @@ class State(NamedTuple):
         return having
 
     def places(self, name: int) -> int:
-        """Return the number of slots under a name."""
+        """Number of places of the slot under a name; 0 if there is none."""
         place = _place_of(name, self.packed)
         return 0 if place < 0 else _unpack(self.packed, place)[1]
 
 
 def _place_of(name: int, packed: bytes) -> int:
-    """Return the offset of a name in packed slots, -1 if absent. The name 0 is unused."""
+    """Where in packed slots the one under a name begins; -1 if there is none. Nobody is called 0."""
     if not (packed and name):
         return -1
     wanted = _NAME.pack(name)
@@ -115,7 +118,7 @@ def _place_of(name: int, packed: bytes) -> int:
 
 
 def reported(taken: int, left: int) -> State:
-    """Return a state with ``taken`` slots of others; the last one expires in ``left`` µs."""
+    """The state of which so many places are taken, by others, and for how long the last one lasts."""
     state: State = _new(State, (0, taken, _pack(_OTHERS, taken, left) if taken else b""))
     return state
 
@@ -124,7 +127,7 @@ STRAIGHT: Straight | None = Straight(
     kept="slots{n},",
     state="slots{n},",
     row="",
-    row_of=lambda limit, cost: (),  # noqa: ARG005 - the memory store has its own code
+    row_of=lambda limit, cost: (),  # noqa: ARG005 - the memory store has lines of its own
     advance="",
     fits="",
     charged="",
@@ -138,30 +141,35 @@ STRAIGHT: Straight | None = Straight(
 
 
 def check(limit: LimitNumbers) -> str | None:
+    """Return what was expected of a limit that this algorithm cannot count, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all of them may come at once"
     return None if limit.count <= MAX_SLOTS else f"at most {MAX_SLOTS:,} at once"
 
 
 def load(limit: LimitNumbers) -> Load:
+    """Load of a window at most."""
     return LOAD.plus(Load(*[us * limit.count for us in LOAD_OF_PLACE]))
 
 
-def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
+def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+    """No slot is taken."""
     return [State() for _ in bucket.limits]
 
 
 def advance(
     states: Sequence[State],
     elapsed_us: int,
-    bucket: BucketNumbers,
-    now: int | None = None,
+    bucket: BucketNumbers,  # noqa: ARG001 - see above
+    now: int | None = None,  # noqa: ARG001 - see above
 ) -> Sequence[State]:
+    """The states some time later, without the slots that nobody has renewed."""
     (state,) = states
     return [state.later(elapsed_us)]
 
 
-def rescaled(state: State, limit: LimitNumbers) -> State:
+def rescaled(state: State, limit: LimitNumbers) -> State:  # noqa: ARG001 - see above
+    """Slots are slots under any count."""
     return state
 
 
@@ -169,12 +177,12 @@ def try_charge(
     states: Sequence[State],
     bucket: BucketNumbers,
     cost: int,
-    max_wait_us: int = 0,
+    max_wait_us: int = 0,  # noqa: ARG001 - see above
     slot: int = 0,
     *,
-    turn_us: int = 0,
+    turn_us: int = 0,  # noqa: ARG001 - see above
 ) -> Sequence[State] | None:
-    """Return the states after taking or renewing a slot; None if there is no room."""
+    """The states once a slot is taken, or renewed if it is there already; None if there is no room."""
     if not cost:
         return states
     (state,), (limit,) = states, bucket.limits
@@ -186,11 +194,14 @@ def try_charge(
 def apply_adjustment(
     states: Sequence[State],
     back: Sequence[int],
-    elapsed_us: int,
+    elapsed_us: int,  # noqa: ARG001 - see above
     names: Sequence[int],
     bucket: BucketNumbers,
 ) -> Sequence[State]:
-    """Return the states after releasing slots by name; a negative number renews them, or takes expired ones if they fit."""
+    """The states once slots are given back by their names; where it is negative they are renewed, if need be taken again.
+
+    Where there is no room to take one again that was not renewed in time, it stays gone.
+    """
     (state,), (places,), (name,), (limit,) = states, back, names, bucket.limits
     if places > 0:
         return [state.without(name)]
@@ -201,37 +212,41 @@ def apply_adjustment(
 
 def refund_amount(
     states: Sequence[State],
-    bucket: BucketNumbers,
+    bucket: BucketNumbers,  # noqa: ARG001 - see above
     cost: int,
     due: int,
     slot: int = 0,
     *,
-    turn_us: int = 0,
+    turn_us: int = 0,  # noqa: ARG001 - see above
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the slots to release, and their name. A request in flight keeps its slot."""
+    """Places to give back, and the name of the slot. While a request is under way it keeps its slot, whatever it costs."""
     return [0 if due else cost] * len(states), [slot] * len(states)
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
+    """Number of slots that are free; never negative."""
     return max(0, limit.burst - state.taken)
 
 
-def used(state: State, limit: LimitNumbers) -> int:
+def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
+    """Number of slots that are taken."""
     return state.taken
 
 
 def left_after(state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]:
+    """Number of slots that are free besides a charge, and the microseconds until that one's are over."""
     return limit.burst - state.taken - cost, HELD_US
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Return a hint in µs for the next attempt; 0 if it fits now, None if never."""
+    """Microseconds after which to try again, which may be too early or too late; 0 if it fits now, None if it never does."""
     if state.taken + cost <= limit.burst or not cost:
         return 0
     return None if cost > limit.burst else HINT_US
 
 
-def refill_us(state: State, limit: LimitNumbers) -> int:
+def refill_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
+    """Microseconds until all slots are over that are taken now, if nobody gives any back or renews it."""
     if not state.packed:
         return 0
     until: int
@@ -242,22 +257,23 @@ def refill_us(state: State, limit: LimitNumbers) -> int:
 ttl_us = refill_us
 
 
-def date(limit: LimitNumbers) -> int:
+def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
+    """No date matters."""
     return 0
 
 
-def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return the maximum number of slots, the requested number, and the lease in µs."""
+def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+    """Numbers of slots that may be taken and that are to be, and the µs for which they are held."""
     return limit.burst, min(cost, limit.burst + 1), HELD_US
 
 
-def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:
-    """Return the number of slots to release, negative to renew, and their name."""
+def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:  # noqa: ARG001 - see above
+    """Number of slots to give back, or to renew where it is negative, and their name."""
     return back, name
 
 
-def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
-    """Decode the taken slots, their expiry, and the slot of this request if it has one."""
+def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - see above
+    """The states that the script has reported: places taken, for how long, and, if the asked slot is there, its own."""
     taken, left, name, own = facts
     packed = _pack(_OTHERS, taken - own, left) if taken > own else b""
     state: State = _new(State, (0, taken, packed + _pack(name, own, left) if own else packed))

@@ -1,4 +1,4 @@
-"""Adapts algorithms for a single window to `Algorithm`, which covers all windows of a bucket."""
+"""Algorithms that look at one limit at a time, as the rest of the code asks for them: for all windows of a bucket at once."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from limitgate.algorithms.base import MAX_USED, BucketNumbers, LimitNumbers, Loa
 
 
 class ForOne(Protocol):
-    """An algorithm for a single window."""
+    """An algorithm for one window."""
 
     REPLY_FIELDS: int
     CAN_WAIT: bool
     MAX_TURNS: int
     STRAIGHT: Straight | None
 
-    def check(self, limit: LimitNumbers) -> str | None: ...
-    def load(self, limit: LimitNumbers) -> Load: ...
-    def initial(self, now: int, limit: LimitNumbers) -> State: ...
-    def advance(self, state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State: ...
+    def check(self, limit: LimitNumbers) -> str | None: ...  # noqa: D102 - these are as in `base.Algorithm`
+    def load(self, limit: LimitNumbers) -> Load: ...  # noqa: D102
+    def initial(self, now: int, limit: LimitNumbers) -> State: ...  # noqa: D102
+    def advance(self, state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State: ...  # noqa: D102
 
     def charged(self, state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:
-        """Return the state after ``cost`` requests, even if they don't fit, with a turn in ``turn_us``."""
+        """The state after ``cost`` requests, whether they fit or not, whose turn is so many µs from now."""
 
-    def apply_adjustment(self, state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State: ...
+    def apply_adjustment(self, state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State: ...  # noqa: D102
 
     def grace_us(self, state: State, limit: LimitNumbers) -> int:
-        """Return how long a charge in this state is refundable, in µs, or another value for `apply_adjustment`."""
+        """Microseconds for which a charge to a window in this state can be refunded, or what else `apply_adjustment` needs."""
 
-    def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool: ...
-    def remaining(self, state: State, limit: LimitNumbers) -> int: ...
-    def left_after(self, state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]: ...
-    def used(self, state: State, limit: LimitNumbers) -> int: ...
-    def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None: ...
-    def refill_us(self, state: State, limit: LimitNumbers) -> int: ...
-    def date(self, limit: LimitNumbers) -> int: ...
-    def encode_charge(self, limit: LimitNumbers, cost: int, date: int) -> Sequence[int]: ...
+    def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool: ...  # noqa: D102
+    def remaining(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
+    def left_after(self, state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]: ...  # noqa: D102
+    def used(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
+    def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None: ...  # noqa: D102
+    def refill_us(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
+    def date(self, limit: LimitNumbers) -> int: ...  # noqa: D102
+    def encode_charge(self, limit: LimitNumbers, cost: int, date: int) -> Sequence[int]: ...  # noqa: D102
 
     def decode_state(self, facts: Sequence[int]) -> State:
-        """Decode the reported state."""
+        """The state that the script has reported."""
 
 
 class Each:
-    """An algorithm for a single window, as an `Algorithm`. Its states are in requests, independent of the count."""
+    """An algorithm for one window, as an `Algorithm`. Its states are in requests, so no other count changes them."""
 
     IS_LIMIT = True
     RESCALES = False
@@ -64,19 +64,19 @@ class Each:
         self.refill_us = self.ttl_us = one.refill_us
         self.date = one.date
 
-    def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
+    def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: D102 - as in `base.Algorithm`, like all here
         return [self._one.initial(now, limit) for limit in bucket.limits]
 
-    def advance(
+    def advance(  # noqa: D102
         self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None
     ) -> Sequence[State]:
         elapsed_us = max(0, elapsed_us)
         return [self._one.advance(state, elapsed_us, limit, now) for state, limit in zip(states, bucket.limits)]
 
-    def rescaled(self, state: State, limit: LimitNumbers) -> State:
+    def rescaled(self, state: State, limit: LimitNumbers) -> State:  # noqa: D102
         return state
 
-    def try_charge(
+    def try_charge(  # noqa: D102
         self,
         states: Sequence[State],
         bucket: BucketNumbers,
@@ -96,7 +96,7 @@ class Each:
             after.append(self._one.charged(state, cost, limit, max(wait, turn_us)))
         return after
 
-    def apply_adjustment(
+    def apply_adjustment(  # noqa: D102
         self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[State]:
         windowed = zip(states, back, grace_us, bucket.limits)
@@ -104,19 +104,19 @@ class Each:
             self._one.apply_adjustment(state, most, max(0, elapsed_us), grace, limit) for state, most, grace, limit in windowed
         ]
 
-    def refund_amount(
+    def refund_amount(  # noqa: D102
         self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
     ) -> tuple[Sequence[int], Sequence[int]]:
         graces = [turn_us + self._one.grace_us(state, limit) for state, limit in zip(states, bucket.limits)]
         return [max(-MAX_USED, min(cost - due, MAX_USED))] * len(graces), graces
 
-    def encode_charge(self, limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
+    def encode_charge(self, limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return self._one.encode_charge(limit, cost, date)
 
-    def encode_adjustment(self, limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
+    def encode_adjustment(self, limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
         return back, grace_us
 
-    def decode_state(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[Any]:
+    def decode_state(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[Any]:  # noqa: D102
         return [
             self._one.decode_state(facts[at : at + self.REPLY_FIELDS])
             for at in range(0, self.REPLY_FIELDS * len(bucket.ids), self.REPLY_FIELDS)

@@ -1,4 +1,4 @@
-"""Django middleware that lets the gate decide about each request."""
+"""Django middleware: a request comes in, an answer goes out. The gate decides which."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from limitgate.stores import open_store, open_sync_store
 class LimitGateMiddleware:
     """``MIDDLEWARE = [..., "limitgate.django.LimitGateMiddleware"]`` with ``LIMITGATE = {"RULES": "config/", ...}``.
 
-    Options are those of `Settings`, in upper or lower case; the defaults are ``LIMITGATE_*`` environment variables.
-    ``on_denied`` is a view. Supports sync and async mode. Raises `ConfigError` for invalid options or rules.
+    Options are those of `Settings`, in upper or lower case; unset ones come from ``LIMITGATE_*``. ``on_denied`` is a view.
+    Works in threads or on an event loop, as Django asks it to. Raises `ConfigError` for a mistake in the options or the rules.
     """
 
     sync_capable = True
@@ -47,14 +47,13 @@ class LimitGateMiddleware:
             markcoroutinefunction(self)
         built = build_gate(self._routes, open_store if self._awaits else open_sync_store, **chosen)
         self.gate = built.gate
-        # On an event loop, the first request connects.
-        if built.required_prefix is not None or not self._awaits:
+        if built.required_prefix is not None or not self._awaits:  # on an event loop the first request connects
             built.ask_store()
         check_refuses(built.on_denied, "request")
         self._deny = None if built.on_denied is None else _adapted(built.on_denied, awaits=self._awaits)
 
     def __call__(self, request: Any) -> Any:
-        """Return the response to a request, in async mode an awaitable."""
+        """The response to a request; on an event loop, an awaitable of it."""
         if self._awaits:
             return self._acall(request)
         exchange = _decide(self.gate, self._gate_request(request)) if self.gate else None
@@ -69,7 +68,7 @@ class LimitGateMiddleware:
         token = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             response = self.get_response(request)
-        except BaseException:  # Django converts other errors to a 500.
+        except BaseException:  # Django makes a 500 of everything else
             if exchange is not None:
                 exchange.end()
             raise
@@ -88,7 +87,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def process_exception(self, request: Any, exception: Exception) -> None:
-        """Record that the client disconnected, if that caused the error of the view."""
+        """A view has raised an error, for Django to answer; maybe only because the client went away while it sent."""
         exchange: Exchange | None = _place_of(request).get(EXCHANGE)
         if exchange is not None and isinstance(exception, UnreadablePostError):
             exchange.open_admission().client_left = True
@@ -106,10 +105,9 @@ class LimitGateMiddleware:
         token = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             response = await self.get_response(request)
-        except GeneratorExit:  # The event loop is gone, so awaiting is impossible.
+        except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
             raise
-        # Django converts other errors to a 500; this is mostly a disconnect.
-        except BaseException:
+        except BaseException:  # Django makes a 500 of everything else; mostly the client has left
             if exchange is not None:
                 await exchange.ashutdown()
             raise
@@ -128,6 +126,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def _gate_request(self, request: Any) -> DjangoRequest:
+        """The request as the gate is given it."""
         urlconf = getattr(request, "urlconf", None)
         if urlconf is not None:
             self._routes.note(urlconf)
@@ -135,30 +134,30 @@ class LimitGateMiddleware:
 
 
 class DjangoExchange(Exchange):
-    """One Django request."""
+    """One request of Django's."""
 
     def __init__(self, gate: Gate, admission: Admission, request: DjangoRequest) -> None:
         self.stand_between(gate, admission)
         self.awaits = request.awaits
         if admission.is_shed:
             show_shed(admission)
-        if admission.is_plain:  # The fast path.
+        if admission.is_plain:  # almost all requests
             _place_of(request.django)[OUTCOME] = "admitted"
         else:
             self.show_outcome()
         permits, django = admission.permits, request.django
         if permits is not None and not request.awaits:
             watch_upload(django.META, permits)
-            if hasattr(django, "_stream"):  # The view reads it.
+            if hasattr(django, "_stream"):  # it is read by the view
                 django._stream = watched(django._stream, permits, django.META)  # noqa: SLF001
 
     @property
     def refusal(self) -> Refusal | None:
-        """Return the response to send instead of the application's, or None."""
+        """The response to send instead of the application's; None to let the request pass."""
         return None if self._admission.is_plain else self._admission.refusal
 
     def completes(self, response: Any) -> bool:
-        """Add rate fields to a response and end the request. False if more work is due."""
+        """Add rate fields to a response, and end the request. False if more is due than that."""
         admission = self._admission
         if not admission.is_plain or admission.permits is not None or response.streaming or admission.has_news:
             return False
@@ -166,20 +165,23 @@ class DjangoExchange(Exchange):
         headers = response.headers
         for name, value in admission.fields:
             headers[name] = value
-        # A running thread has just reported a cost.
-        if admission.end():
+        if admission.end():  # a thread that goes on has told a cost just now
             settle = self.gate.refunds.settle_soon if self.awaits else self.gate.refunds.settle
             settle(admission)
         return True
 
 
 def _decide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
+    """Have a gate decide about a request."""
     admission = gate.check(request, admission_around(_place_of(request.django)))
     return DjangoExchange(gate, admission, request)
 
 
 async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    """Return at the request's turn; Django cancels the request if the client leaves."""
+    """Have a gate decide about a request on an event loop.
+
+    Returns once its turn has come: Django itself cancels a request whose client leaves meanwhile.
+    """
     admission = await gate.acheck(request, admission_around(_place_of(request.django)))
     exchange = DjangoExchange(gate, admission, request)
     try:
@@ -191,16 +193,18 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
 
 
 def _refusal(exchange: DjangoExchange | None) -> Refusal | None:
+    """The response to send instead of the application's; None to let the request pass."""
     return None if exchange is None else exchange.refusal
 
 
 def _place_of(request: Any) -> dict[str, Any]:
+    """The scope or environ of a request."""
     place: dict[str, Any] = getattr(request, "scope", request.META)
     return place
 
 
 def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
-    """Return a view that is callable in this mode and renders its response."""
+    """A view as it can be called here, whichever kind it is. What it leaves to be rendered is rendered."""
     if awaits and iscoroutinefunction(view):
 
         async def aview(request: Any) -> Any:
@@ -218,9 +222,9 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 
 def _leave(exchange: Exchange | None, request: Any) -> None:
-    """Set the decision on the request. Copies the scope, which code around Django may share."""
+    """Put the decision where a view finds it. The scope may be shared with whatever stands around Django, so it is copied."""
     outer = None if exchange else admission_around(_place_of(request))
-    if outer is not None:  # The gate is enabled.
+    if outer is not None:  # to a gate that is not switched off
         request.limitgate = overall_decision(outer)
         return
     request.limitgate = exchange.decision if exchange else None
@@ -232,6 +236,7 @@ def _leave(exchange: Exchange | None, request: Any) -> None:
 
 
 def _begun(admission: Admission, response: Any) -> None:
+    """Note that a response has begun, which is all there already unless it is streamed."""
     admission.begun(response.status_code)
     if admission.permits is not None:
         admission.permits.starts(response.status_code, raw(response.items()))
@@ -239,7 +244,7 @@ def _begun(admission: Admission, response: Any) -> None:
 
 
 def _end_of_loop(exchange: Exchange) -> None:
-    """End a request to a gate of an event loop, from its thread or during its shutdown."""
+    """End a request to a gate of an event loop, out of a thread of that loop's or in the midst of it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -250,13 +255,14 @@ def _end_of_loop(exchange: Exchange) -> None:
 
 
 def _when_closed(response: Any, end: Callable[[], None]) -> None:
+    """Call a function when Django closes a response, after it was sent or the client has left."""
     close = response.close
 
     def close_and_end() -> None:
         try:
             close()
         finally:
-            vars(response).pop("close", None)  # Avoid a reference cycle.
+            vars(response).pop("close", None)  # the response must not refer to itself
             end()
 
     response.close = close_and_end
@@ -268,6 +274,7 @@ def _refusing(refusal: Refusal, request: Any) -> Any:
 
 
 def _completed(response: Any, exchange: Exchange | None) -> Any:
+    """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
     if exchange is not None:
         admission = exchange.open_admission()
         refusal = admission.refusal

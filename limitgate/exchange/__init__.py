@@ -1,1 +1,1 @@
-"""Exchanges: messages, calls and chunks between an application and its server."""
+"""Connects an application with its server."""

@@ -1,4 +1,4 @@
-"""Middleware that is put around an application, and is no use to anybody unless the application is served by way of it."""
+"""Base of the middleware."""
 
 from __future__ import annotations
 
@@ -22,33 +22,30 @@ OF_LIMITERS = {
     "reset": "reset() of limitgate.testing in tests, limitgate.Limiter.bucket(...).reset() for one client",
     "shared_limit": "@limit('10/minute', name='database') of limitgate, below the route decorator",
 }
-"""What stands for the attributes of other limiters that are made of an application."""
 AT_ONCE = 1.0
-"""Seconds after it was made in which a gate is gone that nobody has kept."""
+"""Maximum age of a dropped gate in seconds."""
 
 
 @lacking("LimitGate", OF_LIMITERS)
 class Around:
-    """Base of middleware that is made of an application and kept in its place."""
+    """Middleware that wraps an application and may replace its entrance."""
 
     gate: Gate | None = None
     app: Any
     options: Mapping[str, Any]
-    """The options that it was given in code, by which the command finds the same keys and clients."""
+    """The command uses the options to find the same keys and clients."""
     PUT_AROUND: ClassVar[str]
-    """Code that puts it around an application."""
     ENTRANCES: ClassVar[tuple[str, ...]]
-    """Attributes of applications that middleware is put in the place of."""
 
     def note_entrances(self, app: Any) -> None:
-        """Note the entrances of an application, before this middleware is put into the place of one."""
+        """Save the entrances before this middleware replaces one."""
         standing = {name: getattr(app, name, None) for name in self.ENTRANCES}
         self._entrances: dict[str, Callable[..., Any]] = {name: found for name, found in standing.items() if found is not None}
 
     def app_inside(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the application to call if a request has come back to this gate by way of its own application.
+        """Return the application to call if a request has returned to this gate; otherwise None.
 
-        This happens after ``app.wsgi_app = LimitGateWSGI(app)``. None for other requests; ``place`` is the scope or environ.
+        This happens after ``app.wsgi_app = LimitGateWSGI(app)``. ``place`` is the scope or environ.
         """
         exchange: Exchange | None = place.get(EXCHANGE)
         if EXCHANGE not in place or (exchange is not None and (exchange.gate is not self.gate or exchange.has_come_back)):
@@ -56,12 +53,12 @@ class Around:
         for name, before in self._entrances.items():
             if self._is_behind(getattr(self.app, name, None)):
                 if exchange is not None:
-                    exchange.has_come_back = True  # if it comes again, the application has sent it
+                    # The next time, the application has sent it.
+                    exchange.has_come_back = True
                 return before
         return None
 
     def _is_behind(self, app: Any) -> bool:
-        """True if this is an application, or behind its middleware."""
         seen = set[int]()
         while app is not None and app is not self and id(app) not in seen:
             seen.add(id(app))
@@ -69,7 +66,7 @@ class Around:
         return app is self
 
     def __del__(self) -> None:
-        """Log a gate that goes as soon as it was made, and so was kept by nobody (LG039)."""
+        """Log a gate that is dropped right after its creation (LG039)."""
         gate = self.gate
         if gate is None or gate.outages.has_answered or sys.is_finalizing():
             return

@@ -1,9 +1,8 @@
-"""Answers of the application's own to refusals: handlers of `RateLimited` and of status 429, as its framework registers them.
+"""Lets the application answer refusals by its framework's handlers for `RateLimited` and status 429.
 
-A handler is looked up when a request is refused, so it may be registered at any time. Handlers of other errors, `Exception`
-say, are not asked: what they answer is no refusal. Inside of a Flask or Quart application the refusal is raised: the
-application is called with the refusal on its way, and a function that runs before all others of the kind raises it. What
-follows is the framework's own, handlers of blueprints and functions after the request included.
+Handlers are looked up for each refusal, so you may register them at any time. Those of more general errors are not used. In
+Flask and Quart, the first ``before_request`` function raises the refusal, so that blueprints and ``after_request`` functions
+work.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from limitgate.rules.options import is_async
 
 
 def refused(base: type[Exception], refusal: Refusal, decision: Decision, **options: Any) -> RateLimited:
-    """A `RateLimited` that is an error of a framework's, too: of the class ``base``, with these options of its own."""
-    kind = _kind(base)  # type: ignore[arg-type]  # any class can be hashed
+    """Return a `RateLimited` that is also a framework's error of class ``base``."""
+    kind = _kind(base)  # type: ignore[arg-type]  # Classes are hashable.
     error: Any = kind.__new__(kind)
     initialise: Any = base.__init__
     initialise(error, **options)
@@ -37,33 +36,33 @@ def _kind(base: Any) -> type[RateLimited]:
 
 
 _REFUSED = "limitgate.refused"
-"""Name of a refusal that is to be raised, in a scope or environ."""
 
 
 class RaisingApp:
-    """A Flask or Quart application, whose method ``entrance`` takes a request in."""
+    """A Flask or Quart application with a method ``entrance``."""
 
     def __init__(self, app: Any, entrance: str) -> None:
         self._app = app
         self._entrance = entrance
 
     def denial(self, place: Any, refusal: Refusal, decision: Decision) -> Callable[..., Any] | None:
-        """The application that answers in the place of a refusal; None if no handler is registered for one anywhere."""
+        """Return the application that answers a refusal; None without a handler."""
         if not any(self._has_handler(name) for name in self._app.error_handler_spec):
             return None
         self._hook()
 
         def answer(place: Any, *arguments: Any) -> Any:
             place[_REFUSED] = refusal, decision
-            entrance = getattr(type(self._app), self._entrance)  # without the middleware around it, which might answer itself
+            # Bypass middleware that might answer itself.
+            entrance = getattr(type(self._app), self._entrance)
             return entrance(self._app, place, *arguments)
 
         return answer
 
     def _hook(self) -> None:
-        """Have refusals raised before all other functions run. Only from the first one on: each request pays for it.
+        """Install the function that raises refusals.
 
-        The list is another one from then on, as other threads may be going through it just now.
+        Replace the list, because other threads may be iterating over it.
         """
         functions = self._app.before_request_funcs
         if self._raise not in functions.get(None, ()):
@@ -74,7 +73,7 @@ class RaisingApp:
         return bool(spec.get(STATUS)) or any(kind in spec.get(None, {}) for kind in ERRORS)
 
     def _raise(self) -> Any:
-        """Raise the refusal of the request at hand, or answer it where neither application nor blueprint has a handler."""
+        """Raise the refusal, or answer it if neither the application nor the blueprint has a handler."""
         request = self._request
         place = getattr(request, "scope", None) or request.environ
         found = place.pop(_REFUSED, None)
@@ -82,16 +81,15 @@ class RaisingApp:
             return None
         refusal, decision = found
         if any(self._has_handler(name) for name in (*request.blueprints, None)):
-            from werkzeug.exceptions import TooManyRequests  # noqa: PLC0415 - as above
+            from werkzeug.exceptions import TooManyRequests  # noqa: PLC0415 - as in `_request`
 
             raise refused(TooManyRequests, refusal, decision, description=refusal.detail)
         return self._app.response_class(refusal.body, refusal.status, refusal.fields)
 
     @property
     def _request(self) -> Any:
-        """The request at hand, as the application's framework keeps it."""
         if self._entrance == "wsgi_app":
-            import flask as framework  # noqa: PLC0415 - only where it is in use already
+            import flask as framework  # noqa: PLC0415 - optional
         else:
             import quart as framework  # type: ignore[no-redef]  # noqa: PLC0415
         return framework.request
@@ -104,25 +102,25 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Denials(NamedTuple):
-    """Who answers in the place of a gate that refuses."""
+    """Finds the application that answers a refusal."""
 
     find: Callable[[Any, Refusal, Decision], Callable[..., Any] | None]
-    """Finds the application that answers a refusal, by its scope or environ; None if there is none."""
+    """Returns the application that answers; None for none."""
     are_handlers: bool
-    """True if these are handlers of errors, so that what they have answered already is no other answer."""
+    """True if the framework may have run the handler already."""
 
     def answer(self, place: Any, refusal: Refusal, decision: Decision | None) -> Callable[..., Any] | None:
-        """The application that answers in the place of a refusal, if it is one that limits have made, and if there is one."""
+        """Return the application that answers a refusal; None if there is none, or if no limit refused."""
         return None if refusal.status != STATUS or decision is None else self.find(place, refusal, decision)
 
 
 def denials_by(on_denied: Callable[..., Any]) -> Denials:
-    """Have the option ``on_denied`` answer refusals."""
+    """Let the option ``on_denied`` answer refusals."""
     return Denials(lambda _place, _refusal, _decision: on_denied, are_handlers=False)
 
 
 def denials(app: ASGIApp, on_denied: ASGIApp | None) -> Denials:
-    """Who answers refusals: the option ``on_denied``, else the handlers of the application behind a gate."""
+    """Return ``on_denied``, or the error handlers of the application."""
     if on_denied is not None:
         return denials_by(on_denied)
     behind = application_behind(app)
@@ -143,7 +141,7 @@ def denials(app: ASGIApp, on_denied: ASGIApp | None) -> Denials:
                 request = around.request_class(scope=scope, receive=receive, send=send)
                 response = await _response_of_litestar(around, handler, error, request)
             else:
-                from starlette.requests import Request  # noqa: PLC0415 - only where it is in use already
+                from starlette.requests import Request  # noqa: PLC0415 - optional
 
                 response = await _response_of_starlette(handler, error, Request(scope, receive, send))
             await response(scope, receive, send)
@@ -154,10 +152,9 @@ def denials(app: ASGIApp, on_denied: ASGIApp | None) -> Denials:
 
 
 def _error(refusal: Refusal, decision: Decision, *, of_litestar: bool) -> RateLimited:
-    """The error that a handler is given: a `RateLimited` that is an HTTP error of the framework's, too."""
     base: type[Exception]
     if of_litestar:
-        from litestar.exceptions import TooManyRequestsException  # noqa: PLC0415 - only where it is in use already
+        from litestar.exceptions import TooManyRequestsException  # noqa: PLC0415 - optional
 
         base = TooManyRequestsException
     else:
@@ -169,7 +166,6 @@ def _error(refusal: Refusal, decision: Decision, *, of_litestar: bool) -> RateLi
 
 
 async def _response_of_starlette(handler: Callable[..., Any], error: RateLimited, request: Any) -> ASGIApp:
-    """Call a handler of Starlette's or FastAPI's, in a thread if it does not await."""
     from starlette.concurrency import run_in_threadpool  # noqa: PLC0415
 
     response: ASGIApp = await (handler(request, error) if is_async(handler) else run_in_threadpool(handler, request, error))
@@ -177,7 +173,6 @@ async def _response_of_starlette(handler: Callable[..., Any], error: RateLimited
 
 
 async def _response_of_litestar(app: Any, handler: Callable[..., Any], error: RateLimited, request: Any) -> ASGIApp:
-    """Call a handler of Litestar's."""
     response = handler(request, error)
     if isawaitable(response):
         response = await response

@@ -1,6 +1,6 @@
-"""Requests in flight under adaptive limits, as seen at both doors: their permits are given back by what passes there.
+"""Tracks requests under adaptive limits by their messages and chunks.
 
-While a client is slow to send or to read, others may have the permits of its request.
+While a client is slow to send or to read, other requests may use the permits.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from limitgate.http.request import Scope
 T = TypeVar("T")
 
 _READ_ALL = frozenset({"read", "readall", "readlines"})
-"""Methods that read all there is unless they are given a size."""
+"""Methods that read the whole body without a size."""
 _READS = frozenset({"read1", "readinto", "readinto1", "readline", *_READ_ALL})
 _ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *BEGINNINGS}) - {"http.response.start"}
-"""Messages after which a request is no load any more: a WebSocket is answered, or the server sends a file by itself."""
+"""Messages that end the load of a request: a WebSocket handshake, or a file that the server sends."""
 
 
 async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
-    """Answer a request for which there is no place in flight, on as short a way as there is: it keeps the process alive.
+    """Send the refusal of an adaptive limit on the shortest path, to protect the process from overload.
 
-    Nothing is made for it but lists that others may write into.
+    Outer middleware may change the header list, so copy it.
     """
     refusal: Any = admission.refusal
     if admission.rules.counts is not None:
@@ -39,14 +39,15 @@ async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None
     try:
         await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.raw.copy()})
         await send({"type": "http.response.body", "body": body})
-    except CLIENT_GONE:  # without `suppress`, whose calls would cost each refusal
+    # `suppress` would slow down every refusal.
+    except CLIENT_GONE:
         pass
 
 
 def turn_shed_away_here(
     admission: Admission, environ: dict[str, Any], start_response: Callable[..., object]
 ) -> Iterable[bytes]:
-    """Answer a request for which there is no place in flight, on as short a way as there is: it keeps the process alive."""
+    """`turn_shed_away` for WSGI."""
     refusal: Any = admission.refusal
     permits: Any = admission.permits
     if admission.rules.counts is not None:
@@ -58,7 +59,7 @@ def turn_shed_away_here(
 
 
 class MessagesInFlight:
-    """The messages of an ASGI request that is in flight."""
+    """The messages of an ASGI request."""
 
     def __init__(self, exchange: ASGIExchange, permits: Permits) -> None:
         self._exchange = exchange
@@ -66,7 +67,7 @@ class MessagesInFlight:
         self._has_body = False
 
     async def receive(self) -> Message:
-        """The next message from the server, while whose client is slow to send the body others may have the permits."""
+        """Return the next message. Lend the permits while the client is slow to send."""
         if self._has_body:
             return await self._exchange.receive()
         message = await for_client(self._exchange.receive(), self._permits)
@@ -78,7 +79,7 @@ class MessagesInFlight:
 
     @marked_as_coroutine
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass a message on. The permits are given back by what it says, or while the client is slow to read."""
+        """Pass on a message. Release the permits at the end; lend them while the client is slow to read."""
         kind, permits = message["type"], self._permits
         if kind == "http.response.body":
             if message.get("more_body"):
@@ -94,7 +95,7 @@ class MessagesInFlight:
 
 
 async def for_client(call: Awaitable[T], permits: Permits) -> T:
-    """Await a call of the server's. If it does not return at once, it is the client that is waited for."""
+    """Await a call of the server. If it does not return immediately, it waits for the client."""
     steps: Any = call
     result: T
     try:
@@ -116,7 +117,7 @@ async def for_client(call: Awaitable[T], permits: Permits) -> T:
 
 @coroutine
 def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
-    """Go on with what has taken its first step, as `await` does (PEP 380)."""
+    """Continue an awaitable after its first step, as `await` does (PEP 380)."""
     try:
         while True:
             try:
@@ -132,7 +133,7 @@ def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
 
 
 class UploadInFlight:
-    """A WSGI server's stream of a body of ``length`` bytes; None if that is not known."""
+    """A WSGI request body. ``length`` is in bytes; None if unknown."""
 
     def __init__(self, stream: Any, permits: Permits, length: int | None) -> None:
         self._stream = stream
@@ -147,7 +148,6 @@ class UploadInFlight:
         return iter(self.readline, b"")
 
     def _reading(self, read: Callable[..., Any], *, reads_all: bool) -> Callable[..., Any]:
-        """A method of the stream that reads, which has to wait for the client."""
 
         def reading(*size: Any) -> Any:
             self._permits.idle()
@@ -155,7 +155,7 @@ class UploadInFlight:
                 got = read(*size)
             finally:
                 self._permits.busy()
-            if self._left is not None and got:  # bytes, lines, or a number of bytes
+            if self._left is not None and got:
                 self._left -= got if isinstance(got, int) else sum(map(len, got)) if isinstance(got, list) else len(got)
             is_all = reads_all and (not size or size[0] is None or size[0] < 0)
             if is_all or not got or (self._left is not None and self._left <= 0):
@@ -166,7 +166,7 @@ class UploadInFlight:
 
 
 def watched(stream: Any, permits: Permits, environ: Mapping[str, Any]) -> Any:
-    """The stream of a body, watched if there is one."""
+    """Wrap a stream if there is a body."""
     length = str(environ.get("CONTENT_LENGTH") or "")
     if not length:
         return UploadInFlight(stream, permits, None) if environ.get("HTTP_TRANSFER_ENCODING") else stream
@@ -175,13 +175,13 @@ def watched(stream: Any, permits: Permits, environ: Mapping[str, Any]) -> Any:
 
 
 def watch_upload(environ: MutableMapping[str, Any], permits: Permits) -> None:
-    """Have the body of a WSGI request watched, if there is one."""
+    """Wrap the body of a WSGI request, if any."""
     if "wsgi.input" in environ:
         environ["wsgi.input"] = watched(environ["wsgi.input"], permits, environ)
 
 
 def chunks_in_flight(chunks: Iterable[bytes], permits: Permits) -> Iterator[bytes]:
-    """The chunks of a WSGI response, each made as a part of the time in flight."""
+    """Yield the chunks. Only the time to make them counts as work."""
     iterator: Iterator[bytes] | None = None
     while True:
         permits.busy()
@@ -192,14 +192,15 @@ def chunks_in_flight(chunks: Iterable[bytes], permits: Permits) -> Iterator[byte
         except StopIteration:
             return
         permits.sends(len(chunk))
-        permits.idle()  # until the server has sent it and asks for more
+        # The server sends the chunk before it asks for another one.
+        permits.idle()
         yield chunk
 
 
 def written_in_flight(
     write: Callable[[bytes], object], permits: Permits, status: int | None, headers: Fields
 ) -> Callable[[bytes], object]:
-    """Note how the response of a request in flight starts. Returns ``write``, while which the client is waited for."""
+    """Note the start of a response. Calls of the returned ``write`` are waits for the client."""
     permits.starts(status, raw(headers))
 
     def write_in_flight(data: bytes) -> object:

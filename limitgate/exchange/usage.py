@@ -1,4 +1,4 @@
-"""What is left of limits: the windows of rules as they stand for the caller of a request, for an application to show."""
+"""The remaining quota of the current caller."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from limitgate.process import switch
 from limitgate.stores import AsyncStore, SyncStore
 
 _PLACES = ("scope", "environ", "META", "env")
-"""Attributes by which frameworks' requests have their scope or environ."""
 
 
 def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
-    """Return the windows of rules as they stand for the caller of a request, in WSGI applications. Charges nothing.
+    """Return the state of the limits for the caller of a request, in WSGI applications. Charges nothing.
 
-    ``request`` is an environ, or a request of Flask, Django or any framework that has its environ. Without ``rule_names``
-    the rules are those that apply to the request, ``@limit`` and throttles included. Named rules are of the caller's tier,
-    whatever their ``path``, or apply to the request. Where a named rule counts by ``path`` and does not apply to the
-    request, ``path`` is the template of the route that is meant, ``/items/{id}``. Adaptive limits are there where they apply.
+    ``request`` is an environ, or a request of Flask, Django or any framework with an environ.
 
-    One call to the store, within what the request has left of its ``timeout``. Raises `StoreError` if the store fails, whatever
-    ``on_error`` says; `ConfigError` for a name that no rule has, a route that is missing, and outside of a request that a
-    `LimitGate` has let in. Returns nothing where LimitGate is switched off, without names where the request is exempt, and if
-    the rules go by headers that are too large to be read.
+    ``rule_names`` selects rules of the caller's tier, or rules that apply to the request. Without names, you get all rules
+    that apply, including ``@limit``, throttles and adaptive limits. If a named rule counts by ``path`` and does not apply to
+    the request, pass the route template as ``path``, for example ``/items/{id}``.
+
+    Makes one call to the store within the request's ``timeout``. The result is empty if LimitGate is switched off, if the
+    request is exempt and you pass no names, or if the headers are too large to read.
+
+    Raises `StoreError` if the store fails, whatever ``on_error`` is. Raises `ConfigError` for an unknown rule, a missing
+    ``path``, or outside a request that a `LimitGate` has admitted.
     """
     exchange = _exchange_of(request, "usage")
     if exchange is None:
@@ -42,9 +43,9 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
 
 
 async def ausage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
-    """`usage` in ASGI applications, to be awaited.
+    """`usage` for ASGI applications.
 
-    ``request`` is a scope, or a request of Starlette, FastAPI, Django or any framework that has its scope.
+    ``request`` is a scope, or a request of Starlette, FastAPI, Django or any framework with a scope.
     """
     exchange = _exchange_of(request, "ausage")
     if exchange is None:
@@ -58,7 +59,6 @@ async def ausage(request: object, *rule_names: str, path: str | None = None) -> 
 
 
 def _exchange_of(request: object, function: str) -> Exchange | None:
-    """The exchange of a request with the nearest gate around; None where that is switched off."""
     places = [getattr(request, name, None) for name in _PLACES]
     place: Any = next((each for each in places if isinstance(each, Mapping)), request)
     if not isinstance(place, Mapping):

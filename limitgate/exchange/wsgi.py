@@ -1,4 +1,4 @@
-"""Calls and chunks between a WSGI application and its server while a gate watches."""
+"""Processes calls and chunks between a WSGI application and its server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StartResponse = Callable[..., Callable[[bytes], object]]
 
 
 class Upload:
-    """The body of a WSGI request, with an eye on whether the client breaks it off."""
+    """A WSGI request body that notes if the client aborts it."""
 
     def __init__(self, stream: IO[bytes], admission: Admission) -> None:
         self._stream = stream
@@ -31,15 +31,15 @@ class Upload:
         return iter(self.readline, b"")
 
     def read(self, *size: int) -> bytes:
-        """Read as the server's stream does."""
+        """Read like the wrapped stream."""
         return self._noting(self._stream.read, *size)
 
     def readline(self, *size: int) -> bytes:
-        """Read a line as the server's stream does."""
+        """Read a line like the wrapped stream."""
         return self._noting(self._stream.readline, *size)
 
     def readlines(self, *hint: int) -> list[bytes]:
-        """Read lines as the server's stream does."""
+        """Read lines like the wrapped stream."""
         return self._noting(self._stream.readlines, *hint)
 
     def _noting(self, read: Callable[..., T], *size: int) -> T:
@@ -51,10 +51,10 @@ class Upload:
 
 
 class Body:
-    """The chunks of a WSGI response, whose making may be all of the application that has yet to run.
+    """The chunks of a WSGI response, during which the application may still run.
 
-    Refunds that are due are made at the end of the chunks, and when they are closed: not every server, and hardly a test
-    client, closes them, but code that runs then may still settle the cost.
+    Refunds are made after the last chunk and on `close`. Some servers never call `close`, but code in it may still report the
+    cost.
     """
 
     __slots__ = ("_chunks", "_exchange", "_iterator")
@@ -75,7 +75,7 @@ class Body:
         return next(self._iterator)
 
     def close(self) -> None:
-        """The server is done with it."""
+        """Close the response and end the request."""
         try:
             getattr(self._chunks, "close", bool)()
         finally:
@@ -83,7 +83,7 @@ class Body:
 
 
 class SizedBody(Body):
-    """The chunks of a WSGI response whose number is known, which is all that servers want to know besides."""
+    """A body of known length, for servers that call `len`."""
 
     __slots__ = ()
 
@@ -92,9 +92,8 @@ class SizedBody(Body):
 
 
 def _noted(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
-    """The chunks of a response, whose end is noted. What breaks off leaves them for `Body.close`."""
     try:
-        for chunk in chunks:  # noqa: UP028 - `yield from` would close them as soon as nobody reads on
+        for chunk in chunks:  # noqa: UP028 - `yield from` would close `chunks` early
             yield chunk
     except Exception:
         exchange.open_admission().failed()
@@ -103,7 +102,6 @@ def _noted(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
 
 
 def _made(chunks: Iterable[bytes], marks: Container[Mark]) -> Iterator[bytes]:
-    """The chunks of a response, each made with the decorators of the request noted."""
     iterator: Iterator[bytes] | None = None
     while True:
         token = decided_marks.set(marks)
@@ -119,10 +117,10 @@ def _made(chunks: Iterable[bytes], marks: Container[Mark]) -> Iterator[bytes]:
 
 
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
-    """``start_response`` that adds rate fields and notes the status.
+    """Return a ``start_response`` that adds rate fields and notes the status.
 
-    Rate fields of the application's own are replaced. The answer to a refusal has to have the fields of ``waiting``, too; there
-    only those are added that it has not set.
+    The fields replace those of the application. For a refusal, pass the retry fields as ``waiting``; only missing fields are
+    added.
     """
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
@@ -137,8 +135,9 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
                     break
         fields = [*headers, *fields]
         write = start_response(status, fields, *exc_info) if exc_info else start_response(status, fields)
-        if admission.is_plain:  # `Admission.begun`
-            admission.sent_status = status  # first, as other threads read it once a response has begun
+        if admission.is_plain:
+            # Set this before `has_begun`, because other threads read it afterwards.
+            admission.sent_status = status
             admission.has_begun = True
             if admission.rules.counts is not None and not admission.is_counted:
                 admission.count_once(admission.rules.counts)

@@ -1,8 +1,7 @@
-"""Bans of clients that rules refuse too often, see `limitgate.rules.ban`.
+"""Bans clients that rules refuse too often, see `limitgate.rules.ban`.
 
-The refusals are counted in the store, which begins a ban in the same step as the refusal that leads to it. So processes agree.
-The refused request waits for that, unless refusals by the same bucket are being counted already: then its own is counted next,
-with all others. So a flood has one call for each bucket under way, and a client that comes back finds the ban.
+The store counts refusals and starts a ban atomically. Each process makes one call per bucket at a time, and batches the
+refusals that arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -30,33 +29,31 @@ from limitgate.rules.ban import Ban as BanTerms
 from limitgate.stores.base import AsyncConfigStore, SyncConfigStore
 
 MOST = 1_000
-"""Buckets of which a process counts refusals at the same time. Refusals by others are not counted then."""
+"""Buckets whose refusals are counted at the same time."""
 ROUNDS = 8
-"""Calls that a refused request makes at most, for its own refusal and those that come meanwhile."""
+"""Maximum number of calls of one refused request."""
 _NOTES = 20.0
-"""Notes in the journal at once. A further one is allowed each second."""
+"""Burst of journal entries. Beyond it, one entry per second is allowed."""
 
 
 class Banned(NamedTuple):
-    """A ban that has begun."""
+    """A ban that has started."""
 
     rule: str
     seconds: float
 
 
 class _Refusing(NamedTuple):
-    """A rule with a ``ban`` that refused a request."""
-
     charge: Charge
-    """The charge to its first bucket, in which its bans are."""
+    """The rule's first bucket holds the ban."""
     compiled_rule: CompiledRule
     terms: BanTerms
 
 
 class Bans:
-    """Counts the refusals of a gate's rules with a ``ban``, and reports the bans that these lead to.
+    """Counts refusals for rules with a ``ban``, and reports new bans.
 
-    If the ``store`` keeps configuration, bans are noted in its journal.
+    If ``store`` keeps configuration, its journal records them.
     """
 
     def __init__(self, store: Any, key_prefix: str, names: Names, timeout: float, refusal_log: RefusalLog | None) -> None:
@@ -68,15 +65,15 @@ class Bans:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: nothing is under way."""
-        self._lock = threading.RLock()  # a flow that is collected as garbage ends in the midst of another
+        """Reset in the child of a fork."""
+        # Reentrant, because a garbage-collected flow may end while another one holds the lock.
+        self._lock = threading.RLock()
         self._under_way: dict[str, int] = {}
-        """By the key of a bucket whose refusals are being counted, those that have come since."""
 
     def counting(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[Banned | None]:
-        """Count a refusal; the rules are those behind the charges of its plan. Returns the ban that it led to.
+        """Count a refusal for each refusing rule. Return the ban that it started, if any.
 
-        It counts for each rule that refused, unless it was a ban that refused, or the store did not decide.
+        ``compiled_rules`` belong to the charges of the plan. Refusals by a ban, or without the store, don't count.
         """
         banned = None
         for refusing in _refusing(decision, compiled_rules):
@@ -100,17 +97,17 @@ class Bans:
         return banned
 
     def _counting(self, refusing: _Refusing, name: Callable[[], str]) -> Flow[int]:
-        """Count a refusal by a bucket, and those that come meanwhile. Returns for how many microseconds it is banned then."""
         key = refusing.charge.key
         refusals = 1
         for _ in range(ROUNDS):
             try:
                 reading: Reading = yield counting(refusing.charge, refusing.terms, refusals), self._timeout
-            except StoreError:  # requests show whether it works
+            except StoreError:
                 return 0
             _, count, bucket = reading.buckets
             if count.before[0].began_us:
-                with logged_errors():  # callers and users are objects of the application's
+                # Naming the client calls code of the application.
+                with logged_errors():
                     self._report(refusing, name(), count.before[0].began_us, reading.now)
             if bucket.charge.bucket.algorithm is ban_algorithm:
                 return int(bucket.before[0])
@@ -121,7 +118,6 @@ class Bans:
         return 0
 
     def _name(self, admission: Admission, compiled_rule: CompiledRule) -> str:
-        """Name of the client that a rule refused."""
         return compiled_rule.named(admission.rules.planner.subject(admission.request, admission.identified), self._names)
 
     def _report(self, refusing: _Refusing, who: str, us: int, now: int) -> None:
@@ -136,7 +132,6 @@ class Bans:
 
 
 def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> list[_Refusing]:
-    """The rules with a ``ban`` that refused; none if the store did not decide, or if it was a ban that refused."""
     first: dict[int, Charge] = {}
     refusing: dict[int, CompiledRule] = {}
     for (charge, _, after), compiled_rule in zip(decision.evidence, compiled_rules):
@@ -152,7 +147,7 @@ def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> lis
 
 
 class _JournalNotes:
-    """Bans to be noted in the journal: one by one, but of many in a short time together, at most one note a second."""
+    """Writes bans one by one, then in batches, at most once a second."""
 
     def __init__(self, store: object, journal: JournalFlows) -> None:
         self._is_kept = isinstance(store, SyncConfigStore | AsyncConfigStore)
@@ -161,20 +156,19 @@ class _JournalNotes:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: the parent notes its own bans."""
         self._lock = threading.RLock()
         self.waiting: dict[str, Ban] = {}
         self._allowed, self._allowed_at = _NOTES, monotonic()
 
     def add(self, *bans: Ban) -> None:
-        """Add bans to those that wait; of more than the journal keeps the oldest are dropped."""
+        """Queue bans. Drop the oldest if the journal cannot keep all of them."""
         with self._lock:
             self.waiting |= {ban.keys[0]: ban for ban in bans if self._is_kept}
             while len(self.waiting) > MOST_BANS:
                 del self.waiting[next(iter(self.waiting))]
 
     def writing(self) -> Flow[None]:
-        """Note the bans that wait, unless there were too many notes just now: then the next refusal tries again."""
+        """Write the queued bans. Beyond the allowed rate, the next refusal tries again."""
         with self._lock:
             now = monotonic()
             self._allowed, self._allowed_at = min(_NOTES, self._allowed + now - self._allowed_at), now
@@ -182,7 +176,7 @@ class _JournalNotes:
                 return
             self._allowed -= 1
             bans, self.waiting = [*self.waiting.values()], {}
-        noting: Any = self._journal.noting_bans(bans)  # of a wider kind of flow, which is run alike
+        noting: Any = self._journal.noting_bans(bans)
         try:
             yield from noting
         except StoreError:

@@ -1,4 +1,4 @@
-"""Charges by plans of any kind: the store, or in an outage ``on_error``, gives a verdict, which takes effect on a request."""
+"""Charges requests by general plans. ``on_error`` decides during an outage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from limitgate.observing.counts import count_decision
 
 
 class Charging:
-    """Charges the requests of one gate, whose store has ``timeout`` seconds to answer."""
+    """Charges the requests of one gate. The store has ``timeout`` seconds to answer."""
 
     def __init__(self, timeout: float, outages: Outages, refunds: Refunds, refusals: Refusals, bans: Bans) -> None:
         self._timeout = timeout
@@ -35,7 +35,7 @@ class Charging:
     def charge_by_reading(
         self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading
     ) -> Flow[None] | None:
-        """Charge a request that comes by a reading that the store has given already. Returns what has to be run then."""
+        """Charge a request by a reading. Return the flow to run next, if any."""
         verdict = self._verdict(request_plan, plan, reading, admission.settlement)
         admission.turn = self.apply(admission, request_plan, verdict)
         if verdict.decision.allowed or not request_plan.bans:
@@ -43,32 +43,33 @@ class Charging:
         return self.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
 
     def charge_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> Flow[None]:
-        """Charge a request that comes, whose plan the store has failed to carry out."""
+        """Charge a request after the store has failed."""
         verdict = yield from self._outages.decide(request_plan, error)
         admission.turn = self.apply(admission, request_plan, _counted(request_plan, verdict))
 
     def decide(self, request_plan: RequestPlan, plan: Plan, settlement: FinalCosts | None = None) -> Flow[Verdict]:
-        """Ask the store, and if it fails decide without it."""
+        """Ask the store, and decide without it if it fails."""
         try:
             reading = yield plan, self._timeout
         except StoreError as error:
             return _counted(request_plan, (yield from self._outages.decide(request_plan, error)))
-        except BaseException:  # the request was cancelled
+        except BaseException:
             self._outages.release_later(plan)
             raise
         return self._verdict(request_plan, plan, reading, settlement)
 
     def apply(self, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> Turn | None:
-        """Apply a verdict to an admission, and return the turn that the request has to wait for then.
+        """Apply a verdict. Return the turn to wait for, if any.
 
-        A refusal stands: what is charged after it is refunded.
+        A refusal is final: later charges are refunded.
         """
         first, decision, charged, turn = admission.decision, verdict.decision, verdict.charged, None
         self._note(admission, charged)
         if decision.delay and verdict.now is not None and admission.refusal is None:
             charged, turn = book(charged, verdict.now, decision.delay)
         admission.charged = charged if first is None else admission.charged + charged
-        if admission.refusal is not None:  # by a limit that was asked at the same time
+        # A limit that ran at the same time has refused the request.
+        if admission.refusal is not None:
             return None
         admission.decide(verdict.outcome, verdict.source)
         if not decision.allowed:
@@ -89,7 +90,6 @@ class Charging:
         return turn
 
     def _note(self, admission: Admission, charged: Sequence[Receipt]) -> None:
-        """Note what has to be given back when the response begins or ends."""
         for each in charged:
             if each.request_plan.has_slots:
                 self._refunds.hold(admission, each.taken, is_local=each.is_local)
@@ -97,7 +97,7 @@ class Charging:
                 admission.is_by_outcome = True
 
     def count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
-        """Count a refusal for its rules with a ``ban``. If it leads to a ban, its answer says how long that lasts."""
+        """Count a refusal for rules with a ``ban``. If it starts a ban, update the response."""
         banned = yield from self.bans.counting(admission, decision, compiled_rules)
         refusal = admission.refusal
         if banned is None or refusal is None or banned.seconds <= decision.retry_after:
@@ -109,9 +109,9 @@ class Charging:
             admission.refusal = quota_exceeded(told.refusing, told.retry_after, refusal.id.encode())
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
-        """Make the answer to a refused request, and log which bucket has refused it.
+        """Return the response to a refused request, and log it.
 
-        ``now`` is the store's clock in Unix µs, None if no bucket was looked at.
+        ``now`` is the store's clock in Unix µs; None if no bucket was read.
         """
         if now is None:
             return unavailable()
@@ -119,19 +119,17 @@ class Charging:
         return self._refusals.refuse(admission, whole, whole.refusing, whole.refusing_key, now, request_plan.compiled_rules)
 
     def note_shadows(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> None:
-        """Log that buckets of shadow rules would have refused a request."""
+        """Log refusals by shadow rules."""
         if self._refusals.log is not None and now is not None:
             self._refusals.log.note_shadows(admission, decision, now, request_plan.compiled_rules)
 
     def _verdict(self, request_plan: RequestPlan, plan: Plan, reading: Reading, settlement: FinalCosts | None) -> Verdict:
-        """The verdict that follows from the store's reading."""
         self._outages.answered()
         charged = (Receipt(request_plan, plan, reading),) if reading.admitted else ()
         return _counted(request_plan, Verdict(decide(plan, reading, settlement), reading.now, charged, reading.source))
 
 
 def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:
-    """A verdict about these rules, counted if they are."""
     if request_plan.compiled_rules and request_plan.compiled_rules[0].row is not None:
         count_decision(verdict.decision, request_plan.row)
     return verdict

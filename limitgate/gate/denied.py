@@ -1,4 +1,4 @@
-"""Refusals about which no bucket is asked: of rules that deny, and of requests whose headers are too large to be read."""
+"""Refusals without a bucket: deny rules, and headers that are too large."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from limitgate.observing.counts import REFUSED, SHADOW_REFUSED
 
 
 def deny(admission: Admission, denying: CompiledRule) -> None:
-    """Refuse a request that a rule denies; where that is a shadow, note only that it would."""
+    """Refuse a request. A shadow rule only records it."""
     if denying.row is not None:
         denying.row.count(REFUSED if denying.enforced else SHADOW_REFUSED, 1.0)
     _refuse(admission, forbidden(), denying.rule.name, enforced=denying.enforced)
 
 
 def refuse_without_headers(admission: Admission, outer: Admission | None, error: HeadersTooLargeError) -> None:
-    """Decide about a request whose headers are too large: it passes only if no enforced rule may apply to it."""
+    """Decide without headers. The request passes only if no enforced rule may apply."""
     end_undecided(admission)
     admission.permits = None
     compiled_rules, admission.marks = admission.rules.planner.may_apply(admission.request)
@@ -32,14 +32,13 @@ def refuse_without_headers(admission: Admission, outer: Admission | None, error:
 
 
 def refuse_unread(admission: Admission, compiled_rules: Sequence[CompiledRule], error: HeadersTooLargeError) -> None:
-    """Refuse a request whose headers are too large for rules that may apply to it; if these are shadows, note that only."""
+    """Refuse a request with too large headers. Shadow rules only record it."""
     if compiled_rules:
         is_enforced = any(each.enforced for each in compiled_rules)
         _refuse(admission, headers_too_large(str(error)), None, enforced=is_enforced)
 
 
 def _refuse(admission: Admission, refusal: Refusal, rule: str | None, *, enforced: bool) -> None:
-    """Refuse a request; if that is not enforced, note only that it would be refused."""
     decision = denied(rule)
     admission.decide("refused" if enforced else "shadow_refused", "nobody")
     if enforced:

@@ -1,7 +1,6 @@
-"""Explanations of decisions: who a request is taken for, which rules apply to it and why others do not, and what it would get.
+"""Explains decisions: the client, the rules that apply and those that don't, and the result.
 
-The decision is not worked out a second time: the request goes through a gate, whose store looks at the buckets and writes
-nothing. Only the reasons are found here.
+The request runs through a real gate whose store only reads, so that the explanation equals the decision.
 """
 
 from __future__ import annotations
@@ -31,49 +30,46 @@ from limitgate.stores import SyncStore
 
 
 class RuleReason(NamedTuple):
-    """A rule, and why it applies to a request or does not."""
+    """Why a rule applies to a request or doesn't."""
 
     name: str
     tier: str | None
-    """Tier that it was written for; None for a decorator."""
+    """None for a decorator."""
     applies: bool
     why: str
 
 
 class Explanation(NamedTuple):
-    """Everything that a gate finds out about a request."""
+    """The result of `explain`."""
 
     hops: Sequence[Hop]
-    """From the peer to the client."""
     client: str | None
-    """The client's address; None without a peer address."""
+    """None without a peer address."""
     counted_as: str | None
-    """Address or network that it is counted by."""
     caller: Caller | None
     tier: str
     path: str
-    """The path as rules see it."""
     rules: Sequence[RuleReason]
     decision: Decision | None
-    """The decision that the request would get now; None where no rule limits it."""
+    """None if no rule limits the request."""
     status: int | None
-    """Status of the refusal; None where the application answers."""
+    """None if the application would answer."""
     fields: Fields
-    """Fields of the refusal, or those that are added to the application's response."""
+    """Fields of the refusal, or fields added to the application's response."""
 
 
 class LookingStore:
-    """A store on which everything that would be written is only looked at, in the buckets of another one."""
+    """Reads the buckets of another store and never writes."""
 
     measures_silence = True
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
         self.failure: StoreError | None = None
-        """The last failure of the store: a gate goes on without it."""
+        """The gate continues without the store."""
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
-        """The reading that the plan would have now. Raises `StoreError` as the store does."""
+        """Return a reading without any charge. Raises `StoreError`."""
         try:
             return self._store.spend(Plan.look(plan.charges), timeout)
         except StoreError as error:
@@ -81,25 +77,25 @@ class LookingStore:
             raise
 
     async def aspend(self, plan: Plan, timeout: float) -> Reading:
-        """`spend`, for a gate on an event loop that nobody else needs meanwhile."""
+        """`spend` for event loops, which it blocks."""
         return self.spend(plan, timeout)
 
     def close(self) -> None:
-        """Leave the other store open: it is whoever's made it."""
+        """Do nothing, because the other store has an owner."""
 
 
 def explain(gate: Gate, request: Request) -> Explanation:
-    """Explain what a gate on a `LookingStore` would do with a request. Raises `StoreError` where the store does not answer."""
+    """Explain what a gate on a `LookingStore` would do. Raises `StoreError` if the store doesn't answer."""
     return explained(gate, request, gate.check(request, waits=False))
 
 
 async def aexplain(gate: Gate, request: Request) -> Explanation:
-    """`explain` for a gate whose ``identify`` or limits may be async."""
+    """`explain` for a gate with an async ``identify`` or async limits."""
     return explained(gate, request, await gate.acheck(request))
 
 
 def explained(gate: Gate, request: Request, admission: Admission) -> Explanation:
-    """Explain what a gate has decided about a request on a `LookingStore`. Raises `StoreError` if the store did not answer."""
+    """Explain an admission from a `LookingStore`. Raises `StoreError` if the store didn't answer."""
     planner = gate.rules.planner
     if gate.store.failure is not None:
         raise gate.store.failure
@@ -120,7 +116,6 @@ def explained(gate: Gate, request: Request, admission: Admission) -> Explanation
 
 
 def _end(gate: Gate, admission: Admission) -> None:
-    """Have the gate forget the request, and places in flight that it seems to have taken."""
     if admission.permits is not None:
         admission.permits.end("untaught")
     if admission.has_slots:
@@ -130,7 +125,6 @@ def _end(gate: Gate, admission: Admission) -> None:
 
 
 def _reasons(planner: Planner, request: Request, caller: Caller | None, tier: str) -> list[RuleReason]:
-    """All rules of the set, those of other tiers too, and decorators that apply."""
     found = planner.prepared(request, caller, no_places)
     if found is None:
         raise TypeError("a callable that gives limits is async, expected a gate that awaits it")
@@ -161,7 +155,6 @@ def _reasons(planner: Planner, request: Request, caller: Caller | None, tier: st
 
 
 def _matched(rule: Rule, request: Request) -> str:
-    """The reason why a rule applies."""
     what = "exempts" if rule.exempt else "denies" if rule.deny else "limits"
     conditions = [f"{request.method} {request.path}"]
     if rule.clients:
@@ -171,12 +164,11 @@ def _matched(rule: Rule, request: Request) -> str:
 
 
 def adaptive_text(adaptive: Adaptive) -> str:
-    """What an adaptive limit is in a process that has just begun, and what it may become."""
+    """Describe the start value and the range of an adaptive limit."""
     return f"adaptive: {adaptive.start} in flight in a new process, later {adaptive.min} to {adaptive.max}"
 
 
 def _other_tier(rule: Rule, of_tier: Sequence[Rule], tier: str) -> str | None:
-    """The reason why a rule is not among those of the caller's tier."""
     if any(rule is each for each in of_tier):
         return None
     if (rule.tier or DEFAULT_TIER) == DEFAULT_TIER:
@@ -185,7 +177,6 @@ def _other_tier(rule: Rule, of_tier: Sequence[Rule], tier: str) -> str | None:
 
 
 def _first_reason(rule: Rule, request: Request, paths: Sequence[str] | None) -> str | None:
-    """The first condition of a rule that a request does not meet; None if it meets all."""
     if not rule.applies_to(request.method):
         return f"is for {listed(sorted(rule.methods or ()))}, not {request.method}"
     why = path_reason(rule, paths)
@@ -195,7 +186,7 @@ def _first_reason(rule: Rule, request: Request, paths: Sequence[str] | None) -> 
 
 
 def path_reason(rule: Rule, paths: Sequence[str] | None) -> str | None:
-    """The reason why a rule is not for a path, given its interpretations; None if it is."""
+    """Return why a rule doesn't match the interpretations of a path; None if it matches."""
     if paths is None:
         return None
     index: PathIndex[Any] = PathIndex()
@@ -219,7 +210,6 @@ def _client_reason(rule: Rule, request: Request) -> str:
 
 
 def _superseded(rule: Rule, exempting: Rule | None, prepared: PreparedPlan, request: Request) -> str:
-    """The reason why a rule that is for a request has no effect on it."""
     if request.is_preflight:
         return "CORS preflights are never counted"
     if exempting is not None:

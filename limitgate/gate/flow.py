@@ -1,8 +1,6 @@
-"""Flows: logic that wants I/O done and does none itself, written once for code that awaits and for code that does not.
+"""Flows: sans-I/O generators that sync and async code share.
 
-A flow is a generator, as `auth_flow` of httpx's ``Auth`` is: it yields a wish, is sent the result or thrown the error, and
-returns the outcome. `drive` and `adrive` fulfil the wishes of any flow, `run` and `arun` those of one that asks a store, or has
-something `Awaited`.
+A flow yields requests for I/O and receives each result or error, like `auth_flow` of httpx's ``Auth``.
 """
 
 from __future__ import annotations
@@ -24,49 +22,49 @@ T = TypeVar("T")
 
 
 class Awaited(NamedTuple):
-    """A wish for the result of an awaitable."""
+    """A request to await something."""
 
     awaitable: Awaitable[Any]
     otherwise: str
-    """Text of the `TypeError` for code that cannot await."""
+    """Text of the error for sync code."""
 
     def refused(self) -> TypeError:
-        """Close the awaitable and return the error for code that cannot await. Unclosed, a coroutine would warn."""
+        """Close the awaitable, which would otherwise warn, and return the error for sync code."""
         getattr(self.awaitable, "close", bool)()
         return TypeError(self.otherwise)
 
 
 def limits_awaited(limits: Awaitable[Any]) -> Awaited:
-    """A wish for limits that async callables have yet to give."""
+    """Return a request to await limits."""
     return Awaited(limits, "the callable that gives a rule's limits is async, expected a plain function under WSGI")
 
 
 Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
-"""A flow that asks a store: yields plans, each with the seconds to wait for the `Reading`, and what has to be awaited."""
+"""A flow that asks a store. It yields a plan and a timeout in seconds for a `Reading`, or an `Awaited`."""
 ConfigFlow = Generator[tuple[AnyPlan | ConfigRequest, float] | Awaited, Any, T]
-"""A flow that asks a store for configuration, too, and is sent a `StoredConfig` for each such request."""
+"""A flow that may also yield a `ConfigRequest` for a `StoredConfig`."""
 
 
 def measures_silence(store: object) -> bool:
-    """True if a store's readings and errors say for how long it was silent: the class that defines ``spend`` tells."""
+    """Return True if readings and errors report how long the store was silent.
+
+    The class that defines ``spend`` declares this by an attribute of that name.
+    """
     return bool(_beside_spend(store).get("measures_silence", False))
 
 
 def takes_plain(store: object) -> bool:
-    """True if a store takes a `PlainSpend` as it is: an attribute beside ``spend`` says so, as above.
-
-    Such a store measures its silence.
-    """
+    """Return True if the store accepts a `PlainSpend`. Declared like `measures_silence`, which is also required."""
     return measures_silence(store) and bool(_beside_spend(store).get("takes_plain", False))
 
 
 def answers_at_once(store: object) -> bool:
-    """True if nobody waits for a store, so that ``spend`` serves an event loop, too: told beside it, as above."""
+    """Return True if ``spend`` never blocks. Declared like `measures_silence`."""
     return bool(_beside_spend(store).get("answers_at_once", False))
 
 
 def _beside_spend(store: object) -> Mapping[str, Any]:
-    """All that the class defines which defines how to ask the store."""
+    """A subclass with another ``spend`` has to declare its attributes anew."""
     for kind in type(store).__mro__:
         if "spend" in vars(kind) or "aspend" in vars(kind):
             return vars(kind)
@@ -74,7 +72,7 @@ def _beside_spend(store: object) -> Mapping[str, Any]:
 
 
 class Budget:
-    """Seconds left to wait for a store. Unless its silence is ``measured``, all time that passes counts."""
+    """Seconds left to wait for a store. If ``measured``, only its silence counts."""
 
     __slots__ = ("_is_measured", "left")
 
@@ -83,24 +81,24 @@ class Budget:
         self._is_measured = measured
 
     def within(self, timeout: float) -> float:
-        """Cut a timeout in seconds to the time that is left. Raises `StoreError` if there is none."""
+        """Limit a timeout to the time left. Raises `StoreError` if there is none."""
         if self.left <= 0:
             raise StoreError("no time was left to ask the store again", "timeout")
         return min(timeout, self.left)
 
     def deduct(self, outcome: Reading | StoredConfig | StoreError, began: float) -> None:
-        """Deduct the wait for the store that began at a time of `time.monotonic`."""
+        """Deduct a wait. ``began`` is a time of `time.monotonic`."""
         self.left -= outcome.waited if self._is_measured else monotonic() - began
 
 
 def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) -> T:
-    """Run a flow and return its outcome. Whatever ``fulfil`` raises is thrown into the flow, an interruption too."""
+    """Run a flow and return its outcome. Errors of ``fulfil``, even interruptions, are thrown into the flow."""
     try:
         wish = next(flow)
         while True:
             try:
                 result = fulfil(wish)
-            except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
+            except BaseException as error:  # noqa: BLE001 - the flow handles it
                 wish = flow.throw(error)
             else:
                 wish = flow.send(result)
@@ -110,13 +108,13 @@ def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) ->
 
 
 async def adrive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Awaitable[Result]]) -> T:
-    """`drive`, awaiting each result. A cancellation is thrown into the flow, too."""
+    """`drive` for async code. A cancellation is also thrown into the flow."""
     try:
         wish = next(flow)
         while True:
             try:
                 result = await fulfil(wish)
-            except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
+            except BaseException as error:  # noqa: BLE001 - the flow handles it
                 wish = flow.throw(error)
             else:
                 wish = flow.send(result)
@@ -126,7 +124,7 @@ async def adrive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Awai
 
 
 def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> T:
-    """Run a flow on a `SyncStore` and return its outcome. Without a budget only the flow's own timeouts count."""
+    """Run a flow on a `SyncStore`. Without a budget, only the flow's timeouts apply."""
     budget = budget or Budget(math.inf, measured=True)
 
     def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:
@@ -136,7 +134,7 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
         answer: Any
         try:
             if not isinstance(request, ConfigRequest):
-                answer = store.spend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # to one that takes it
+                answer = store.spend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # The store takes plain plans.
             elif isinstance(store, SyncConfigStore):
                 answer = store.config(request, budget.within(wish[1]))
             else:
@@ -151,7 +149,7 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
 
 
 def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> Coroutine[Any, Any, T]:
-    """`run`, on an `AsyncStore`."""
+    """`run` on an `AsyncStore`."""
     budget = budget or Budget(math.inf, measured=True)
 
     async def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:
@@ -161,7 +159,7 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
         answer: Any
         try:
             if not isinstance(request, ConfigRequest):
-                answer = await store.aspend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # to one that takes it
+                answer = await store.aspend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # The store takes plain plans.
             elif isinstance(store, AsyncConfigStore):
                 answer = await store.aconfig(request, budget.within(wish[1]))
             else:

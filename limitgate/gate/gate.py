@@ -1,7 +1,7 @@
-"""The gate: decides whether a request may pass. All middleware goes through here.
+"""Decides whether a request may pass. The only caller of the store.
 
-`Gate.begin` finds the plan of a request and `Gate.conclude` decides by the store's answer; neither asks the store. If more has
-to be asked or awaited, they leave a flow, see `limitgate.gate.flow`. `limitgate.gate.late` is for what is asked later.
+`Gate.begin` builds the plan of a request, the store carries it out, and `Gate.conclude` decides from the answer. If more I/O
+is needed, both return a flow, see `limitgate.gate.flow`. `limitgate.gate.late` handles requests that already run.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from limitgate.rules.options import OnError
 
 
 class Gate:
-    """Decides about requests, by the plans of the rules in force and the readings of a store.
+    """Decides about requests by the rules in force and the readings of a store.
 
-    ``client_of`` finds a request's client behind proxies, ``on_error`` is for rules that have none of their own, and
-    ``processes`` is how many serve together. ``refusals`` makes the answers to requests that buckets refuse.
+    ``client_of`` returns the client's address behind proxies. ``on_error`` applies to rules without their own. ``processes``
+    share the limits during an outage. ``refusals`` makes the responses to refused requests.
     """
 
     def __init__(
@@ -56,19 +56,18 @@ class Gate:
     ) -> None:
         self.store = store
         self.rules = rules
-        """The rules that requests begin with. Each takes them once, so that others may come to stand here at any time."""
+        """Replaceable at any time, because a request reads them once."""
         self.loads = ReloadStats()
-        """Loads of rule sets, counted."""
         self.at_other_rules: list[Callable[[], None]] = []
-        """Called, in any thread, after other rules have come into force."""
+        """Called after a reload, in any thread."""
         self.poller: Poller | None = None
-        """Looks for other rules; None where nobody does."""
+        """None without ``reload``."""
         self._client_of = client_of
         self.timeout = rules.timeout
-        """Seconds that the store is given to answer."""
+        """Seconds that the store has to answer."""
         self._takes_plain = takes_plain(store)
         self.answers_at_once = answers_at_once(store)
-        """True if the store answers at once, so that an event loop may ask it without `await`."""
+        """An event loop may then call the store without `await`."""
         self.identify = identify
         self._identify = None if identify is None else Identify(identify)
         self.refusals = refusals
@@ -83,36 +82,37 @@ class Gate:
 
     @property
     def failures(self) -> int:
-        """Number of times the store did not answer."""
+        """Number of times the store didn't answer."""
         return self.outages.failures
 
     @property
     def overloaded(self) -> int:
-        """Number of times this process had no room to ask the store, and limited by itself."""
+        """Number of decisions without the store because this process was too busy."""
         return self.outages.overloaded
 
     @property
     def uncorrected(self) -> int:
-        """Number of times a refund was lost, as the store did not answer."""
+        """Number of refunds lost because the store didn't answer."""
         return self.refunds.uncorrected
 
     @property
     def overflowed(self) -> int:
-        """Number of times a request shared its source's overflow bucket, as the source had opened too many others."""
+        """Number of requests in overflow buckets, see `limitgate.gate.planning.cardinality`."""
         cardinality = self.rules.planner.cardinality
         return cardinality.overflowed if cardinality else 0
 
     def enforce(self, rules: ActiveRules) -> None:
-        """Have requests that begin from now on go by other rules. What was taken in advance is given back at once."""
-        rules.planner.keep_adaptive_limits()  # first, so that nobody waits under a rule that is a shadow from now on
+        """Replace the rules for new requests, and return leases."""
+        # Release waiting requests before their rule may become a shadow rule.
+        rules.planner.keep_adaptive_limits()
         self.rules = rules
         for tell in self.at_other_rules:
             tell()
 
     def check(self, request: Request, outer: Admission | None = None, *, waits: bool = True) -> Admission:
-        """Decide about a request by a `SyncStore`, and unless told otherwise wait for its turn.
+        """Decide about a request with a `SyncStore`. If ``waits``, block until its turn.
 
-        ``outer`` is the admission to the gate around.
+        ``outer`` is the admission to the next outer gate.
         """
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
@@ -137,7 +137,7 @@ class Gate:
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
-        """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `Turns.await_turn`."""
+        """Decide about a request with an `AsyncStore`. `Turns.await_turn` then waits for its turn."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -157,7 +157,7 @@ class Gate:
         return admission
 
     async def afinish(self, admission: Admission, rest: Flow[None]) -> None:
-        """Run the rest of the decision about a request, by an `AsyncStore`."""
+        """Complete a decision with an `AsyncStore`."""
         try:
             await arun(self.store, rest, admission.budget)
         except BaseException:
@@ -166,13 +166,13 @@ class Gate:
         await self.refunds.asettle_refused(admission)
 
     def begin(self, request: Request, outer: Admission | None = None, known: tuple[Admission, Any] | None = None) -> Admission:
-        """Begin to decide about a request: find who asks, the rules for it, and the keys of their buckets. Asks no store.
+        """Find the caller, the rules and the keys for a request. Makes no call to the store.
 
-        If the admission has a ``plan``, the caller has the store carry it out and passes the reading to `conclude`. If it has
-        a ``rest``, the caller runs it. Otherwise the request is decided. ``known`` is an earlier admission of the request with
-        the caller that ``identify`` has found since.
+        If the admission has a ``plan``, have the store carry it out and pass the reading to `conclude`. If it has a ``rest``,
+        run that flow. Otherwise, the request is decided. To continue a request, pass its admission and its caller as
+        ``known``.
 
-        WebSockets, and requests to which there is a gate around, answered or not, have no plain plan.
+        WebSockets and requests with an outer gate never have a plain plan.
         """
         identified: Any = None
         if known is None:
@@ -192,7 +192,8 @@ class Gate:
         try:
             if self.identify is not None and known is None:
                 request.check_lines()
-                identified = UNASKED  # until it has answered: it may want the user, and is called again then
+                # Stays UNASKED if `identify` raises, for example because it needs the user.
+                identified = UNASKED
                 identified = self.identify(request)
                 if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_again(admission, outer, identified)
@@ -209,7 +210,7 @@ class Gate:
             if template is None or not (self._takes_plain and request.is_outermost):
                 self._bind(admission, outer, prepared, keys)
                 return admission
-            admission.plan = plan = PlainSpend()  # `PlanTemplate.asked`, a call more
+            admission.plan = plan = PlainSpend()
             plan.template = template
             plan.keys = keys
             plan.waited = 0.0
@@ -222,7 +223,6 @@ class Gate:
     def _begin_otherwise(
         self, admission: Admission, outer: Admission | None, identified: Any, error: BaseException, *, is_again: bool
     ) -> bool:
-        """Decide about a request whose beginning has failed, or have it wait for its user. False to raise the error."""
         if identified is UNASKED and self._identify is not None and isinstance(error, Exception):
             self._identify.note(error)
         if isinstance(error, HeadersTooLargeError):
@@ -237,7 +237,6 @@ class Gate:
         return True
 
     def _bind(self, admission: Admission, outer: Admission | None, prepared: PreparedPlan, keys: Sequence[str]) -> None:
-        """Bind a prepared plan that is not plain to its request; where nothing is charged it is decided already."""
         request, permits = admission.request, admission.permits
         if prepared.messages is not None:
             admission.messages = admission.rules.planner.messages(prepared.messages, request)
@@ -251,13 +250,12 @@ class Gate:
             admission.is_plain = True
 
     def _put_off(self, admission: Admission, outer: Admission | None, identified: Any) -> None:
-        """Have a request wait for a place in flight or for its limits, or refuse it if there is no place."""
         permits = admission.permits
         if permits is not None and permits.refusal is not None:
             self.load.shed(admission, outer)
             return
         rest = self._begin_again(admission, outer, identified)
-        if permits is not None and permits.waits is not None:  # as on an event loop
+        if permits is not None and permits.waits is not None:
             nesting.enter(admission, outer)
             admission.turn = PermitWait(rest)
         else:
@@ -266,7 +264,7 @@ class Gate:
     def _begin_again(
         self, admission: Admission, outer: Admission | None, identified: Any, *, wants_user: bool = False
     ) -> Flow[None]:
-        """`begin` with a request once it has what it waits for, and charge it: its user, its caller, its limits or a place."""
+        """Run `begin` again after a wait, and charge the request."""
         request = admission.request
         while True:
             try:
@@ -275,7 +273,8 @@ class Gate:
                 if self._identify is not None and not (identified is None or isinstance(identified, Caller)):
                     given, identified = identified, UNASKED
                     identified = yield from self._identify.finding(request, given)
-                if pending := PendingLimits(request):  # else it met the first decorator with an adaptive limit
+                # Empty if the request first met a decorator with an adaptive limit.
+                if pending := PendingLimits(request):
                     yield limits_awaited(pending)
                 admission.rest = None
                 self.begin(request, outer, (admission, identified))
@@ -290,7 +289,6 @@ class Gate:
         yield from self._ask(admission)
 
     def _ask(self, admission: Admission) -> Flow[None]:
-        """Ask the store about a request that has begun again, as `check` and `acheck` do, and decide."""
         rest, plan = admission.rest, admission.plan
         if plan is not None:
             try:
@@ -305,7 +303,6 @@ class Gate:
             yield from rest
 
     def _charge(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> Flow[None]:
-        """Charge a request by a plan of any kind."""
         request_plan = prepared.bound(keys, admission.request.caller)
         if request_plan.plan is not None:
             settlement = admission.settlement
@@ -317,9 +314,10 @@ class Gate:
             deny(admission, prepared.denying)
 
     def unanswered(self, admission: Admission, error: BaseException) -> Flow[None] | None:
-        """Decide about a request whose plain plan the store has not carried out. Returns what has to be run then.
+        """Decide about a request if its plain plan failed. Return the flow to run next.
 
-        None for an error that is not the store's: the caller raises it. Slots that may be taken are released later.
+        Return None for errors other than `StoreError`, which the caller raises. Slots are released later, in case they were
+        taken.
         """
         plan, prepared = admission.plan, admission.prepared
         if not isinstance(error, StoreError) or plan is None or prepared is None:
@@ -330,7 +328,7 @@ class Gate:
         return self.charging.charge_without_store(admission, prepared.request_plan(plan.whole_plan), error)
 
     def conclude(self, admission: Admission, answer: AnyReading) -> Flow[None] | None:
-        """Decide by the store's reading of a plain plan. Returns what has to be run then, if anything."""
+        """Decide from the reading of a plain plan. Return the flow to run next, if any."""
         permits = admission.permits
         prepared: Any = admission.prepared
         if (
@@ -355,7 +353,6 @@ class Gate:
         return self._conclude_worked_out(admission, answer)
 
     def _conclude_worked_out(self, admission: Admission, answer: AnyReading) -> Flow[None] | None:
-        """`conclude` where the decision is needed: for refusals, shadows and turns to wait for."""
         prepared: Any = admission.prepared
         asked: Any = admission.plan
         permits = admission.permits

@@ -1,4 +1,4 @@
-"""Calls of ``identify``, the application's function that names the caller of a request."""
+"""Calls ``identify``, the application's function that returns the caller of a request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from limitgate.messages.diagnostics import Diagnosis, OncePerValue
 from limitgate.rules.callers import Caller
 
 UNASKED = object()
-"""Stands for the caller that ``identify`` has yet to find."""
 
 
 class NotACallerError(TypeError):
-    """``identify`` gave something else than a `Caller` or None."""
+    """``identify`` returned something other than a `Caller` or None."""
 
     def __init__(self, identified: object) -> None:
         self.what = f"it gave a {type(identified).__name__}"
@@ -25,28 +24,31 @@ class NotACallerError(TypeError):
 
 
 class Identify:
-    """One function, whose failures are logged once for each place (LG071), without their text: it may name a client."""
+    """Calls the function, and logs its failures once per place in the code (LG071).
+
+    The text of an error is omitted, because it may name a client.
+    """
 
     def __init__(self, function: AnyIdentify) -> None:
         self._function = function
         self._logged = OncePerValue(Diagnosis.IDENTIFY_FAILED)
 
     def finding(self, request: Request, identified: object) -> Flow[Caller | None]:
-        """The caller by what the function gave, or gives now. Raises `TypeError` if that is none."""
+        """Return the caller; await or call the function if needed. Raises `TypeError` for other types."""
         try:
             if identified is UNASKED:
                 identified = self._function(request)
             if isawaitable(identified):
                 identified = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
             if not (identified is None or isinstance(identified, Caller)):
-                raise NotACallerError(identified)  # noqa: TRY301 - it is logged as any other failure
+                raise NotACallerError(identified)  # noqa: TRY301 - Logged like any other failure.
         except Exception as error:
             self.note(error)
             raise
         return identified
 
     def note(self, error: Exception) -> None:
-        """Log that the function has failed by an error, unless that is about headers."""
+        """Log a failure, unless it is about headers."""
         if not isinstance(error, HeadersTooLargeError):
             raise_interruption(error)
             what = error.what if isinstance(error, NotACallerError) else f"{type(error).__name__} at {place_of(error)}"

@@ -1,6 +1,6 @@
-"""The journal: who was banned, pardoned and reset, when, why and by whom. A text in the store, next to the state it is about.
+"""The journal of bans, pardons and resets, kept in the store.
 
-It names clients by masked names and by keys of the store, so that nothing in Redis tells who a client is.
+It contains only masked names and store keys, so that Redis does not reveal the clients.
 """
 
 from __future__ import annotations
@@ -19,44 +19,42 @@ from limitgate.observing.audit import somebody
 from limitgate.stores.base import ConfigRequest, StoredConfig, SyncConfigStore
 
 MOST_BANS, MOST_EVENTS = 2_000, 1_000
-"""Bans and events that are kept. Bans by rules are dropped first, of these the ones that end first; of events the oldest."""
+"""Bans by rules are dropped first, in order of their end; then the oldest events."""
 _BY_RULE = "rule "
 T = TypeVar("T")
 _TRIES = 20
-"""Times that a change is tried again where somebody else was faster."""
 _LONGEST = 500
-"""Characters of a name or a reason."""
+"""Maximum length of a name or a reason."""
 
 
 class Ban(NamedTuple):
-    """A ban that was set by the command, or by a rule with a ``ban``."""
+    """A ban set by the command or by a rule with a ``ban``."""
 
     key: str
-    """Name for people, with who is banned masked in it."""
+    """Name for display, with the client masked."""
     keys: Sequence[str]
-    """Keys in the store."""
     until: float
-    """Unix time in seconds, infinite for one without an end."""
+    """Unix time in seconds; infinite for a permanent ban."""
     reason: str | None
     by: str
 
     @classmethod
     def by_rule(cls, rule: str, who: str, key: str, until: float, reason: str) -> Ban:
-        """A ban by a rule of the client with this name for people, and this key in the store."""
+        """Return a ban by a rule. ``who`` is masked, ``until`` is Unix time in seconds."""
         return cls(f"{rule} {who}".rstrip()[:_LONGEST], (key,), until, reason, f"{_BY_RULE}{rule}")
 
     @property
     def is_by_rule(self) -> bool:
-        """True if a rule has set it."""
+        """True for a ban by a rule."""
         return self.by.startswith(_BY_RULE)
 
     def retry_after(self, now: float) -> float:
-        """Seconds that it has left."""
+        """Return the seconds left."""
         return max(0.0, self.until - now)
 
 
 class Event(NamedTuple):
-    """A change by the command."""
+    """A change made by the command."""
 
     at: float
     """Unix time in seconds."""
@@ -84,7 +82,7 @@ class JournalFlows:
         *,
         bans: bool = False,
     ) -> ConfigFlow[None]:
-        """Note a change as `Journal.note` does."""
+        """See `Journal.note`."""
         now, by = self._clock(), somebody()
         reason = reason[:_LONGEST] if reason else None
 
@@ -99,7 +97,7 @@ class JournalFlows:
         return self._changing(change)
 
     def noting_bans(self, bans: Sequence[Ban]) -> ConfigFlow[None]:
-        """Note bans that rules have begun."""
+        """Record bans by rules."""
 
         def change(listed: dict[str, Ban], _: list[Event]) -> None:
             for ban in bans:
@@ -108,7 +106,7 @@ class JournalFlows:
         return self._changing(change)
 
     def removing(self, keys: Sequence[str]) -> ConfigFlow[None]:
-        """Take out the bans of these keys in the store."""
+        """Remove the bans of these keys."""
         _, listed, _ = yield from self._reading()
         if not listed.keys().isdisjoint(keys):
             yield from self._changing(lambda listed, _: _take_out(listed, keys))
@@ -142,18 +140,18 @@ class JournalFlows:
 
 
 class Journal(JournalFlows):
-    """Bans in force and events of one key prefix. Methods raise `StoreError` where the store does not answer in time."""
+    """The journal of one key prefix. Methods raise `StoreError` if the store doesn't answer."""
 
     def __init__(self, store: SyncConfigStore, key_prefix: str, timeout: float, clock: Callable[[], float] = time.time) -> None:
         super().__init__(key_prefix, timeout, clock)
         self._store = store
 
     def bans(self) -> list[Ban]:
-        """Bans that have not ended; the next one to end first."""
+        """Return the bans in force, in order of their end."""
         return sorted(run(self._store, self._reading())[1].values(), key=lambda ban: ban.until)
 
     def events(self) -> list[Event]:
-        """The latest changes, newest first."""
+        """Return the latest changes, newest first."""
         return [*reversed(run(self._store, self._reading())[2])]
 
     def note(
@@ -166,9 +164,10 @@ class Journal(JournalFlows):
         *,
         bans: bool = False,
     ) -> None:
-        """Note a change that was made; one that ``bans`` is for so many seconds, or for ever. A pardon takes the ban out.
+        """Record a change.
 
-        Raises `StoreError` where it cannot be noted, which says that the change was made all the same.
+        With ``bans``, it is a ban for ``seconds``, or a permanent one. A pardon removes the ban. Raises `StoreError` if the
+        journal cannot be written; the change is still in effect.
         """
         try:
             run(self._store, self.noting(action, key, keys, reason, seconds, bans=bans))
@@ -178,7 +177,7 @@ class Journal(JournalFlows):
 
 
 def _list(listed: dict[str, Ban], ban: Ban) -> None:
-    """Add a ban to those in force; it ends no earlier than one that is there already."""
+    """A ban never shortens an existing one."""
     known = listed.get(ban.keys[0])
     listed[ban.keys[0]] = ban._replace(until=max(ban.until, known.until)) if known else ban
 
@@ -189,7 +188,7 @@ def _take_out(listed: dict[str, Ban], keys: Sequence[str]) -> None:
 
 
 def _entries(kept: Any, name: str, entry: Callable[[Any], T]) -> list[T]:
-    """Entries under a name of what is kept, less those that are none: nobody repairs them at night, and bans have to work."""
+    """Skip invalid entries, so that a damaged journal doesn't block bans."""
     found: list[T] = []
     listed = kept.get(name) if isinstance(kept, dict) else None
     for each in listed if isinstance(listed, list) else ():
@@ -199,7 +198,6 @@ def _entries(kept: Any, name: str, entry: Callable[[Any], T]) -> list[T]:
 
 
 def _ban(kept: Any) -> Ban:
-    """A ban as it is kept; a later version may have added to it."""
     key, (first, *more), until, reason, by = kept[:5]
     keys = [*map(_text, (first, *more))]
     return Ban(_text(key), keys, _number(math.inf if until is None else until), reason and _text(reason), _text(by))
@@ -207,7 +205,8 @@ def _ban(kept: Any) -> Ban:
 
 def _event(kept: Any) -> Event:
     at, by, action, key, reason = kept[:5]
-    datetime.fromtimestamp(_number(at), UTC)  # a time that can be shown
+    # Raises an error if the time cannot be displayed.
+    datetime.fromtimestamp(_number(at), UTC)
     return Event(_number(at), _text(by), _text(action), _text(key), reason and _text(reason))
 
 

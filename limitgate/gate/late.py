@@ -1,4 +1,4 @@
-"""What is asked of a gate while a request is under way: further limits, messages over a WebSocket, and usage."""
+"""Decisions about running requests: further limits, WebSocket messages, and usage."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from limitgate.rules.decorators import EVERYTHING
 
 
 def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) -> Flow[Turn | None]:
-    """Decide about further rules. Returns the turn that the request has to wait for then.
+    """Apply further rules. Return the turn to wait for, if any.
 
-    If one of them refuses, the caller refunds all charges of the request after the wait.
+    If a rule refuses, the caller refunds all charges of the request after the wait.
     """
     if admission.marks is EVERYTHING or admission.refusal is not None or switch.null_store is not None:
-        return None  # this request is exempt, or refused already
+        return None
     if admission.settlement.is_over:
         raise RuntimeError("further limits were asked for when the request was over, expected it before")
     planner, request, identified = admission.rules.planner, admission.request, admission.identified
@@ -45,7 +45,7 @@ def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) 
 
 
 def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | None) -> Flow[tuple[Window, ...]]:
-    """Look at rules for the caller of an admission, see `limitgate.usage`. Charges nothing."""
+    """Return windows without charging, see `limitgate.usage`."""
     try:
         request_plan = yield from _completed(lambda: _plan_usage(admission, names, path))
     except HeadersTooLargeError:
@@ -57,7 +57,7 @@ def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | No
 
 
 def message(gate: Gate, admission: Admission, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
-    """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
+    """Charge a WebSocket message, even if nothing awaits the result. Return a refusal or None."""
     budget = Budget(gate.timeout, measured=admission.rules.is_measured)
     return gate.refunds.soon(_decide_message(gate, admission, messages), budget)
 
@@ -78,7 +78,6 @@ def _decide_message(gate: Gate, admission: Admission, messages: RequestPlan) -> 
 
 
 def _plan_usage(admission: Admission, names: Sequence[str], path: str | None) -> RequestPlan | PendingLimits:
-    """Plan the charges of rules of these names, or of all that apply: those that the request was charged for, if it was."""
     request, identified, planner = admission.request, admission.identified, admission.rules.planner
     request.check_lines()
     plans = [charged.request_plan.plan for charged in admission.charged]
@@ -91,14 +90,12 @@ def _plan_usage(admission: Admission, names: Sequence[str], path: str | None) ->
 
 
 def _adaptive_windows(admission: Admission, names: Sequence[str]) -> tuple[Window, ...]:
-    """Windows of the adaptive limits of a request, of the rules of these names if there are any."""
     if admission.decision is None or admission.permits is None:
         return ()
     return tuple([window for window in admission.permits.windows() if not names or window.rule in names])
 
 
 def _completed(planned: Callable[[], RequestPlan | PendingLimits]) -> Flow[RequestPlan]:
-    """A plan whose limits are all given, which is ``planned`` again once they are."""
     while isinstance(request_plan := planned(), PendingLimits):
         yield limits_awaited(request_plan)
     return request_plan

@@ -1,6 +1,6 @@
-"""Load: adaptive limits on the way of a request. It enters them first, and gives its permits back when it is over.
+"""Adaptive limits at the gate.
 
-To refuse here is cheap and keeps the process alive: of a request that is shed no key is made, and no store is asked.
+Checked first because it is cheap: a request shed here computes no key and makes no store call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from limitgate.rules.callers import Caller
 
 
 class Load:
-    """The adaptive limits of one gate, as its requests meet them."""
+    """Applies the adaptive limits of one gate."""
 
     def __init__(self, log: RefusalLog | None) -> None:
         self._proxy_guard = ProxyGuard()
@@ -31,24 +31,27 @@ class Load:
     def enter(
         self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
     ) -> bool:
-        """Have a request that goes by a plan take its permits, and in a thread wait for them.
+        """Take the permits of a request. A thread waits for them.
 
-        False if it has to wait on an event loop, or is refused.
+        Return False if the request is refused or has to wait on an event loop.
         """
         admission.marks = plan.marks
         permits = admission.permits
-        if permits is not None:  # it has waited for them, or with them for something else
+        # The request has waited, with or without permits.
+        if permits is not None:
             return self._goes_on(permits) if permits.would_refuse else permits.goes_on
         request, adaptive = admission.request, plan.adaptive
         if adaptive is None:
             return True
         guard: Guard | None = None
-        if outer is None or outer.permits is None:  # else it has been asked about this request
+        # Otherwise, the outer gate has asked the guard.
+        if outer is None or outer.permits is None:
             guard = heartbeats.guard() if request.awaits else None
             planner = admission.rules.planner
             if planner.trusts_proxies and planner.believes(request, REQUEST_START):
                 guard = self._proxy_guard.of(request, guard)
-        admission.permits = permits = Permits()  # first, so that they are given back if anything raises
+        # Assign first, so that the permits are released if anything raises.
+        admission.permits = permits = Permits()
         if request.awaits:
             goes_on = permits.begin(request, adaptive, caller, guard, WaitingTask)
             return self._goes_on(permits) if permits.would_refuse else goes_on
@@ -58,13 +61,12 @@ class Load:
         return self._goes_on(permits) if permits.would_refuse else permits.goes_on
 
     def _goes_on(self, permits: Permits) -> bool:
-        """True if a request has its permits. Logs that shadow rules had none."""
         if self._log is not None and permits.goes_on:
             self._log.note_shed_by_shadows(permits)
         return permits.goes_on
 
     def shed(self, admission: Admission, outer: Admission | None) -> None:
-        """Refuse a request for which there is no place, at once."""
+        """Refuse a request without a permit."""
         self._note_shed(admission)
         admission.refusal = (admission.permits and admission.permits.refusal) or unavailable()
         admission.is_shed = True
@@ -73,7 +75,7 @@ class Load:
             nesting.enter(admission, outer)
 
     def shed_late(self, admission: Admission) -> None:
-        """Refuse a request that has waited, as there is no place for it."""
+        """Refuse a request without a permit after a wait."""
         show_shed(admission)
         self._note_shed(admission)
 
@@ -83,7 +85,7 @@ class Load:
 
 
 def show_shed(admission: Admission) -> None:
-    """Make the decision about a request for which there is no place."""
+    """Set the decision for a missing permit."""
     permits = admission.permits
     if permits is not None and permits.refusal is not None:
         admission.is_shed, admission.refusal = False, permits.refusal
@@ -92,12 +94,12 @@ def show_shed(admission: Admission) -> None:
 
 
 def show(admission: Admission) -> None:
-    """Add the adaptive limits to a decision, once everything else is decided; give the permits back if it is a refusal."""
+    """Add the adaptive limits to the final decision. Release the permits of a refused request."""
     permits, decision = admission.permits, admission.decision
     if permits is None or permits.refusal is not None or isinstance(admission.turn, PermitWait):
         return
     if decision is not None and decision.in_force is permits.in_force:
-        return  # it is shown already
+        return
     if admission.refusal is not None:
         permits.end("untaught")
     elif admission.rules.counts is not None:
@@ -109,23 +111,24 @@ def show(admission: Admission) -> None:
     else:
         under_places(decision, permits.in_force)
         if decision.allowed and not decision.degraded:
-            admission.now = admission.now  # its tightest window may be another one now, so the fields are written anew
+            # Recompute the fields for a new tightest window.
+            admission.now = admission.now
     if admission.refusal is None and permits.is_to_be_told:
         _show_waiting(admission, permits, decision)
 
 
 def _show_waiting(admission: Admission, permits: Permits, decision: Decision) -> None:
-    """Add to a decision that shadows had no place for the request, and how long it has waited for those of others."""
     delay, is_shadow = decision.delay + permits.waited_s, decision.shadow or bool(permits.would_refuse)
     admission.decision = replace(decision, delay=delay, shadow=is_shadow)
     if permits.would_refuse:
         admission.decide("shadow_refused", "nobody")
-    if permits.waited_s and admission.outcome != "delayed":  # else it has waited for its turn, too
+    # A booked turn may already have delayed it.
+    if permits.waited_s and admission.outcome != "delayed":
         admission.decide("delayed", "nobody")
 
 
 def end_refused(admission: Admission) -> None:
-    """Give back the permits of a refused request, here and around: its response tells nothing of the work."""
+    """Release the permits of a refused request at all gates. The limits learn nothing from it."""
     gate: Admission | None = admission
     while gate is not None:
         if gate.permits is not None:
@@ -134,6 +137,6 @@ def end_refused(admission: Admission) -> None:
 
 
 def end_undecided(admission: Admission) -> None:
-    """Give back the permits of a request about which a gate could not decide, for whatever error is being handled."""
+    """Release the permits while an error is being handled."""
     if admission.permits is not None:
         admission.permits.end_unanswered(client_left=False)

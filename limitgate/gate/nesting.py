@@ -1,7 +1,7 @@
-"""Gates inside of gates, such as that of a mounted application.
+"""Nested gates, such as that of a mounted application.
 
-Each gate charges and refunds for itself. But the application is told one decision, and a response has one set of rate fields,
-which the outermost gate adds that has any.
+Each gate charges and refunds independently. The application sees one joint decision, and the outermost gate with rate fields
+adds them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from limitgate.rules.decorators import EVERYTHING
 
 
 def enter(inner: Admission, outer: Admission | None) -> None:
-    """Note that an admission is inside of another one, of the same request, if there is one that is not noted yet."""
+    """Link an admission to the next outer one."""
     if outer is None or inner.outer_ref is not None:
         return
     inner.outer_ref = ref(outer)
@@ -31,26 +31,26 @@ def enter(inner: Admission, outer: Admission | None) -> None:
 
 
 def pass_by(admission: Admission, outer: Admission | None) -> None:
-    """Have a request pass that no gate decides about: limits are switched off."""
+    """Let a request pass because limits are off."""
     admission.marks = EVERYTHING
     enter(admission, outer)
 
 
 def unanswered(admission: Admission | None) -> Admission | None:
-    """The first of an admission and those around it whose response has not begun; None if there is none."""
+    """Return the innermost admission without a response; None if there is none."""
     while admission is not None and (admission.has_begun or admission.settlement.is_over):
         admission = admission.outer
     return admission
 
 
 def overall_decision(admission: Admission) -> Decision | None:
-    """The decision that the application is told: that of this gate and all around it so far. None if no rule applied."""
+    """Return the decision of this gate and all outer gates; None if no rule applied."""
     decision = admission.decision
     return admission.outer_decision if decision is None else joined_with_outer(admission, decision)
 
 
 def overall_outcome(admission: Admission) -> Outcome:
-    """The outcome of a request by this gate and all around it so far."""
+    """Return the outcome of this gate and all outer gates."""
     outcome = admission.outcome
     for outer in _outers(admission):
         outcome = outcome if outweighs(outcome, outer.outcome) else outer.outcome
@@ -58,22 +58,22 @@ def overall_outcome(admission: Admission) -> Outcome:
 
 
 def joined_with_outer(admission: Admission, decision: Decision) -> Decision:
-    """A decision of this admission's gate together with that of the gates around it."""
+    """Join a decision with that of the outer gates."""
     outer = admission.outer_decision
     return decision if outer is None else joined(outer, decision)
 
 
 def raw_response_fields(admission: Admission) -> RawFields:
-    """The `response_fields` as ASGI wants them."""
+    """Return `response_fields` in ASGI form."""
     if not admission.is_nested:
-        return admission.raw_fields()  # almost all requests
+        return admission.raw_fields()
     return raw(response_fields(admission))
 
 
 def response_fields(admission: Admission) -> Fields:
-    """Rate fields for whatever response is sent: by all gates inside, too; none where a gate around adds them."""
+    """Return the rate fields of this gate and all inner gates, unless an outer gate adds them."""
     if not admission.is_nested:
-        return admission.fields  # almost all requests
+        return admission.fields
     if not admission.fields or any(outer.fields for outer in _outers(admission)):
         return []
     having = [(each, each.decision) for each in (admission, *_inner(admission)) if each.fields]
@@ -87,7 +87,6 @@ def response_fields(admission: Admission) -> Fields:
 
 
 def _of_same_request(admission: Admission) -> Iterator[Admission]:
-    """An admission, those around it, and those inside of it."""
     yield admission
     yield from _outers(admission)
     yield from _inner(admission)
@@ -108,7 +107,7 @@ def _inner(admission: Admission) -> Iterator[Admission]:
 
 
 def any_has_own_cost(admission: Admission) -> bool:
-    """True if a rule that the request was charged for, by any gate, counts something else than requests."""
+    """Return True if any rule that charged the request counts something other than requests."""
     return any(
         compiled_rule.rule.has_own_cost
         for each in _of_same_request(admission)

@@ -1,4 +1,4 @@
-"""A gate without a server: decides about requests that are described in a file, on a clock that goes by them."""
+"""A gate without a server, for requests from a file and their timestamps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
 _PATHS = 16_384
-"""Paths whose rules are remembered: a log may be of many, and nobody else needs the memory."""
 
 
 def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None, routes: Routes | None = None) -> Gate:
-    """Make a gate of a rule set. ``settings`` say who clients and callers are, and how keys begin; None for the defaults."""
+    """Make a gate. ``settings`` define clients, callers and keys; None means the defaults."""
     settings = settings or Settings.model_construct()
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     identities = Identities(
@@ -53,8 +52,5 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
 
 
 class _Unsent(Refusals):
-    """Refusals that are sent to nobody, whatever stands in them."""
-
     def refuse(self, *_: object) -> Refusal:
-        """Any refusal."""
         return forbidden()

@@ -1,7 +1,7 @@
-"""Outages of a store: they are counted and logged, and while it fails ``on_error`` decides, rule by rule.
+"""Handles outages of the store: decides by ``on_error`` of each rule, and logs.
 
-Of several rules closed beats local beats open; a rule that cannot refuse has no say. Where a store fails for some buckets
-only, as a cluster does without one of its nodes, that is about the rules of these buckets, and the others go on limiting.
+If several rules apply, closed beats local and local beats open; shadow rules have no say. If a store fails for some buckets
+only, the rules of the other buckets keep limiting.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from limitgate.stores.memory import MemoryStore
 log = logging.getLogger("limitgate")
 
 CALM = 0.5
-"""Seconds without a failure until it is logged that the store answers again: a full one answers every other request."""
+"""Seconds without a failure before a recovery is logged. A full store answers every other request."""
 AGAIN = 60.0
-"""Seconds between two logs that this process is overloaded."""
+"""Seconds between two log lines."""
 
 
 class Split(NamedTuple):
-    """The charges of a plan where a part of the store failed. They are made all or none."""
+    """A plan for a store that has failed in part. All charges succeed or fail together."""
 
     rest: Plan
-    """Charges that the store can still decide about."""
+    """Charges that the store can still make."""
     local: Plan | None
-    """Charges that this process makes once the store has admitted the rest."""
+    """Charges that this process makes after the store has admitted the rest."""
 
 
 class Outages:
-    """What a gate knows of the failures of its store, and decides in its place.
+    """Decides without the store.
 
-    ``on_error`` is for rules that have none of their own. Each of so many ``processes`` grants its share of the limits, see
-    `Limit.share`. Bans hold that the store has seen. The store has ``timeout`` seconds to answer.
-    ``at_recovery`` is called when it answers again.
+    ``on_error`` applies to rules without their own. Each of the ``processes`` grants its share of the limits, see
+    `Limit.share`. Known bans stay in force. The store has ``timeout`` seconds to answer. ``at_recovery`` is called when it
+    answers again.
     """
 
     def __init__(
@@ -60,18 +60,14 @@ class Outages:
         at_recovery: Callable[[], object],
     ) -> None:
         self.failures = 0
-        """Number of times the store did not answer."""
         self.overloaded = 0
-        """Number of times this process had no room to ask the store, and limited by itself."""
         self.is_known = False
-        """True while an answer is no news: it is neither the first one nor the first after a failure."""
+        """True while another answer changes nothing."""
         self.has_answered = False
-        """True if the store has decided about a request."""
         self.at_first_answer: list[Callable[[], object]] = []
-        """Called with the first answer of the store, in any thread."""
+        """Called in any thread."""
         self._store = store
         self.store_slots = SlotKeeper(store, timeout)
-        """Keeps the slots that were taken in the store."""
         self._on_error: OnError = on_error
         self._processes = processes
         self._timeout = timeout
@@ -81,13 +77,13 @@ class Outages:
         self._ban_left_us: Callable[[str], int] = getattr(store, "ban_left_us", _no_ban)
         self._local_store = MemoryStore()
         self.local_slots = SlotKeeper(self._local_store, timeout=1.0)
-        """Keeps the slots that were taken in this process."""
 
     def answered(self) -> None:
         """Note an answer of the store."""
         if self.is_known:
             return
-        self.is_known = True  # first, as another thread may note a failure meanwhile
+        # Set first, because another thread may note a failure.
+        self.is_known = True
         if self._is_failing:
             if getattr(self._store, "healthy", True) and monotonic() - self._failed_at > CALM:
                 self._is_failing = False
@@ -101,7 +97,7 @@ class Outages:
                 tell()
 
     def failed(self, error: StoreError) -> None:
-        """Note a failure of the store, or that this process had no room to ask it."""
+        """Note a failure of the store or an overload of this process."""
         if error.fault == "overload":
             self._note_overload(error)
             return
@@ -118,7 +114,7 @@ class Outages:
             Diagnosis.OVERLOADED.log(error)
 
     def decide(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
-        """Decide by ``on_error``: the store, or a part of it, has failed to carry out a plan."""
+        """Decide by ``on_error`` after a failure."""
         self.failed(error)
         self.release_later(request_plan.plan, error.keys)
         outcome = self.without_store(request_plan, error)
@@ -130,13 +126,13 @@ class Outages:
             self.release_later(outcome.rest, further.keys)
             local = self._local(request_plan, (), further)
             return Verdict(undecided(allowed=False)) if local is None else self._by_this_process(request_plan, local)
-        except BaseException:  # the request was cancelled
+        except BaseException:
             self.release_later(request_plan.plan)
             raise
         return self._with_rest(request_plan, outcome, reading)
 
     def without_store(self, request_plan: RequestPlan, error: StoreError) -> Verdict | Split:
-        """Decide without the store; a split where it failed for some buckets only, and has to be asked about the others."""
+        """Return a split if the store can still decide about some buckets."""
         charges = request_plan.plan.charges if request_plan.plan else ()
         rest = [charge for charge in charges if charge.key not in error.keys] if error.keys else []
         local = self._local(request_plan, rest, error)
@@ -151,16 +147,15 @@ class Outages:
         return Split(Plan.spend(rest), Plan.spend(local) if local else None)
 
     def release_later(self, plan: AnyPlan | None, keys: frozenset[str] = frozenset()) -> None:
-        """Schedule the release of slots in these buckets, or in all: the reply was lost, so they may be taken."""
+        """Release slots later, because the store may have taken them. ``keys`` are their buckets; empty for all."""
         charges = plan.charges if plan else ()
         self.store_slots.release_later([charge for charge in charges if not keys or charge.key in keys])
 
     def apply_refund(self, plan: Plan) -> None:
-        """Give back to buckets of this process."""
+        """Refund buckets of this process."""
         self._local_store.spend(plan)
 
     def _with_rest(self, request_plan: RequestPlan, split: Split, reading: Reading) -> Verdict:
-        """Decide by the store's reading of the rest of a split."""
         rest, local = split
         if local is None or not reading.admitted:
             return _verdict(rest, reading, Receipt(request_plan, rest, reading))._replace(source=reading.source)
@@ -170,7 +165,7 @@ class Outages:
         return _verdict(both, Reading(reading.now, [*reading.buckets, *here.buckets], here.admitted), *charged)
 
     def _local(self, request_plan: RequestPlan, rest: Sequence[Charge], error: StoreError) -> list[Charge] | None:
-        """This process' share of the charges that are not in ``rest``; None where a rule wants the request refused."""
+        """Return this process' share of the charges outside ``rest``; None if a rule is ``closed``."""
         local: list[Charge] = []
         for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
             if charge in rest or not compiled_rule.enforced:
@@ -189,7 +184,7 @@ class Outages:
         return _verdict(plan, reading, Receipt(request_plan, plan, reading, is_local=True))
 
     def _asked(self, plan: Plan) -> tuple[Plan, Reading]:
-        """Have this process carry out a plan, unless one of its buckets is banned: then it is read only."""
+        """Read buckets without charging if one of them is banned."""
         lefts = [self._ban_left_us(charge.key) if charge.cost else 0 for charge in plan.charges]
         bans = {place: left for place, left in enumerate(lefts) if left}
         if not bans:
@@ -199,10 +194,7 @@ class Outages:
         return Plan.peek(charges), read(charges, reading.now, states)
 
     def _policy(self, compiled_rule: CompiledRule, error: StoreError) -> OnError:
-        """Policy of a rule. Out of memory, only its own word for ``open`` lets everything through.
-
-        Where this process had no room to ask, no policy for failures of the store applies.
-        """
+        """Return ``open`` for a store out of memory only if the rule itself sets it."""
         if error.fault == "overload":
             return "local"
         if compiled_rule.rule.on_error:
@@ -211,7 +203,6 @@ class Outages:
 
 
 def _no_ban(_: str) -> int:
-    """Microseconds of any ban in a store that does not fail."""
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Permits: the places that a request has under the adaptive limits of a gate, and what delays requests before they come.
+"""Permits under adaptive limits, and a guard against long queues at proxies.
 
-A place is given back once, on whatever way a request ends.
+Each permit is released exactly once, however the request ends.
 """
 
 from __future__ import annotations
@@ -32,45 +32,42 @@ from limitgate.process.forking import reset_in_children
 from limitgate.rules.callers import Caller
 
 _FAILED = frozenset({503, 504})
-"""Statuses that tell of an overload of the work itself, or of what it waits for."""
 _STREAM = b"text/event-stream"
 _LATELY_S = 1.0
 MOST_PROXIES = 1000
-"""Proxies whose clocks are known. Of more the one that was met first is forgotten."""
 BUFFERED = 65_536
-"""Bytes of a body after which servers wait for the client, whose slowness is no load."""
+"""Bytes after which a server waits for the client. This wait causes no load."""
 IPV6_PREFIX = 64
-"""Bits of a network that one client of IPv6 has."""
+"""IPv6 network of one client."""
 MOST_DIGITS = 20
-"""Digits of a length that a body may have. An application may hand on any, and Python refuses to read thousands."""
+"""Python refuses to parse thousands of digits."""
 
 Stay = Callable[[Any], Awaitable[bool]]
-"""Waits until a future is done; False if the client left before."""
+"""Waits for a future. Returns False if the client leaves first."""
 
 
 class ProxyGuard:
-    """Guard of a process behind proxies that say how long requests have waited, for any number of threads."""
+    """A guard for proxies that report how long requests have waited. Safe under threads."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._guard = LagGuard()
         self._queues: dict[str | None, ProxyQueue] = {}
-        """Those of the proxies by their addresses; each has a clock of its own."""
         self._lock = Lock()
         self._heard_at = -math.inf
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: drop the lock, which a thread of the parent may have."""
+        """Reset in the child of a fork."""
         self._lock = Lock()
 
     @property
     def lag_s(self) -> float | None:
-        """Lag of the request that came last, in seconds; None if that is a while ago."""
+        """Lag of the latest request in seconds; None if it is old."""
         return self._guard.lag_s if self._clock() - self._heard_at < _LATELY_S else None
 
     def of(self, request: Request, loop_guard: Guard | None) -> Guard | None:
-        """The guard of a request: that of the event loop on which it comes, and this one where its proxy says something."""
+        """Return the guard of a request, which includes the wait that its proxy reports."""
         now = self._clock()
         waited = waited_s(request, now)
         if waited is not None:
@@ -80,7 +77,7 @@ class ProxyGuard:
         return loop_guard if waited is None else _Waited(self, request.peer, waited, loop_guard)
 
     def refuses(self, now: float, share: float, proxy: str | None, waited: float) -> bool:
-        """True if a request that comes now from a proxy, and has waited for so many seconds, is too much."""
+        """Return True to refuse a request. ``waited`` is in seconds."""
         with self._lock:
             queue = self._queues.get(proxy)
             if queue is None:
@@ -92,8 +89,6 @@ class ProxyGuard:
 
 
 class _Waited:
-    """Guard of one request that has waited."""
-
     __slots__ = ("_loop_guard", "_proxy", "_proxy_guard", "_waited")
 
     def __init__(self, proxy_guard: ProxyGuard, proxy: str | None, waited: float, loop_guard: Guard | None) -> None:
@@ -103,22 +98,20 @@ class _Waited:
         self._loop_guard = loop_guard
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """True if a request that comes now is too much."""
         if self._proxy_guard.refuses(now, share, self._proxy, self._waited):
             return True
         return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 
 
 def _client_of(request: Request) -> str | None:
-    """The address of a client, or its network of IPv6."""
     client = request.resolved_client()
     return client if client is None or ":" not in client else grouped(client, IPV6_PREFIX)
 
 
 class Permits:
-    """The places of one request under the adaptive limits that are for it; those that refuse stand first."""
+    """The permits of one request. Enforced rules come before shadow rules."""
 
-    # without an `__init__`, which takes as long as all the rest: `begin` comes first
+    # No `__init__`, which would double the cost. Call `begin` first.
     __slots__ = (
         "_adaptive",
         "_client",
@@ -139,41 +132,31 @@ class Permits:
 
     _adaptive: AdaptiveMatch
     _priority: Priority
-    """That of the caller."""
     _outcome: Outcome
     _sent: int
-    """Bytes of the response's body so far."""
+    """Bytes of the response body so far."""
     _fields: Sequence[tuple[bytes, bytes]]
-    """Those of the response; none before it starts."""
     _client: str | None
-    """Who has sent it: the caller, or an address; None if that is not known, or it has no place."""
     _idle_s: float
-    """Seconds for which it has waited for its client so far."""
     _idle_since: float | None
-    """Since when it waits for it; None if it does not."""
+    """Start of the current wait for the client."""
     _has_lost: bool
-    """True if others have its places, as it has waited for its client, until that has sent all of its body."""
+    """True while other requests use the permits."""
     held: list[tuple[ConcurrencyLimiter, AdaptiveLimit, Permit]]
-    """The places that the request has or waits for."""
     in_force: tuple[InForce, ...]
-    """The limits as the request has found them."""
     refusal: Refusal | None
-    """The response to a request for which there is no place."""
     waited_s: float
-    """Seconds that the request has waited for its places."""
     waits: WaitingTask | WaitingThread | None
-    """Who waits for a place; None if nobody has to."""
     would_refuse: tuple[CompiledRule, ...]
-    """Shadows that had no place."""
 
     @property
     def goes_on(self) -> bool:
-        """True if the request has its places, so that it neither waits nor is refused."""
+        """True if the request neither waits nor is refused."""
         return self.waits is None is self.refusal
 
     @property
     def is_to_be_told(self) -> bool:
-        """True if more is to be told of the request than the limits: that it has waited, or what a shadow would have done."""
+        """True if the decision must show a wait or a shadow refusal."""
         return bool(self.would_refuse or self.waited_s)
 
     def begin(
@@ -184,9 +167,9 @@ class Permits:
         guard: Guard | None,
         waiter: type[WaitingTask | WaitingThread],
     ) -> bool:
-        """Take the places of a request. False if it has to wait, or is refused. Of a ``guard`` it is asked once.
+        """Take the permits. Return False if the request has to wait or is refused.
 
-        ``waiter`` makes whoever waits for a place.
+        ``guard`` is asked once. ``waiter`` waits in a task or in a thread.
         """
         self.held = []
         self.in_force = ()
@@ -200,27 +183,27 @@ class Permits:
         self._priority = priority = NORMAL if caller is None else caller.priority
         compiled_rules = adaptive.compiled_rules
         compiled_rule = compiled_rules[0]
-        places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
+        places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]
         priority, limit = compiled_rule.priority or priority, places.limit
         permit = places.begin(adaptive.request_class, priority, guard, waiter)
-        if permit is not None:  # a request that is refused needs no client
+        # Refusals must be cheap, so determine the client only now.
+        if permit is not None:
             self.held = [(places, limit, permit)]
             permit.client = self._client = _client_of(request) if caller is None else caller.id
         if permit is None or permit.began is None:
             self.held = []
             may_go_on = self._took(compiled_rule, limit, places, permit)
-        else:  # as in `_took`: almost all requests
+        else:
             room = limit.levels[priority].room - limit.in_flight
-            self.in_force = ((compiled_rule.name, limit.limit, room if room > 0 else 0),)  # noqa: FURB136 - max() takes four times as long
+            self.in_force = ((compiled_rule.name, limit.limit, room if room > 0 else 0),)  # noqa: FURB136 - max() is four times as slow
             may_go_on = True
             if not compiled_rule.enforced:
                 self.in_force = (InShadow(self.in_force[0]),)
         return may_go_on and (len(compiled_rules) == 1 or self._take(compiled_rules[1:], waiter))
 
     def _take(self, compiled_rules: Sequence[CompiledRule], waiter: Callable[[], WaitingTask | WaitingThread]) -> bool:
-        """Take a place under each of these limits, up to one that makes wait or refuses: then it is false."""
         for compiled_rule in compiled_rules:
-            places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
+            places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]
             limit = places.limit
             permit = places.begin(self._adaptive.request_class, compiled_rule.priority or self._priority, None, waiter)
             if not self._took(compiled_rule, limit, places, permit):
@@ -230,7 +213,6 @@ class Permits:
     def _took(
         self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: ConcurrencyLimiter, permit: Permit | None
     ) -> bool:
-        """Note what was got under a limit. False if it makes wait or refuses."""
         room = limit.levels[compiled_rule.priority or self._priority].room - limit.in_flight
         found = compiled_rule.name, limit.limit, max(0, room)
         self.in_force += (found if compiled_rule.enforced else InShadow(found),)
@@ -244,14 +226,14 @@ class Permits:
     def _goes_on_without(
         self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: ConcurrencyLimiter, permit: Permit | None
     ) -> bool:
-        """Wait for a place that is not there, or be refused. True if the next limit can be asked all the same."""
         if permit is not None:
             self.waits = places.waiter(permit)
             if self.waits is not None:
                 return False
             if permit.began is not None:
                 return True
-            self._refuse(compiled_rule, limit)  # it had to give way just now, to another thread
+            # Another thread has displaced this request.
+            self._refuse(compiled_rule, limit)
             return False
         if compiled_rule.enforced:
             self._refuse(compiled_rule, limit)
@@ -263,13 +245,13 @@ class Permits:
         return True
 
     def wait(self) -> None:
-        """Wait in this thread for all places that are missing."""
+        """Wait in this thread."""
         while isinstance(self.waits, WaitingThread):
             places, _, permit = self.held[-1]
             self._go_on(has_place=places.wait(permit, self.waits))
 
     async def await_places(self, stay: Stay) -> bool:
-        """Wait on the event loop for all places that are missing. False if the client left before."""
+        """Wait on the event loop. Return False if the client leaves first."""
         while isinstance(self.waits, WaitingTask):
             places, _, permit = self.held[-1]
             if places.has_to_wait(permit, self.waits) and not await stay(self.waits.woken):
@@ -279,7 +261,7 @@ class Permits:
         return True
 
     def begin_again_here(self) -> None:
-        """Take places anew that were given back, and wait for them in this thread."""
+        """Take released permits again, waiting in this thread."""
         before, self.in_force = self.in_force, ()
         self._take(self._adaptive.compiled_rules, WaitingThread)
         self.wait()
@@ -287,7 +269,7 @@ class Permits:
             self.in_force = before
 
     async def begin_again(self, stay: Stay) -> bool:
-        """Take places anew that were given back, and wait for them on the event loop. False if the client left before."""
+        """Take released permits again, waiting on the event loop. Return False if the client leaves first."""
         before, self.in_force = self.in_force, ()
         self._take(self._adaptive.compiled_rules, WaitingTask)
         stays = await self.await_places(stay)
@@ -296,14 +278,15 @@ class Permits:
         return stays
 
     def idle(self) -> None:
-        """Note that it waits for its client from now on, to send or to read. That is no work, so others may need the places."""
+        """Lend the permits while the request waits for its client."""
         if self._idle_since is None:
             for places, limit, permit in self.held:
-                if permit.began is not None and places.limit is limit:  # else others have it already, or it was forgotten
+                # Skip permits that others use already or that were forgotten.
+                if permit.began is not None and places.limit is limit:
                     self._idle_since = places.idle(permit, self._idle_s)
 
     def busy(self) -> None:
-        """Note that it waits for its client no longer."""
+        """Note that the wait for the client is over."""
         since, self._idle_since = self._idle_since, None
         if since is None:
             return
@@ -314,21 +297,20 @@ class Permits:
         self._idle_s += idle_s
 
     def has_body(self) -> None:
-        """Note that the whole body has arrived. Takes lost places again, beyond the limit if need be, as work begins anyway."""
+        """Reclaim lent permits, even beyond the limit, because the body has arrived and work starts."""
         if not self._has_lost:
             return
         self._has_lost = False
         for places, limit, permit in self.held:
-            if permit.began is None and places.limit is limit:  # else it was forgotten
+            if permit.began is None and places.limit is limit:
                 places.resume(permit)
 
     def _go_on(self, *, has_place: bool) -> None:
-        """Go on after waiting for a place."""
         waiter, self.waits = type(self.waits), None
         compiled_rules, asked = self._adaptive.compiled_rules, len(self.in_force)
         if has_place:
             self.waited_s += self.held[-1][2].waited_s
-            self._take(compiled_rules[asked:], waiter)  # type: ignore[arg-type]  # of one kind or the other
+            self._take(compiled_rules[asked:], waiter)  # type: ignore[arg-type]  # Either kind of waiter.
         else:
             self._refuse(compiled_rules[asked - 1], self.held[-1][1])
 
@@ -339,20 +321,21 @@ class Permits:
         self.end("untaught")
 
     def refused(self, refusal: Refusal) -> Decision:
-        """The decision of the last limit, under which there was no place, by the response that says when to come back."""
+        """Return the decision for a missing permit."""
         return refused_in_flight(self.in_force, float(dict(refusal.waiting)["Retry-After"]))
 
     def count(self) -> None:
-        """Count a request that is admitted, by rules that count nothing else."""
+        """Count an admitted request for rules without other limits."""
         held = [places for places, _, _ in self.held]
         for compiled_rule, (_, limit, remaining) in zip(self._adaptive.compiled_rules, self.in_force):
-            if compiled_rule in self.would_refuse:  # and has a place after its turn
+            # It got this permit only after the booked turn.
+            if compiled_rule in self.would_refuse:
                 continue
             if compiled_rule.row is not None and not compiled_rule.rule.has_counts and compiled_rule.places in held:
                 compiled_rule.row.count(ADMITTED, (limit - remaining) / limit)
 
     def windows(self) -> Iterator[Window]:
-        """The limits as they stand."""
+        """Yield the state of each limit."""
         for compiled_rule in self._adaptive.compiled_rules:
             if compiled_rule.places is not None:
                 limit = compiled_rule.places.limit
@@ -361,22 +344,27 @@ class Permits:
                 yield Window(compiled_rule.name, limit.limit, 0, remaining, limit.limit - remaining, 0.0, 0.0)
 
     def starts(self, status: object, fields: Sequence[tuple[bytes, bytes]]) -> None:
-        """Note how the response starts. A stream of events gives the places back at once."""
-        if self._idle_since is not None:  # the application does not wait for the rest of the body
+        """Note the start of the response. An event stream releases the permits."""
+        # The application does not wait for the rest of the body.
+        if self._idle_since is not None:
             self.busy()
         self._has_lost = False
         self._fields = fields
         if status != 200:
             if status in _FAILED:
                 self._outcome = "failed"
-            elif not isinstance(status, int) or status < 200 or status == 304 or status >= 400:  # servers may take any
+            elif not isinstance(status, int) or status < 200 or status == 304 or status >= 400:
                 self._outcome = "untaught"
         for name, value in fields:
-            if len(name) == 12 and value[:17].lower() == _STREAM and name.lower() == b"content-type":  # what is rare first
+            # Rare matches come first.
+            if len(name) == 12 and value[:17].lower() == _STREAM and name.lower() == b"content-type":
                 self.end("untaught")
 
     def sends(self, size: int) -> None:
-        """Note that a part of the body goes out. The last declared byte, a stream, and what takes long give the places back."""
+        """Note ``size`` bytes of the response body.
+
+        Release the permits after the last declared byte, for an unknown length, and beyond `BUFFERED`.
+        """
         if not self.held:
             return
         self._sent += size
@@ -387,40 +375,41 @@ class Permits:
             self.end("untaught")
 
     def _declared(self) -> int | None:
-        """Bytes that the body is to have; None if the response does not say."""
         lengths = [value for name, value in self._fields if name.lower() == b"content-length"]
         return int(lengths[-1]) if lengths and lengths[-1].isdigit() and len(lengths[-1]) <= MOST_DIGITS else None
 
     def end(self, outcome: Outcome | None = None) -> None:
-        """Give back all places; with the outcome by the response unless there is another one."""
+        """Release all permits. ``outcome`` overrides that of the response."""
         held = self.held
         while held:
             places, limit, permit = held.pop()
-            if places.limit is limit:  # else they are the parent's, of which this process was forked
+            # Other permits belong to the parent of a fork.
+            if places.limit is limit:
                 try:
                     places.end(permit, outcome or self._outcome)
-                except BaseException:  # an interruption
+                except BaseException:
                     places.abandon(permit)
                     raise
 
     def end_unanswered(self, *, client_left: bool) -> None:
-        """Give back all places of a request that has not been answered to its end, for whatever error is being handled."""
+        """Release all permits while an error is being handled."""
         if self.held:
             error = sys.exception()
-            if isinstance(error, GeneratorExit):  # maybe of the garbage collector
+            # The garbage collector may have closed the coroutine.
+            if isinstance(error, GeneratorExit):
                 self.abandon()
                 return
             has_failed = client_left or isinstance(error, TimeoutError | ConnectionError | CancelledError)
             self.end("failed" if has_failed else "untaught")
 
     def abandon(self) -> None:
-        """Give back all places, from wherever the garbage collector calls."""
+        """Release all permits, even from the garbage collector."""
         while self.held:
             places, limit, permit = self.held.pop()
             if places.limit is limit:
                 places.abandon(permit)
 
     def __del__(self) -> None:
-        """Whoever forgets a request, be it a server that never closes a body, gives its places back."""
+        """Release permits if the request is garbage collected unclosed."""
         if self.held:
             self.abandon()

@@ -1,4 +1,4 @@
-"""Refunds: what requests were charged wrongly is given back, and the slots that they hold. Where the store fails, both stay."""
+"""Refunds wrong charges and releases slots. If the store fails, both stay."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyPlan
 
 Corrections = tuple[AnyPlan | None, Taken]
-"""The plan that corrects charges in a store, None if nothing is due, and the charges among these whose slots it gives back."""
+"""The plan for the store, or None, and the charges whose slots it releases."""
 
 
 class Refunds:
-    """Corrects charges in a store, or in this process where they were made in an outage."""
+    """Corrects charges in the store, or in this process after an outage."""
 
     def __init__(self, store: Any, outages: Outages, timeout: float) -> None:
         self.uncorrected = 0
-        """Number of times a refund was lost, as the store did not answer."""
         self.slot_keeper = outages.store_slots
-        """Keeps the slots that were taken in the store."""
         self._store = store
         self._answers_at_once = answers_at_once(store)
         self._timeout = timeout
@@ -37,18 +35,18 @@ class Refunds:
         self._under_way: set[asyncio.Future[Any]] = set()
 
     def settle(self, admission: Admission) -> None:
-        """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
+        """Refund a request by its outcome and the costs from `Decision.settle`, as far as these are known."""
         plan, slots = self._due(admission)
         if plan is not None and self._answers_at_once:
             try:
                 self._store.spend(plan, self._timeout)
-            except BaseException as error:  # noqa: BLE001 - an interruption is raised again
+            except BaseException as error:  # noqa: BLE001 - interruptions are raised again
                 self._failed(slots, error)
         elif plan is not None:
             run(self._store, self._adjust(plan, slots), admission.budget)
 
     async def asettle(self, admission: Admission) -> None:
-        """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
+        """`settle` on an `AsyncStore`. Completes even if the request is cancelled or out of time."""
         if self._answers_at_once:
             self.settle(admission)
             return
@@ -60,50 +58,51 @@ class Refunds:
             sent = self._send(plan, slots)
             if sent is not None:
                 await asyncio.wait([sent], timeout=max(0.0, left))
-        else:  # the store answers or fails in that time, and `asyncio.wait` takes twice as long
+        # The store answers within `left`, and `asyncio.wait` would take twice as long.
+        else:
             over = asyncio.get_running_loop().create_future()
             if self._send(plan, slots, over) is not None:
                 await over
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[Any] | None:
-        """`settle`, by an `AsyncStore`, in the background. Returns the reading to come; None if nothing is due."""
+        """`settle` in the background. Return a future, or None if nothing is due."""
         plan, slots = self._due(admission)
         return None if plan is None else self._send(plan, slots)
 
     def settle_refused(self, admission: Admission) -> None:
-        """`settle` a request if it is refused after it was charged."""
+        """Refund a request that was charged and then refused."""
         if admission.has_to_refund:
             self.settle(admission)
 
     async def asettle_refused(self, admission: Admission) -> None:
-        """`settle_refused`, by an `AsyncStore`."""
+        """`settle_refused` on an `AsyncStore`."""
         if admission.has_to_refund:
             await self.asettle(admission)
 
     async def asettled(self) -> None:
-        """Wait for all refunds and charges under way in this event loop that nobody else waits for."""
+        """Wait for background refunds and charges on this event loop."""
         begun = list(self._under_way)
-        if not begun:  # as under trio, where memory:// serves and nothing is under way
+        # Under trio, nothing is under way.
+        if not begun:
             return
         here = asyncio.get_running_loop()
         if under_way := [each for each in begun if each.get_loop() is here]:
             await asyncio.wait(under_way)
 
     def soon(self, flow: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
-        """Run a flow on the running event loop, to its end, even if its caller is cancelled."""
+        """Run a flow to its end, even if the caller is cancelled."""
         task = asyncio.ensure_future(arun(self._store, flow, budget))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return task
 
     def apply(self, refunds: Sequence[Refund]) -> Flow[None]:
-        """Give back to buckets, or charge more."""
+        """Apply corrections."""
         plan, slots = self._corrections(refunds)
         if plan is not None:
             yield from self._adjust(plan, slots)
 
     def _due(self, admission: Admission) -> Corrections:
-        """The corrections that a request needs by now."""
         refund = admission.plain_refund()
         if refund is None:
             return self._corrections(_refunds_of(admission))
@@ -115,7 +114,7 @@ class Refunds:
         return refund if refund.keys else None, slots
 
     def _corrections(self, refunds: Sequence[Refund]) -> Corrections:
-        """The corrections to make in the store. Those of this process' own buckets are made at once."""
+        """Correct the buckets of this process immediately, and return the rest."""
         charges: list[Charge] = []
         slots: list[Charge] = []
         for charged, costs in refunds:
@@ -131,10 +130,10 @@ class Refunds:
         return Plan.adjust(charges) if charges else None, slots
 
     def _send(self, plan: AnyPlan, slots: Taken, over: asyncio.Future[None] | None = None) -> asyncio.Future[Any] | None:
-        """Make adjustments by an `AsyncStore`, in the background; ``over`` ends with them. None if they fail at once."""
+        """Return None if the corrections fail immediately. ``over`` completes with them."""
         try:
             sent: asyncio.Future[Any] = asyncio.ensure_future(self._store.aspend(plan, self._timeout))
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as in `settle`
             self._failed(slots, error)
             return None
         self._under_way.add(sent)
@@ -142,16 +141,14 @@ class Refunds:
         return sent
 
     def _adjust(self, plan: AnyPlan, slots: Taken) -> Flow[None]:
-        """Make adjustments in the store. If that fails, these slots are released later."""
         try:
             yield plan, self._timeout
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as in `settle`
             self._failed(slots, error)
 
     def _answered(self, slots: Taken, over: asyncio.Future[None] | None, sent: asyncio.Future[Any]) -> None:
-        """The store has answered adjustments that were sent, or the event loop ends."""
         self._under_way.discard(sent)
-        if over is not None and not over.done():  # else it was cancelled
+        if over is not None and not over.done():
             over.set_result(None)
         if sent.cancelled():
             self.slot_keeper.release_later(slots)
@@ -160,7 +157,7 @@ class Refunds:
                 self._failed(slots, error)
 
     def _failed(self, slots: Taken, error: BaseException) -> None:
-        """Note that adjustments failed, and release their slots later. Raises any error but a `StoreError`."""
+        """Release the slots later. Raise any error but a `StoreError`."""
         self.slot_keeper.release_later(slots)
         if not isinstance(error, StoreError):
             raise error
@@ -168,7 +165,7 @@ class Refunds:
         self._outages.failed(error)
 
     def hold(self, admission: Admission, taken: Taken, *, is_local: bool = False) -> None:
-        """Keep the slots of a request, among charges that were made, until they are given back."""
+        """Renew the slots of a request until they are released."""
         admission.has_slots = True
         (self._outages.local_slots if is_local else self.slot_keeper).hold(taken, admission)
 

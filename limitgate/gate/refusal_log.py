@@ -1,4 +1,4 @@
-"""The log of refusals by a gate: tells its episodes which bucket has refused, and by what name people know whose it is."""
+"""Logs the refusals of a gate."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from limitgate.observing.episodes import Episodes, log
 
 
 class RefusalLog:
-    """Logs which buckets refuse, at most so many lines ``per_minute``; ``names`` says how much of a name they show."""
+    """Logs refusing buckets, at most ``per_minute`` lines. ``names`` defines how much of a name is shown."""
 
     def __init__(self, per_minute: int, names: Names) -> None:
         self.episodes = Episodes(per_minute)
-        """Counts refusals: where that says that an episode begins, `begin` has to be called."""
+        """If `count` returns False, the caller has to call `begin`."""
         self._names = names
 
-    def begin(  # noqa: PLR0917 - keywords would take longer
+    def begin(  # noqa: PLR0917 - keywords would be slower
         self,
         admission: Admission,
         decision: Decision,
@@ -32,15 +32,15 @@ class RefusalLog:
         refusal_id: str | None,
         compiled_rules: Sequence[CompiledRule],
     ) -> None:
-        """Begin an episode by a refusal by the bucket of a key, at ``now`` by the store's clock, Unix µs.
+        """Start an episode of refusals by the bucket ``key``. ``now`` is Unix time in µs.
 
-        ``compiled_rules`` are those of the plan.
+        ``compiled_rules`` belong to the plan.
         """
         name = partial(self._name, admission, decision.rule, compiled_rules)
         self.episodes.begin(key, decision.rule, now, refusal_id, name)
 
     def note_shadows(self, admission: Admission, decision: Decision, now: int, compiled_rules: Sequence[CompiledRule]) -> None:
-        """Note that buckets of rules in shadow would have refused a request, at ``now`` as of `note`."""
+        """Record refusals by shadow rules. ``now`` is Unix time in µs."""
         full = [charge for charge, _, after in decision.evidence if after is None and not charge.enforced]
         for key, rule in {charge.key.removesuffix(charge.bucket.suffix): charge.rule for charge in full}.items():
             if not self.episodes.count(key, now) and log.isEnabledFor(logging.INFO):
@@ -48,17 +48,17 @@ class RefusalLog:
                 self.episodes.begin(key, rule, now, None, name, is_shadow=True)
 
     def note_ban(self, rule: str, who: str, seconds: float, after: int, within: float) -> None:
-        """Note that a rule bans a client for so many seconds, as it was refused ``after`` times ``within`` some."""
+        """Record a ban for ``seconds`` after ``after`` refusals within ``within`` seconds."""
         facts = {"rule": rule, "who": who, "seconds": seconds, "after": after, "within": within}
         shown = rule, f" {who}" if who else "", seconds, after, within
         self.episodes.tell("rule %s bans%s for %g s: refused %d times within %g s", shown, facts)
 
     def note_shed(self, permits: Permits) -> None:
-        """Note a refusal by the adaptive limit of a rule, under which a request has found no place."""
+        """Record a refusal by an adaptive limit."""
         self._note_no_place(permits.in_force[-1][0], is_shadow=False)
 
     def note_shed_by_shadows(self, permits: Permits) -> None:
-        """Note that adaptive limits in shadow had no place for a request."""
+        """Record refusals by adaptive limits of shadow rules."""
         for compiled_rule in permits.would_refuse:
             self._note_no_place(compiled_rule.name, is_shadow=True)
 
@@ -68,7 +68,6 @@ class RefusalLog:
             self.episodes.begin(key, rule, now, None, lambda: "what is more than the process can do", is_shadow=is_shadow)
 
     def _name(self, admission: Admission, rule: str | None, compiled_rules: Sequence[CompiledRule]) -> str:
-        """Name of who is refused by a rule of a plan."""
         refusing = next((each for each in compiled_rules if each.rule.name == rule), None)
         if refusing is None or admission.settlement.is_over:
             return ""

@@ -1,7 +1,7 @@
-"""Refusals by buckets, and the key of their ids: derived from ``secret``, or kept in the store for all processes.
+"""Makes the responses to refused requests, and manages the key of their ids.
 
-No request waits for the store's key. Until it is known, ids are written by a random key of this process. Refusals look at it
-again from time to time: a store that was emptied gets it back.
+The key is derived from ``secret``, or kept in the store. Requests never wait for it: until it is known, a process uses a
+random key. Later refusals poll the store and restore a lost key.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ from limitgate.stores import MemoryStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
 
 _TIMEOUT = 1.0
-"""Seconds that the store may take to answer."""
+"""Seconds that the store has to answer."""
 _AGAIN = 60.0
-"""Seconds between two looks by refusals."""
+"""Seconds between two polls."""
 _TRIES = 8
-"""Times to add a key while other processes add theirs."""
 _MOST = 64
-"""Keys that a store keeps: the first is in force, the others wrote ids before their processes knew it."""
+"""Maximum number of keys. The first is in force; processes used the others before they knew it."""
 
 
 def place_of_keys(key_prefix: str) -> str:
-    """Where a store keeps the keys of ids."""
+    """Return the store's name for these keys."""
     return f"{key_prefix}:refusal-ids"
 
 
 def kept_keys(text: str | None) -> list[bytes]:
-    """The keys in a text of a store's; none where it is of something else."""
+    """Parse stored keys. Return none for any other text."""
     words = (text or "").split()
     return [bytes.fromhex(word) for word in words] if all(re.fullmatch("[0-9a-f]{64}", word) for word in words) else []
 
@@ -57,17 +56,16 @@ def _text(keys: Sequence[bytes]) -> str:
 
 
 class Refusals:
-    """Makes the refusals of a gate, and has them logged. Without a ``secret``, the store keeps the key of their ids.
+    """Makes and logs the refusals of a gate.
 
-    The first process that refuses a request writes its own key there.
+    Without a ``secret``, the first process that refuses a request writes its key to the store.
     """
 
     def __init__(self, store: Any, key_prefix: str, secret: bytes = b"", refusal_log: RefusalLog | None = None) -> None:
         self.log = refusal_log
-        """Logs who is refused; None where that is not wanted."""
         is_shared = isinstance(store, SyncConfigStore | AsyncConfigStore) and not isinstance(store, MemoryStore)
         self.is_agreed = bool(secret) or not is_shared
-        """True once the ids can be read by others, or if the store keeps no key at all."""
+        """True once other processes can read the ids, or if the store keeps no key."""
         self._key = RefusalKey.derived(secret) if secret else RefusalKey(token_bytes(32))
         self._store = None if self.is_agreed else store
         self._place = place_of_keys(key_prefix)
@@ -76,7 +74,7 @@ class Refusals:
         self._under_way: threading.Thread | asyncio.Future[None] | None = None
         get_ready_for_forks(self)
 
-    def refuse(  # noqa: PLR0917 - keywords would take longer
+    def refuse(  # noqa: PLR0917 - keywords would be slower
         self,
         admission: Admission,
         decision: Decision,
@@ -85,9 +83,9 @@ class Refusals:
         now: int,
         compiled_rules: Sequence[CompiledRule],
     ) -> Refusal:
-        """The answer to a request that ``rules`` refuse, one of them by the bucket of a key, at ``now``, Unix µs.
+        """Return the response to a request that ``rules`` refuse.
 
-        ``compiled_rules`` are those of its plan.
+        ``key`` names the refusing bucket, and ``now`` is Unix time in µs. ``compiled_rules`` belong to the plan.
         """
         self._has_written = True
         rule = decision.rule
@@ -104,14 +102,14 @@ class Refusals:
         return refusal
 
     def agree_at_first(self) -> None:
-        """`agree_soon`, unless that is done."""
+        """Agree on the key unless that is done."""
         if not self.is_agreed:
             self.agree_soon()
 
     def agree_soon(self) -> None:
-        """Agree on the key with the other processes, in the background: in a task, or in a thread where no event loop runs.
+        """Agree on the key with other processes, in a background task or thread.
 
-        If the store is closed meanwhile, nothing more is asked, and no connection is left.
+        If the store is closed meanwhile, this leaves no connection open.
         """
         if self._store is None:
             return
@@ -125,37 +123,38 @@ class Refusals:
             thread = threading.Thread(
                 target=Context().run, args=[self._agree_here, self._store, closings], name="limitgate-refusals", daemon=True
             )
-            with suppress(RuntimeError):  # no thread can be started now
+            with suppress(RuntimeError):
                 thread.start()
                 self._under_way = thread
 
     def before_fork(self) -> None:
-        """Wait for a moment until the thread has ended: locks that it holds would stay locked in the child."""
+        """Wait up to a second for the thread, so that the child inherits no locked locks."""
         thread = self._under_way
         if isinstance(thread, threading.Thread) and thread is not threading.current_thread():
             thread.join(_TIMEOUT)
 
     @property
     def _closings(self) -> int:
-        """Times that the store was closed, if it counts them."""
         closings: int = getattr(self._store, "closings", 0)
         return closings
 
     def _agree_here(self, store: SyncConfigStore, closings: int) -> None:
         run(store, self._agree(closings))
         if self._closings != closings:
-            store.close()  # what has been opened since
+            # Close connections that were opened after the store was closed.
+            store.close()
 
     def _agree(self, closings: int) -> ConfigFlow[None]:
         try:
-            with logged_errors():  # a `StoreError`, too: the next recovery of the store or a later refusal tries again
+            # The next recovery or refusal tries again.
+            with logged_errors():
                 yield from self._exchange(closings)
-        except BaseException:  # the event loop has ended
+        except BaseException:
             self._next_look = 0.0
             raise
 
     def _exchange(self, closings: int) -> ConfigFlow[None]:
-        """Take the key in force. If ids were written by another one, or if there is none yet, the store keeps that one, too."""
+        """Adopt the key in force. Add the own key if ids were already written with it."""
         own = self._key.key
         keys: list[bytes] = []
         request = ConfigRequest(self._place)
@@ -167,11 +166,13 @@ class Refusals:
             if keys:
                 self._key = self._key if keys[0] == self._key.key else RefusalKey(keys[0])
             elif stored.text is not None:
-                return  # something else is there
+                # Something else has this name.
+                return
             self.is_agreed = bool(keys)
             if own in keys or not self._has_written:
                 break
             text = _text([*keys[:1], *keys[1:][2 - _MOST :], own])
             request = ConfigRequest(self._place, text, stored.version)
         if not keys:
-            self._next_look = 0.0  # the first refusal writes it
+            # The first refusal writes the key.
+            self._next_look = 0.0

@@ -1,8 +1,7 @@
-"""Slots that this process holds for requests in flight, and renews in time: see limitgate/algorithms/concurrency.py.
+"""Renews and releases the concurrency slots of this process, see limitgate/algorithms/concurrency.py.
 
-While anything is held there is a timer in each event loop that holds something, or a thread for all threads, and every `RENEW`
-seconds it renews all that is held there, in calls that they share. It also releases slots that may be taken although the
-store's reply was lost, and those whose holder has gone without a word.
+Each event loop with slots has a timer, and all threads share one thread. Every `RENEW` seconds, slots are renewed in batches.
+The keeper also releases slots whose reply was lost or whose holder was garbage collected.
 """
 
 from __future__ import annotations
@@ -33,70 +32,62 @@ from limitgate.stores.redis.calls import calls_of
 log = logging.getLogger("limitgate")
 
 RENEW = 10.0
-"""Seconds after which what is held is renewed: it outlasts two renewals that fail."""
+"""Seconds between renewals. A slot survives two failed renewals."""
 AGAIN = 1.0
-"""Seconds after which what has failed is tried again."""
+"""Seconds before a retry."""
 SOON = 0.05
-"""Seconds after which what was abandoned is given back, together with what else is by then."""
+"""Seconds before abandoned slots are released."""
 MANY_RELEASES = 100
-"""Slots to be given back from which on they are given back `SOON`: thousands of requests may be cancelled in a second."""
+"""Number of releases that triggers an early batch."""
 MAX_RELEASES = 10_000
-"""Slots that are given back later, at most; where there are more of them they end by themselves."""
+"""Maximum number of pending releases. Further slots expire."""
 
 
 Taken = Sequence[Charge] | PlainSpend
-"""Charges that were made together, maybe with slots among them: of a plain plan no object is made unless it is asked for."""
+"""Charges made together. A plain plan is kept whole, to avoid creating objects."""
 
 
 class _Held(NamedTuple):
     taken: Taken
     holder: ref[object]
-    """Plan that gives the slots back; gone where that was forgotten."""
 
     @property
     def charges(self) -> Sequence[Charge]:
-        """The charges that took slots."""
         return _slots(self.taken)
 
 
 class _Release(NamedTuple):
     charge: Charge
-    """Gives the slot back."""
     until: float
-    """End of the slot by itself, on the monotonic clock in seconds."""
+    """Expiry of the slot in seconds on the monotonic clock."""
 
 
 class _Renewer:
-    """Slots held in one event loop, or by all threads. Safe for threads."""
+    """Renews the slots of one event loop, or of all threads. Safe under threads."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
         self.slot_keeper = slot_keeper
         self.held: dict[int, _Held] = {}
-        """By the names of the slots."""
         self.releases: dict[tuple[str, int], _Release] = {}
-        """Slots that have yet to be given back, by bucket and name."""
         self.due_at: float | None = None
-        """Time of the next `renewal`, on the monotonic clock in seconds; None while nothing is held."""
+        """Seconds on the monotonic clock; None while nothing is held."""
         self._has_failed = False
-        """True if the store failed in the latest `renewal`, so that more haste is of no use."""
+        """True if an early batch would be useless."""
 
     @property
     def is_idle(self) -> bool:
-        """True if there is nothing to do."""
         return not (self.held or self.releases)
 
     def hold(self, slot: int, taken: Taken, holder: object) -> None:
-        """Renew slots of a name from now on."""
         self.held[slot] = _Held(taken, ref(holder))
         if self.due_at is None:
             self.schedule(RENEW)
 
     def let_go(self, slot: int) -> bool:
-        """Renew a slot no longer. False if it is not held here."""
+        """Return False if the slot is not held here."""
         return self.held.pop(slot, None) is not None
 
     def release_later(self, charges: Sequence[Charge]) -> None:
-        """Schedule the release of slots that may be taken."""
         until = monotonic() + concurrency.HELD_US / 1e6
         for charge in charges:
             if len(self.releases) < MAX_RELEASES:
@@ -108,14 +99,15 @@ class _Renewer:
         self.schedule(SOON if len(self.releases) >= MANY_RELEASES and not self._has_failed else AGAIN)
 
     def renewal(self) -> Flow[None]:
-        """Renew all that is held, and give back what is to be given back. What fails is tried again soon."""
+        """Renew held slots and make pending releases. Failed calls are retried soon."""
         for slot, held in self.held.copy().items():
             if held.holder() is None and self.let_go(slot):
                 self.release_later(held.charges)
         renewed = self.held.copy()
         failed = yield from self._sending([charge.renewed() for held in renewed.values() for charge in held.charges])
         for slot, held in renewed.items():
-            if slot not in self.held:  # a renewal may have come after it was given back
+            # The renewal may have taken the released slot again.
+            if slot not in self.held:
                 self.release_later(held.charges)
         now = monotonic()
         for place, release in self.releases.copy().items():
@@ -123,19 +115,18 @@ class _Renewer:
                 self.releases.pop(place, None)
         failed |= yield from self._sending([release.charge for release in self.releases.copy().values()])
         self._has_failed = failed
-        if self.releases:  # in an event loop, the timer of those that came meanwhile may have rung in vain
+        # The timer may have fired during this renewal.
+        if self.releases:
             self._schedule_releases()
         elif self.held:
             self.schedule(AGAIN if failed else RENEW)
 
     def ending(self) -> Flow[None]:
-        """Give back all that is held, as nobody will renew it."""
         held = [self.held.pop(slot, None) for slot in list(self.held)]
         charges = [charge.released() for each in held if each is not None for charge in each.charges]
         yield from self._sending([*charges, *[release.charge for release in list(self.releases.values())]])
 
     def _sending(self, charges: Sequence[Charge]) -> Flow[bool]:
-        """Send adjustments. True if some of them failed."""
         failed = False
         for together in calls_of([Plan.adjust([charge]) for charge in charges]):
             plan = Plan.adjust([charge for one in together for charge in one.charges])
@@ -156,28 +147,25 @@ class _Renewer:
                 self.slot_keeper.note_lost()
 
     def renewal_failed(self, error: Exception) -> None:
-        """Renew again soon: this time something happened that nobody foresaw."""
         internal_error(error)
         self.schedule(AGAIN)
 
     def hasten(self) -> None:
-        """Have `renewal` run soon. Takes no lock: the garbage collector may call it, in the midst of anything."""
+        """Takes no lock, because the garbage collector may call this at any time."""
         raise NotImplementedError
 
     def schedule(self, seconds: float) -> None:
-        """Have `renewal` run in so many seconds, or before."""
         at = monotonic() + seconds
         if self.due_at is None or at < self.due_at:
             self.due_at = at
             self._set_timer()
 
     def _set_timer(self) -> None:
-        """Have `renewal` run at ``due_at``."""
         raise NotImplementedError
 
 
 class _LoopRenewer(_Renewer):
-    """Slots held in one event loop: a timer, which starts a task. It is the last one if nothing is held when it rings."""
+    """Renews slots by a timer that starts a task."""
 
     def __init__(self, slot_keeper: SlotKeeper, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(slot_keeper)
@@ -200,27 +188,25 @@ class _LoopRenewer(_Renewer):
     async def _renew(self) -> None:
         try:
             await arun(self.slot_keeper.store, self.renewal())
-        except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
+        except Exception as error:  # noqa: BLE001 - renewals have to continue
             self.renewal_failed(error)
 
     def hasten(self) -> None:
-        """Have `renewal` run soon, see `_Renewer.hasten`."""
-        with suppress(RuntimeError):  # the event loop is closed
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.schedule, SOON)
 
 
 class _ThreadRenewer(_Renewer):
-    """Slots held by threads: a thread of its own renews them, and ends when it finds that nothing is held any more."""
+    """Renews slots in a thread that ends when nothing is held."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
         super().__init__(slot_keeper)
         self._lock = threading.RLock()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
-        """Wakes the thread; a queue, as finalizers may put something into one."""
+        """A `SimpleQueue`, because finalizers may put items into it."""
         self._runs = False
 
     def hasten(self) -> None:
-        """Have `renewal` run soon, see `_Renewer.hasten`."""
         if self._runs:
             soon = monotonic() + SOON
             self.due_at = soon if self.due_at is None else min(soon, self.due_at)
@@ -231,10 +217,12 @@ class _ThreadRenewer(_Renewer):
             self._wakeups.put(None)
             if self._runs:
                 return
-            self._runs = True  # first: a finalizer may come here while the thread is being started
+            # Set first, because a finalizer may call this meanwhile.
+            self._runs = True
             try:
                 threading.Thread(target=Context().run, args=[self._run], name="limitgate-slots", daemon=True).start()
-            except RuntimeError:  # no thread can be started now: the next one who takes a slot tries again
+            # The next slot tries again.
+            except RuntimeError:
                 self._runs, self.due_at = False, None
             except BaseException:
                 self._runs = False
@@ -253,11 +241,10 @@ class _ThreadRenewer(_Renewer):
     def _renew(self) -> None:
         try:
             run(self.slot_keeper.store, self.renewal())
-        except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
+        except Exception as error:  # noqa: BLE001 - renewals have to continue
             self.renewal_failed(error)
 
     def _is_time(self, left: float) -> bool:
-        """Wait for so many seconds. False if it may be time earlier."""
         try:
             self._wakeups.get(timeout=left)
         except Empty:
@@ -265,11 +252,12 @@ class _ThreadRenewer(_Renewer):
         return False
 
     def _left(self) -> float | None:
-        """Seconds until the next renewal; None if there is none, and then the thread is over."""
+        """Return the seconds until the next renewal; None ends the thread."""
         with self._lock:
             while not self._wakeups.empty():
                 self._wakeups.get()
-            self._runs = False  # first: whoever interrupts this thread here starts another one
+            # Set first, so that after an interruption the next caller starts a thread.
+            self._runs = False
             if self.due_at is None:
                 return None
             self._runs = True
@@ -277,9 +265,9 @@ class _ThreadRenewer(_Renewer):
 
 
 class SlotKeeper:
-    """Slots that this process holds in a store, an `AsyncStore` where an event loop runs, a `SyncStore` elsewhere.
+    """Renews the slots that this process holds in a store, with ``timeout`` seconds per call.
 
-    ``timeout`` is in seconds, for each call. Nothing is ever raised: what cannot be renewed or given back ends by itself.
+    It never raises: slots that cannot be renewed or released expire.
     """
 
     def __init__(self, store: Any, timeout: float) -> None:
@@ -292,53 +280,53 @@ class SlotKeeper:
         _all.add(self)
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: what is held is the parent's, and so are its threads."""
+        """Reset in the child of a fork."""
         self._in_threads = _ThreadRenewer(self)
         self._in_loops: dict[asyncio.AbstractEventLoop, _LoopRenewer] = {}
-        """Loops may run in several threads: only what a dictionary does in one step is done with it."""
+        """Shared by threads. Use atomic dictionary operations only."""
 
     def __len__(self) -> int:
-        """Number of slots that are held."""
         return sum(len(renewer.held) for renewer in self._renewers())
 
     @property
     def held(self) -> list[Charge]:
-        """Charges of the slots that are held."""
+        """Charges of the held slots."""
         return [charge for renewer in self._renewers() for held in list(renewer.held.values()) for charge in held.charges]
 
     def hold(self, taken: Taken, holder: object) -> None:
-        """Renew the slots among charges that were taken together, until they are let go or ``holder`` is gone."""
+        """Renew slots until they are released or ``holder`` is garbage collected."""
         for slot in _names(taken):
             self._here().hold(slot, taken, holder)
 
     def release(self, taken: Taken) -> None:
-        """Renew the slots among charges no longer: they are about to be given back."""
+        """Stop renewing slots that are about to be released."""
         here = self._here()
         for slot in _names(taken):
-            if not here.let_go(slot):  # it was taken elsewhere
+            # Taken in another thread or event loop.
+            if not here.let_go(slot):
                 for renewer in self._renewers():
                     renewer.let_go(slot)
 
     def abandon(self, charges: Sequence[Charge]) -> None:
-        """Give slots back soon whose holder is gone, see `_Renewer.hasten`."""
+        """Release slots whose holder was garbage collected."""
         for charge in _slots(charges):
             for renewer in self._renewers():
                 if charge.slot in renewer.held:
                     renewer.hasten()
 
     def release_later(self, taken: Taken) -> None:
-        """Schedule the release of slots that may be taken, as the reply was lost, though nobody holds them."""
+        """Release slots later, because the store may have taken them."""
         if slots := _slots(taken):
             self._here().release_later(slots)
 
     def end(self) -> None:
-        """Give back what threads hold: the process ends."""
+        """Release the slots of all threads at exit."""
         if hasattr(self.store, "spend"):
             with logged_errors():
                 run(self.store, self._in_threads.ending())
 
     def note_lost(self) -> None:
-        """A slot was not renewed in time, and is not to be had any more."""
+        """Log once that a slot has expired."""
         if next(self._lost) == 0:
             log.warning(
                 "a request in flight has lost its place, as it was not renewed within %d s: more are in flight than the limit "
@@ -374,11 +362,9 @@ def _end() -> None:
 
 
 def _slots(taken: Taken) -> list[Charge]:
-    """The charges that took slots."""
     charges = taken.charges if isinstance(taken, PlainSpend) else taken
     return [charge for charge in charges if charge.slot and charge.cost]
 
 
 def _names(taken: Taken) -> Collection[int]:
-    """The names of the slots."""
     return (taken.slot,) if type(taken) is PlainSpend else {charge.slot for charge in _slots(taken)}

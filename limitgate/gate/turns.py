@@ -1,8 +1,7 @@
-"""Turns: requests wait for what they have booked, and for places in flight, in a thread or on an event loop.
+"""Waits for booked turns and for permits, in a thread or on an event loop.
 
-On an event loop all who wait for equal turns stand in one queue. A request never passes before its turn by the store's clock,
-since the time counts from when the reply was heard. A waiter that leaves gives up its place, not its turn: those behind it
-move up, and the last turn of the queue becomes free. No other could be refunded, as a bucket only knows when its last turn is.
+A request never runs before its turn by the store's clock. On an event loop, requests with equal turns share a FIFO queue. If
+one leaves, the others move up, and the last turn is refunded, because a bucket can only take back its last turn.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from limitgate.observing.counts import RuleSeries, counted_waiting
 from limitgate.process import waiting
 
 TurnWaiter = asyncio.Future[Turn]
-"""A place in a queue; done when the waiter is called, with a turn."""
 
 
 def book(charged: tuple[Receipt, ...], now: int, delay: float) -> tuple[tuple[Receipt, ...], Turn]:
-    """Tell what was charged at once from what was booked ``delay`` seconds after ``now``, the store's clock just heard, µs."""
+    """Split charges into those made now and those booked ``delay`` seconds after ``now``, Unix time in µs."""
     ahead = [_part(each, is_ahead=True) for each in charged]
     rest = [_part(each, is_ahead=False) for each in charged]
     booked = tuple([part for part in ahead if part.plan.charges])
@@ -37,28 +35,27 @@ def book(charged: tuple[Receipt, ...], now: int, delay: float) -> tuple[tuple[Re
 
 
 def _part(charged: Receipt, *, is_ahead: bool) -> Receipt:
-    """The charges that were booked ahead, or those that were not."""
     part = [bucket for bucket in charged.reading.buckets if is_booked(bucket.charge, bucket.before) is is_ahead]
     plan = Plan.spend([bucket.charge for bucket in part])
     return charged._replace(plan=plan, reading=charged.reading._replace(buckets=part))
 
 
 class WaitQueues:
-    """The queues of a gate: one for all turns in the same buckets, at the same cost, that are waited for on one event loop."""
+    """The queues of a gate. Turns in the same buckets with the same cost share one on each event loop."""
 
     def __init__(self) -> None:
         self._queues: dict[asyncio.AbstractEventLoop, dict[object, _WaitQueue]] = {}
 
     def __len__(self) -> int:
-        """Number of queues."""
         return sum(map(len, list(self._queues.values())))
 
     def join(self, turn: Turn) -> TurnWaiter:
-        """Wait on the running event loop."""
+        """Join the queue for a turn."""
         loop, kind = asyncio.get_running_loop(), _kind(turn)
         queues = self._queues.get(loop)
         if queues is None:
-            for ended in [each for each in list(self._queues) if each.is_closed()]:  # nobody there will ever leave
+            # Requests never leave the queues of a closed event loop.
+            for ended in [each for each in list(self._queues) if each.is_closed()]:
                 self._queues.pop(ended, None)
             queues = self._queues[loop] = {}
         queue = queues.get(kind)
@@ -67,14 +64,15 @@ class WaitQueues:
         return queue.join(turn)
 
     def leave(self, turn: Turn, waiter: TurnWaiter) -> Turn:
-        """Wait no more, having been called or not, and return the turn that this request had or that nobody needs any more."""
+        """Leave the queue. Return this request's turn, or the turn that becomes free."""
         loop, kind = waiter.get_loop(), _kind(turn)
         queues = self._queues.get(loop, {})
         queue = queues.get(kind)
         if queue is not None and waiter in queue.waiters:
             given = queue.leave(waiter)
         else:
-            given = waiter.result() if waiter.done() and not waiter.cancelled() else turn  # its event loop has ended
+            # The event loop has ended.
+            given = waiter.result() if waiter.done() and not waiter.cancelled() else turn
         if queue is not None and not queue.waiters:
             del queues[kind]
             if not queues:
@@ -84,7 +82,7 @@ class WaitQueues:
 
 
 class _WaitQueue:
-    """Waiters, and the turns for them: whoever came first has the first. There is one timer, for the first turn."""
+    """A FIFO queue with one timer for the first turn."""
 
     def __init__(self) -> None:
         self.waiters: dict[TurnWaiter, None] = {}
@@ -92,7 +90,6 @@ class _WaitQueue:
         self._timer: asyncio.Handle | None = None
 
     def join(self, turn: Turn) -> TurnWaiter:
-        """Wait, too."""
         waiter: TurnWaiter = asyncio.get_running_loop().create_future()
         self.waiters[waiter] = None
         insort(self._turns, turn, key=_due_us)
@@ -101,14 +98,12 @@ class _WaitQueue:
         return waiter
 
     def leave(self, waiter: TurnWaiter) -> Turn:
-        """Wait no more, before the waiter was called."""
         del self.waiters[waiter]
         turn = self._turns.pop()
         self._schedule()
         return turn
 
     def _schedule(self) -> None:
-        """Set the timer to the first turn."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -117,14 +112,15 @@ class _WaitQueue:
             self._timer = waiting.call_at(loop, self._turns[0].due_at, self._call)
 
     def _call(self) -> None:
-        """Call all waiters whose turn has come. Those that are about to leave are passed over."""
+        """Skip waiters that are about to leave."""
         self._timer = None
         staying = iter([waiter for waiter in self.waiters if not waiter.done()])
         now = waiting.monotonic()
         while self._turns and self._turns[0].due_at <= now:
             waiter = next(staying, None)
             if waiter is None:
-                return  # a waiter that leaves sets the timer for whoever may have come
+                # A leaving waiter sets the timer.
+                return
             del self.waiters[waiter]
             waiter.set_result(self._turns.pop(0))
         self._schedule()
@@ -134,27 +130,26 @@ _due_us = attrgetter("due_us")
 
 
 def _kind(turn: Turn) -> tuple[object, ...]:
-    """Key of the turns that can be exchanged for each other."""
+    """Return a key that is equal for interchangeable turns."""
     charges = [(each.is_local, charge.key, charge.bucket, charge.cost) for each in turn.charged for charge in each.plan.charges]
     return tuple(charges)
 
 
 Stay = Callable[[TurnWaiter], Awaitable[bool]]
-"""Waits until a waiter is called; False if the client left before."""
+"""Waits for a turn. Returns False if the client leaves first."""
 
 
 class Turns:
-    """The turns of one gate's requests."""
+    """Waits for the turns of one gate's requests."""
 
     def __init__(self, store: Any, refunds: Refunds, load: Load) -> None:
         self.queues = WaitQueues()
-        """Who waits on an event loop."""
         self._store = store
         self._refunds = refunds
         self._load = load
 
     def wait_for(self, admission: Admission, turn: Turn) -> None:
-        """Wait for the turn of a request in this thread; others may have its places in flight until it comes."""
+        """Wait in this thread. Other requests may use the permits meanwhile."""
         permits = admission.permits
         if permits is not None:
             permits.end("untaught")
@@ -172,9 +167,9 @@ class Turns:
                 self._refunds.settle_refused(admission)
 
     def wait_for_further(self, admission: Admission, turn: Turn) -> None:
-        """`wait_for` the turn of a limit that was asked for while the request was under way: it keeps its places in flight.
+        """Wait for the turn of a further limit. The running request keeps its permits.
 
-        An interruption, by a signal's handler or by gevent, refunds it.
+        An interruption refunds the request.
         """
         admission.turn = None
         try:
@@ -187,13 +182,14 @@ class Turns:
         admission.turn_ended(turn, stays=True)
 
     async def await_turn(self, admission: Admission, stay: Stay) -> bool:
-        """Wait until the turn of a request comes. False if the client left before: then it is refused and refunded."""
+        """Wait for a turn. If the client leaves first, refuse and refund the request, and return False."""
         if isinstance(admission.turn, PermitWait) and not await self._await_places(admission, admission.turn, stay):
             return False
         turn, permits = admission.turn, admission.permits
         if not isinstance(turn, Turn):
             return True
-        if permits is not None:  # others may have its places until its turn comes
+        # Other requests may use the permits meanwhile.
+        if permits is not None:
             permits.end("untaught")
         if not await self.await_further(admission, turn, stay):
             return False
@@ -211,7 +207,7 @@ class Turns:
         return admission.refusal is None
 
     async def await_further(self, admission: Admission, turn: Turn, stay: Stay) -> bool:
-        """`wait_for_further`, on the event loop. False if the client left; then, or if it is cancelled, it is refunded."""
+        """`wait_for_further` on the event loop. Return False if the client leaves. Cancellation also refunds the request."""
         admission.turn = None
         waiter = self.queues.join(turn)
         try:
@@ -226,7 +222,6 @@ class Turns:
         return stays
 
     async def _await_places(self, admission: Admission, wait: PermitWait, stay: Stay) -> bool:
-        """Wait for places in flight, and decide about all else then. False if the client left before, or it is refused."""
         admission.turn, permits = None, admission.permits
         if permits is None:
             return True
@@ -240,15 +235,14 @@ class Turns:
         return admission.refusal is None
 
     async def _undo(self, admission: Admission, error: BaseException) -> None:
-        """Refund a request whose waiting was ended by an error."""
         admission.refusal = unavailable()
-        if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
+        # The event loop has ended.
+        if isinstance(error, GeneratorExit):
             admission.abandon()
         else:
             await self._refunds.asettle(admission)
 
 
 def _rows(turn: Turn) -> list[RuleSeries]:
-    """The figures of the rules that make a request wait for its turn."""
     rows = [charged.request_plan.row(charge) for charged in turn.charged for charge in charged.plan.charges]
     return [row for row in dict.fromkeys(rows) if row is not None]

@@ -1,1 +1,1 @@
-"""Limiters for any key, without HTTP."""
+"""The engine without HTTP."""

@@ -1,4 +1,4 @@
-"""Adaptive concurrency limits around blocks of work: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
+"""Work in flight, held to what it can be done at: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
 
 from __future__ import annotations
 
@@ -38,25 +38,23 @@ class AdaptiveOptions(TypedDict, total=False):
     """Options of an adaptive limit around work."""
 
     min: int
-    """Lower bound of the limit, in blocks in flight: 1 or more. Default: 4."""
+    """Blocks in flight that are always allowed: 1 or more. Default: 4."""
     max: int
-    """Upper bound of the limit, in blocks in flight: up to 100,000. Default: 200."""
+    """Blocks in flight that are never exceeded: up to 100,000. Default: 200."""
     tolerance: float
-    """Acceptable time of a block as a multiple of its time without queueing: above 1, up to 10. Default: 2.0."""
+    """How many times what it takes when nothing queues a block may take: above 1 and up to 10. Default: 2.0."""
     delay: float | str
-    """Queueing time in seconds that is acceptable for blocks of any length, or text such as ``20ms``: above 0, up to 10.
-    Default: 0.02.
-    """
+    """Seconds in a queue that are allowed to blocks however short they are, or text such as ``20ms``: above 0 and up to 10.
+    Default: 0.02."""
     max_delay: float | str
-    """Seconds that a block may wait for a permit, or text such as ``50ms``: up to 60. Default: 0, refuse immediately."""
+    """Seconds that a block may wait for its place, or text such as ``50ms``: up to 60. Default: 0, refused at once."""
     reserve: float | str | None
-    """Share of the limit that is reserved for high priority; twice that share is reserved for high and normal: ``20%`` or 0.2,
-    above 0, up to 49 %. Default: none.
-    """
+    """Share of the limit that is kept for high priority, and twice of it for high and normal: ``20%`` or 0.2, above 0 and up to
+    49 %. Default: none."""
 
 
 class WorkOptions(NamedTuple):
-    """Validated `AdaptiveOptions`."""
+    """`AdaptiveOptions` that were checked."""
 
     adaptive: Adaptive
     max_delay: float
@@ -64,7 +62,7 @@ class WorkOptions(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WorkOptions:
-        """Validate options. Raises one `ConfigError` that reports all errors."""
+        """Check options. Raises `ConfigError` that tells all mistakes, each with what was expected."""
         bounds = {name: value for name, value in given.items() if name in _BOUNDS}
         known = list(AdaptiveOptions.__annotations__)
         mistakes = [
@@ -98,17 +96,17 @@ _BOUNDS = frozenset(each.name for each in fields(Adaptive))
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WorkDecision(Decision):
-    """Decision about a block of work. Its only window is the current limit."""
+    """Decision about a block of work. Its only window is the limit in force."""
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The limit on blocks in flight, with a period of 0. ``used`` includes permits reserved for higher priorities."""
+        """The limit on blocks in flight, with a period of 0; ``used`` are those in flight, and what is kept for others."""
         used = self.limit - self.remaining
         return (Window(None, self.limit, 0, self.remaining, used, self.reset_after, self.retry_after),)
 
 
 class Work(ConcurrencyLimiter):
-    """Work under an adaptive limit, in blocks that begin and end in threads or tasks."""
+    """Work under an adaptive limit, in blocks that begin and end in threads and tasks; for ``clock`` see its base class."""
 
     def __init__(self, name: str, options: WorkOptions, clock: Callable[[], float] = monotonic) -> None:
         self.name = name
@@ -117,14 +115,14 @@ class Work(ConcurrencyLimiter):
         super().__init__(Terms(*options), clock)
 
     def reset_after_fork(self) -> None:
-        """Reset. Blocks that began in the parent process end without effect in the child."""
+        """Forget everything. Blocks that have begun in the parent of a fork end without effect."""
         super().reset_after_fork()
         begun: dict[Hashable, list[Permit | None]] = getattr(self, "_blocks", {})
         self._blocks: dict[Hashable, list[Permit | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
-        """Blocks by thread or task, innermost last; None for a block that isn't limited."""
+        """Blocks by the thread or task that has begun them, the innermost last; None for one that is not limited."""
 
     def enter(self, priority: Priority) -> Decision:
-        """Begin a block in this thread, waiting for a permit. Raises `RateLimited`."""
+        """Begin a block in this thread, which waits for its place. Raises `RateLimited`."""
         if switch.null_store is not None:
             return self._enter_unlimited(get_ident())
         permit, thread = self._begun(priority, None, WaitingThread)
@@ -138,7 +136,7 @@ class Work(ConcurrencyLimiter):
         return self._served(get_ident(), permit, has_place=has_place)
 
     async def aenter(self, priority: Priority) -> Decision:
-        """Begin a block in this task, waiting for a permit. Raises `RateLimited`."""
+        """Begin a block in this task, which waits for its place. Raises `RateLimited`."""
         if switch.null_store is not None:
             return self._enter_unlimited(asyncio.current_task())
         permit, task = self._begun(priority, self._heartbeats.guard(), WaitingTask)
@@ -153,15 +151,15 @@ class Work(ConcurrencyLimiter):
         return self._served(asyncio.current_task(), permit, has_place=permit.began is not None)
 
     def _enter_unlimited(self, owner: Hashable) -> Decision:
+        """Begin a block that does not count."""
         with self._lock:
             self._blocks.setdefault(owner, []).append(None)
         return self._decision(NORMAL)
 
     def exit(self, owner: Hashable, error: BaseException | None) -> None:
-        """End the innermost block of a thread or task."""
+        """End the innermost block of a thread or task, which has raised an error or not."""
         outcome = _outcome(error)
-        # A GeneratorExit may come from the garbage collector, where taking the lock can deadlock.
-        if isinstance(error, GeneratorExit):
+        if isinstance(error, GeneratorExit):  # maybe of the garbage collector, so nobody may wait for the lock
             self._abandon(partial(self._pop, owner, outcome))
         else:
             with self._lock:
@@ -170,12 +168,12 @@ class Work(ConcurrencyLimiter):
     def _begun(self, priority: Priority, guard: LagGuard | None, waiter: Callable[[], W]) -> tuple[Permit, W | None]:
         permit = self.begin(self.name, priority, guard, waiter)
         waits = None if permit is None or not permit.waits else self.waiter(permit)
-        # A block of higher priority in another thread may already have displaced this one.
-        if permit is None or (waits is None and permit.waits):
+        if permit is None or (waits is None and permit.waits):  # it had to give way just now, to another thread
             raise RateLimited(self._refusal(priority))
         return permit, waits
 
     def _give_up(self, permit: Permit, error: BaseException) -> None:
+        """Wait no more, or give back a place that has just come free."""
         (self.abandon if isinstance(error, GeneratorExit) else self.end)(permit)
 
     def _served(self, owner: Hashable, permit: Permit, *, has_place: bool) -> Decision:
@@ -191,7 +189,8 @@ class Work(ConcurrencyLimiter):
     def _pop(self, owner: Hashable, outcome: Outcome) -> None:
         """End the innermost block of an owner.
 
-        A generator may end its block elsewhere. Then any other block ends in its place, which keeps the counts correct.
+        A block may end elsewhere than it has begun: a generator in another thread. Then any other stands for it, which leaves
+        the number in flight and the sum of the times as they are.
         """
         if owner not in self._blocks:
             owner = next((each for each, blocks in self._blocks.items() if blocks[-1] is not None), None)
@@ -216,13 +215,15 @@ class Work(ConcurrencyLimiter):
 
 
 def _outcome(error: BaseException | None) -> Outcome:
-    """Return the outcome of a block: its duration is a sample only without an error."""
+    """Tell an overload from other errors, after which the time that the block took is not that of its work."""
     if error is None:
         return "ok"
     return "failed" if isinstance(error, TimeoutError | ConnectionError | asyncio.CancelledError) else "untaught"
 
 
 class _Around:
+    """Work at one of its priorities."""
+
     def __init__(self, work: Work, priority: Priority = NORMAL) -> None:
         self._work = work
         self._priority: Priority = priority
@@ -234,21 +235,21 @@ class _Around:
 
     @property
     def limit(self) -> int:
-        """Current limit on blocks in flight in this process."""
+        """The limit in force on blocks in flight, in this process."""
         return self._work.limit.limit
 
     @property
     def in_flight(self) -> int:
-        """Number of blocks in flight in this process."""
+        """Blocks that have begun and not ended, in this process."""
         return self._work.limit.in_flight
 
     @property
     def waiting(self) -> int:
-        """Number of blocks waiting for a permit in this process."""
+        """Blocks that wait for a place, in this process."""
         return self._work.limit.waiting
 
     def check_options(self, given: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` if options are given that differ from its own."""
+        """Raise `ConfigError` unless options are those that it has; without any it is right."""
         if given and WorkOptions.of(given) != self._work.options:
             raise ConfigError(
                 f"adaptive: {self.name!r:.80} is there with other options, expected the same ones, none, or another name"
@@ -256,7 +257,7 @@ class _Around:
 
 
 class AsyncAdaptiveWork(_Around):
-    """Work on asyncio under an adaptive limit, from `AsyncLimiter.adaptive`. Tasks and event loops can share it."""
+    """Work on asyncio under an adaptive limit, see `AsyncLimiter.adaptive`; for any number of tasks and event loops."""
 
     def with_priority(self, priority: Priority) -> AsyncAdaptiveWork:
         """Return the same work for blocks of this priority: ``high``, ``normal`` or ``low``."""
@@ -269,11 +270,11 @@ class AsyncAdaptiveWork(_Around):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        owner = asyncio.current_task() if asyncio._get_running_loop() else None  # noqa: SLF001 - without a loop when a generator is closed
+        owner = asyncio.current_task() if asyncio._get_running_loop() else None  # noqa: SLF001 - closed where no loop runs
         self._work.exit(owner, error)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        """Run each call of an async function as a block."""
+        """Have each call of an async function be such a block."""
         check_async(function)
 
         @wraps(function)
@@ -285,7 +286,7 @@ class AsyncAdaptiveWork(_Around):
 
 
 class AdaptiveWork(_Around):
-    """Work in threads under an adaptive limit, from `Limiter.adaptive`. Threads can share it."""
+    """Work in threads under an adaptive limit, see `Limiter.adaptive`; for any number of threads."""
 
     def with_priority(self, priority: Priority) -> AdaptiveWork:
         """Return the same work for blocks of this priority: ``high``, ``normal`` or ``low``."""
@@ -298,7 +299,7 @@ class AdaptiveWork(_Around):
         self._work.exit(get_ident(), error)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Run each call of a function as a block."""
+        """Have each call of a function be such a block."""
         check_plain(function)
         if isgeneratorfunction(function) or isasyncgenfunction(function):
             raise TypeError(f"{function!r:.80} is a generator, expected a function whose work is done when it returns")
@@ -315,12 +316,12 @@ A = TypeVar("A", bound=_Around)
 
 
 def adaptive_work(known: dict[str, A], kind: Callable[[Work], A], name: str, given: Mapping[str, Any]) -> A:
-    """Return the work with this name, creating it if needed. Raises `ConfigError`."""
+    """The work of a name among those that a limiter knows, made if there is none. Raises `ConfigError`."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"adaptive: {name!r:.80} is no name, expected text that is not empty, such as 'db'")
     found = known.get(name)
     if found is None:
-        found = known.setdefault(name, kind(Work(name, WorkOptions.of(given))))  # Threads may race here.
+        found = known.setdefault(name, kind(Work(name, WorkOptions.of(given))))  # another thread may have made it meanwhile
     found.check_options(given)
     return found
 

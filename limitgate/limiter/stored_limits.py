@@ -1,4 +1,4 @@
-"""Limits kept in the store. Every process that shares the store applies a change within a second."""
+"""Limits kept in the store: changed once, they hold within a second in every process that shares it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
 FRESH = 0.5
-"""Seconds for which limits are used before they are read again."""
+"""Seconds for which limits are used without being read again."""
 
 
 @dataclass(frozen=True)
 class Configured:
-    """Limits that `Limiter.configure` stores under a name: ``limiter.hit("user:42", Configured("orders"))``."""
+    """The limits that `Limiter.configure` keeps under a name: ``limiter.hit("user:42", Configured("orders"))``."""
 
     name: str
 
 
 class Configuration(NamedTuple):
-    """Limits stored under a name."""
+    """Limits kept under a name."""
 
     limits: tuple[Limit, ...]
     per_process: bool = False
+    """True if each process counts by itself."""
 
 
 class Known:
-    """Cache of the configurations that this process has read, by store key."""
+    """Cache of the configurations that this process has read, by their keys in the store."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Configuration, float]] = {}
@@ -42,20 +43,21 @@ class Known:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Assign a new process name in the child of a fork."""
+        """Called in the child of a fork, which is a process of its own."""
         self.process = f"{os.getpid()}:{uuid4().hex}"
+        """Name of this process, unlike any other's."""
 
     def fresh(self, key: str) -> Configuration | None:
-        """Return the configuration if it was read less than `FRESH` seconds ago, or None."""
+        """Configuration read less than `FRESH` seconds ago, None if it has to be read again."""
         configuration, since = self._read.get(key, (None, 0.0))
         return configuration if monotonic() - since < FRESH else None
 
     def stale(self, key: str) -> Configuration | None:
-        """Return the configuration that was read last, or None."""
+        """Configuration that was read last, None if there is none."""
         return self._read[key][0] if key in self._read else None
 
     def note(self, key: str, configuration: Configuration | None) -> None:
-        """Remember a configuration, or None."""
+        """Remember a configuration, or that there is none."""
         if switch.null_store is not None:
             return
         if configuration is None:
@@ -65,13 +67,13 @@ class Known:
 
 
 def encode(limits: Sequence[Limit | str], *, per_process: bool) -> str:
-    """Return the stored text of a configuration. Raises `ConfigError` for an invalid limit."""
+    """A configuration as the text that the store keeps. Raises `ConfigError` for text that is no limit."""
     given = [as_limit(limit).given for limit in limits]
     return json.dumps({"limits": given, "per_process": per_process}, separators=(",", ":"))
 
 
 def decode(text: str) -> Configuration | None:
-    """Return the configuration in a stored text, None if it is invalid."""
+    """The configuration in a text of the store; None if it is none."""
     try:
         read = json.loads(text)
         limits = tuple([as_limit(limit) for limit in read["limits"]])

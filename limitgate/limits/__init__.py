@@ -1,1 +1,1 @@
-"""Limits, the buckets that they share, and what is planned, read and decided about these. Pure."""
+"""Limits, buckets, plans, readings and decisions. Pure."""

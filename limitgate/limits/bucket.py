@@ -1,4 +1,4 @@
-"""The limits of one bucket, checked together: which limits share a bucket, and by what numbers they are known in it."""
+"""Groups limits into buckets."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit, check_months
 
 MAX_WINDOWS = 64
-"""Limits in one bucket: every request looks at all of them, in Redis too."""
+"""Every request checks all limits of a bucket, in Redis too."""
 
 MAX_AHEAD = 2**51
-"""Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""
+"""Microseconds (71 years) ahead that are stored exactly."""
 MAX_LOAD = 5_000
-"""Microseconds that limits which are checked together may cost Redis at most: everybody else waits meanwhile."""
+"""Maximum time of one plan in Redis, because other clients wait meanwhile."""
 LEASE_SPARE_US = 1_002_000
-"""Microseconds of a lease's draining that are not given back: it is used for a second, and clocks differ a little."""
+"""Microseconds that are never refunded, because a lease lasts a second and clocks differ slightly."""
 BUCKET = Load(6, 3, 2)
-"""Load of a bucket itself, besides its windows."""
 
 
 class Bucket:
-    """The limits of one bucket, checked together, each with the number that names it inside the bucket.
+    """Limits that are checked together, each with a number that identifies its window in the bucket.
 
-    They are of one algorithm: those of GCRA share a bucket, any other limit has one for itself, see `buckets_of`.
-    A window's number holds what tells it from the others of its bucket: its period, its algorithm, and its place among
-    those equal in both. Count and burst are left out, so a changed count finds what was owed before. Raises `ConfigError`
-    where some limits have a lease and others have none: those would ask Redis about every request all the same.
+    GCRA limits share a bucket; every other limit has a separate one. The number encodes the period, the algorithm, and the
+    position among equal ones. It excludes count and burst, so that usage survives a change of these. Raises `ConfigError` if
+    only some limits have a lease.
     """
 
     __slots__ = (
@@ -58,53 +56,51 @@ class Bucket:
         self.limits = limits
         self.ids = _numbered(limits) if ids is None else ids
         self.counts = tuple([limit.count for limit in limits])
-        """Ticks that a microsecond pays back."""
+        """Ticks per microsecond."""
         self.weights = tuple([limit.period_us for limit in limits])
-        """Ticks that a request takes."""
+        """Ticks per request."""
         self.capacities = tuple([limit.capacity for limit in limits])
-        """Ticks that a full bucket holds."""
+        """Ticks of a full bucket."""
         self.lease = min([limit.lease for limit in limits], default=0)
-        """Requests that a process may take in advance, 0 for none."""
         self.borrow = any(limit.borrow for limit in limits)
-        """True if a request may cost more than there is."""
+        """True if a request may cost more than is available."""
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts = self.algorithm.REPLY_FIELDS * len(limits)
-        """Numbers that the script reports of the bucket."""
         self.load = _load(tuple(map(self.algorithm.load, limits)))
-        """Cost for Redis, at most."""
         turns = self.algorithm.MAX_TURNS
         waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
         self.longest_wait_us = min([MAX_AHEAD, *waits])
-        """Microseconds that a turn can be booked ahead at most."""
+        """Maximum time that a turn can be booked ahead."""
         self.is_dated = any(map(self.algorithm.date, limits))
-        """True if the script has to be told about the present date."""
+        """True if the script needs the current date."""
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
-        """True if these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
+        """True if charges need a `Charge.slot`."""
         self.refuses_all = any(not limit.count for limit in limits)
-        """True for a count of 0: no request that costs anything ever passes."""
+        """True for a count of 0, which refuses every request with a cost."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
-        """End of the bucket's key."""
         self._strictest = strictest
 
     @property
     def strictest(self) -> Bucket:
-        """The bucket as callers with the least room find it: a store must not forget a state that refuses them."""
-        return self._strictest or self  # not kept, as the cycle would leave each bucket to the garbage collector
+        """The bucket for the lowest priority, whose refusals a store must remember."""
+        # Avoids a reference cycle.
+        return self._strictest or self
 
     def __deepcopy__(self, memo: object) -> Bucket:
-        """Return the bucket itself, as nobody changes it."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it is made of, so that rules can be sent to other processes."""
         return Bucket, (self.limits, self.ids, self._strictest)
 
     def less(self, kept: Sequence[int], strictest: Bucket | None = None) -> Bucket:
-        """Return the same windows with so much room less in each, see `Limit.less`; ``strictest`` is the attribute."""
+        """Return a bucket with ``kept`` requests less room per window, see `Limit.less`."""
         return Bucket(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
 
     def share(self, processes: int, cost: int = 1) -> Bucket:
-        """Return the `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
+        """Return a bucket with the `Limit.share` of each limit.
+
+        All costs that fit return the same object.
+        """
         if processes == 1:
             return self
         share = _share(self, processes, 1)
@@ -113,19 +109,18 @@ class Bucket:
 
 @lru_cache(maxsize=64)
 def _load(windows: tuple[Load, ...]) -> Load:
-    """Load of a bucket with windows of these loads: of most buckets the same ones."""
     return reduce(Load.plus, windows, BUCKET)
 
 
 @lru_cache(maxsize=4096)
 def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
-    strictest = None if bucket._strictest is None else bucket._strictest.share(processes, cost)  # noqa: SLF001 - it is one of ours
+    strictest = None if bucket._strictest is None else bucket._strictest.share(processes, cost)  # noqa: SLF001 - same class
     return Bucket(tuple([limit.share(processes, cost) for limit in bucket.limits]), strictest=strictest)
 
 
 @lru_cache(maxsize=4096)
 def banned(bucket: Bucket) -> Bucket:
-    """Return the same windows as they stand under a ban: all that a state says is for how long it lasts, in µs."""
+    """Return the bucket under a ban. Its state is the rest of the ban in µs."""
     under_ban = Bucket(bucket.limits, bucket.ids, bucket.strictest)
     under_ban.algorithm, under_ban.has_slots, under_ban.lease = ban, False, 0
     return under_ban
@@ -133,20 +128,19 @@ def banned(bucket: Bucket) -> Bucket:
 
 @lru_cache(maxsize=4096)
 def bucket_of(*limits: Limit | str) -> Bucket:
-    """Return the `Bucket` of limits or their text; cached, since callers repeat the same few."""
+    """Return the cached `Bucket` of limits or their text."""
     return Bucket(tuple(as_limit(limit) for limit in limits))
 
 
 _in_use: WeakValueDictionary[tuple[tuple[Limit, ...], tuple[int, ...]], Bucket] = WeakValueDictionary()
-"""Buckets by limits and numbers, as long as somebody has them."""
+"""Buckets in use, so that equal ones are the same object."""
 
 
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
-    """Divide limits that apply together into buckets, in the order in which their first limits were given.
+    """Group limits into buckets, in order of their first limit.
 
-    Buckets that are in use already are the same objects. A rule that is read again so has the same ones, refusals and leases
-    that a process holds of them stay, and the memory store finds what it keeps. Raises `ConfigError` for too many limits, and
-    for those that hold Redis up for longer than `MAX_LOAD`.
+    Buckets in use are returned as the same objects, so that caches, leases and the memory store survive a reload. Raises
+    `ConfigError` for too many limits, or if they exceed `MAX_LOAD`.
     """
     together: dict[int, list[int]] = {}
     ids = _numbered(limits)
@@ -166,7 +160,6 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
 
 
 def _bucket(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
-    """The bucket of some limits with these numbers."""
     bucket = _in_use.get((limits, ids))
     return _in_use.setdefault((limits, ids), Bucket(limits, ids)) if bucket is None else bucket
 

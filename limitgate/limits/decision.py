@@ -1,4 +1,4 @@
-"""The decision about a request, computed in one place from a plan and its reading, for every store and every caller."""
+"""Computes decisions from plans and readings, for every store."""
 
 from __future__ import annotations
 
@@ -19,33 +19,32 @@ from limitgate.messages.text import listed
 SECOND = 1_000_000
 
 InForce = tuple[str | None, int, int]
-"""An adaptive limit as a request has found it: its rule, the limit in force on requests in flight, and the places left. No rule
-has that of the host that a client sends to."""
+"""Rule, limit on requests in flight, and free places. The rule is None for an outbound host."""
 
 
 class InShadow(tuple[str | None, int, int]):
-    """An `InForce` of a shadow rule, which is ignored if another limit applies."""
+    """An `InForce` of a shadow rule, which counts only without other limits."""
 
     __slots__ = ()
 
 
 class Window(NamedTuple):
-    """State of one limit, in numbers for users. Immutable."""
+    """Public state of one limit. Immutable."""
 
     rule: str | None
-    """The rule that the limit belongs to, None in a Limiter."""
+    """Name of the rule; None in a `Limiter`."""
     limit: int
-    """The burst: what a full bucket holds."""
+    """The burst, which is the capacity of the bucket in requests."""
     period: int
     """Seconds."""
     remaining: int
     """Whole requests that still fit."""
     used: int
-    """Requests not yet earned back, a begun one counted whole."""
+    """Requests that still count against the limit, rounded up."""
     reset_after: float
     """Seconds until the bucket is full again."""
     retry_after: float
-    """Seconds until this request would fit here; 0 if it does, ``inf`` if its cost exceeds the burst."""
+    """Seconds until this request fits; 0 if it does, ``inf`` if its cost exceeds the burst."""
 
 
 class Standing(NamedTuple):
@@ -54,10 +53,9 @@ class Standing(NamedTuple):
     charge: Charge
     states: Sequence[State]
     fits: bool
-    """True if the charge fitted into every window."""
 
     def windows(self) -> list[Window]:
-        """Return the window of each limit; none of a ban that is over."""
+        """Return the window of each limit, without bans that have ended."""
         rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.bucket.algorithm
         found = []
         for limit, state in zip(self.charge.bucket.limits, self.states):
@@ -79,7 +77,7 @@ class Standing(NamedTuple):
 
 
 class PickledEvidence(list[BucketReading]):
-    """Evidence of a decision that was pickled: of no bucket, as all that is kept are the windows."""
+    """Evidence of an unpickled decision: the windows only."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         super().__init__()
@@ -87,25 +85,24 @@ class PickledEvidence(list[BucketReading]):
 
 
 class SettlementOwner(Protocol):
-    """A request, of which most need no `FinalCosts`."""
+    """Creates `FinalCosts` on demand."""
 
     def open_settlement(self) -> FinalCosts:
-        """Its settlement, made when it is first asked for, and the same from then on."""
+        """Return the settlement. The first call creates it."""
 
 
 class FinalCosts:
-    """Costs known only afterwards, by rule: noted while the request is under way, put into effect when it is over."""
+    """Costs by rule that the application reports while the request runs."""
 
     costs: Mapping[str | None, int] = MappingProxyType({})
-    """Cost by rule; under None, that of the rules not named."""
+    """Cost by rule. The key None stands for all other rules."""
     others: tuple[FinalCosts, ...] = ()
-    """Settlements of the gates around this one, which are told everything, too."""
     has_news = False
-    """True if something was noted that is not put into effect yet."""
+    """True if a cost still has to be applied."""
     is_over = False
 
     def note(self, rule: str | None, cost: int) -> None:
-        """Note the cost that a rule is to charge. Safe under threads."""
+        """Record the final cost for a rule. Safe under threads."""
         for each in (self, *self.others):
             each.__dict__.setdefault("costs", {})[rule] = cost
             each.has_news = True
@@ -113,54 +110,55 @@ class FinalCosts:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Decision:
-    """The answer to a request. Immutable."""
+    """The decision about a request. Immutable."""
 
     allowed: bool
     """True if the request may pass."""
     limit: int
-    """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``. Shadow rules are
-    ignored unless there are no others."""
+    """Burst of the tightest window: the least ``remaining``, then the longest ``reset_after``. Shadow rules count only if
+    there are no others.
+    """
     remaining: int
-    """Whole requests that still fit into that window."""
+    """Whole requests that still fit into the tightest window."""
     retry_after: float
-    """Seconds to wait, 0 when allowed, ``inf`` when the cost exceeds the burst. The longest of the windows that refused."""
+    """Seconds until all windows would admit the request; 0 if it is allowed, ``inf`` if its cost exceeds the burst."""
     reset_after: float
-    """Seconds until that window is full again."""
+    """Seconds until the tightest window is full again."""
     granted: int
-    """The cost, or 0 when refused or only asked."""
+    """The cost; 0 if the request was refused or only checked."""
     rule: str | None
-    """The rule that decided: the one that refuses longest, or has the least remaining. None in a Limiter."""
+    """The refusing rule with the longest wait, or the rule of the tightest window. None in a `Limiter`."""
     degraded: bool = False
-    """The store failed and ``on_error`` decided."""
+    """True if the store failed and ``on_error`` decided."""
     shadow: bool = False
-    """Only shadow rules refused, so the request passes."""
+    """True if only shadow rules refused, so that the request passes."""
     delay: float = 0.0
-    """Seconds until the turn that was booked, where requests may wait for it, and those that it has waited for its place under
-    adaptive limits before; 0 where there was nothing to wait for. The request has waited as long when the application sees it,
-    or less if others before it have left."""
+    """Seconds of waiting for a permit and for a booked turn; 0 without any wait. The wait is over when the application sees
+    this. It may have been shorter if requests ahead left the queue.
+    """
     evidence: Sequence[BucketReading] = field(default=(), compare=False)
-    """Source of `Decision.standings` and ``windows``."""
+    """The readings behind ``standings`` and ``windows``."""
     is_charged: bool = field(default=False, compare=False)
-    """True if the charges of the evidence that fit were made."""
+    """True if the charges that fit were made."""
     settlement: FinalCosts | None = field(default=None, compare=False)
-    """Keeps what `Decision.settle` is told; None where there is nothing to settle: in a Limiter."""
+    """Receives the cost from `Decision.settle`; None in a `Limiter`."""
     in_force: tuple[InForce, ...] = field(default=(), compare=False)
-    """Adaptive limits that the request has a place under, or that had none."""
+    """Adaptive limits that admitted or refused the request."""
 
     def __bool__(self) -> bool:
-        """Every decision is true; a Limiter's refusal warns of it, as ``if limiter.hit(...)`` lets it pass."""
+        """Always True. Warns about a refusal of a `Limiter`, because ``if limiter.hit(...)`` would let it pass."""
         if not self.allowed and self.rule is None:
             warnings.warn("a refusal is true, as every Decision is; expected decision.allowed", RuntimeWarning, stacklevel=2)
         return True
 
     @property
     def retry_after_header(self) -> int | None:
-        """Value for ``Retry-After``: whole seconds, rounded up, at least 1; None if it passes, or if waiting cannot help."""
+        """Value for ``Retry-After``: whole seconds, rounded up, at least 1. None if allowed, or if waiting cannot help."""
         return None if self.allowed or math.isinf(self.retry_after) else max(1, math.ceil(self.retry_after))
 
     @property
     def is_permanent_ban(self) -> bool:
-        """True if it refuses by a ban without an end."""
+        """True for a refusal by a permanent ban."""
         return math.isinf(self.retry_after) and any(
             after is None and not charge.bucket.algorithm.IS_LIMIT and math.isinf(_wait(charge, states))
             for charge, states, after in self.evidence
@@ -168,7 +166,7 @@ class Decision:
 
     @property
     def standings(self) -> list[Standing]:
-        """Every bucket of the plan, worked out on demand: most answers need only the tightest window."""
+        """State of every bucket."""
         return [Standing(charge, states, after is not None) for charge, states, after in _after_charges(self)]
 
     @property
@@ -178,14 +176,14 @@ class Decision:
 
     @property
     def refusing_key(self) -> str:
-        """Key of the bucket of ``rule`` that refused, less its suffix; empty if none did."""
+        """Key of the bucket of ``rule`` that refused, without suffix; empty if none did."""
         refused = [charge for charge, _, after in self.evidence if after is None and charge.enforced]
         charge = next((charge for charge in refused if charge.rule == self.rule), None)
         return "" if charge is None else charge.key.removesuffix(charge.bucket.suffix)
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """Every limit of the plan, and every adaptive limit, with a period of 0."""
+        """State of every limit. Adaptive limits have a period of 0."""
         if isinstance(self.evidence, PickledEvidence):
             return self.evidence.windows
         windows = [window for standing in self.standings for window in standing.windows()]
@@ -196,15 +194,14 @@ class Decision:
         return tuple(windows)
 
     def settle(self, cost: int, rule: str | None = None) -> None:
-        """Say what a request really cost, once that is known: tokens of a language model, bytes sent.
+        """Report the real cost of the request, such as the tokens of a language model or the bytes sent.
 
-        When the response is over, the buckets are corrected: what was charged too much is given back as if it had not been
-        charged, what was charged too little is owed from then on, whether it fits or not. Without ``rule`` it is the cost of
-        the rules that have a ``cost`` other than 1, or of all if none has. Said again, the last word counts. May be called
-        from any thread.
+        The buckets are corrected when the response is over. An overcharge is refunded as if it had never been made. An
+        undercharge is owed from then on, even if it exceeds the limit. Without ``rule``, the cost applies to the rules with a
+        ``cost`` other than 1, or to all rules if there are none. The last call wins. Safe to call from any thread.
 
-        Raises `TypeError` or `ValueError` for what is no cost, `ValueError` for a rule that took no part, and `RuntimeError`
-        where no request is under way, as its response is over already or the decision comes from a Limiter.
+        Raises `TypeError` or `ValueError` for an invalid cost, `ValueError` for a rule outside this decision, and
+        `RuntimeError` if the response is over or the decision comes from a `Limiter`.
         """
         settlement = self.settlement
         if settlement is None or settlement.is_over:
@@ -214,9 +211,9 @@ class Decision:
         settlement.note(rule, check_cost(cost))
 
     def _asdict(self) -> dict[str, Any]:
-        """Return the fields for users by name, as `Window` has it: for logs and queues. The windows are dictionaries, too.
+        """Return the public fields and the windows as dictionaries, for logs and queues, like a named tuple.
 
-        ``retry_after`` is None if waiting cannot help, as JSON has no infinity.
+        ``retry_after`` is None if waiting cannot help, because JSON has no infinity.
         """
         windows = [window._asdict() | _finite(window.retry_after) for window in self.windows]
         return self._shown() | _finite(self.retry_after) | {"windows": windows}
@@ -225,15 +222,13 @@ class Decision:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
     def __copy__(self) -> Self:
-        """Return the decision itself, as it cannot be changed; `replace` makes another."""
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return the decision itself, as it cannot be changed."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields for users and the windows: what was read of buckets, and the request, stay behind."""
+        """Pickle the public fields and the windows, without readings and request."""
         shown = self._shown()
         return _unpickled, (type(self), shown, self.windows)
 
@@ -250,17 +245,14 @@ def _finite(retry_after: float) -> dict[str, float | None]:
 
 
 def _unpickled(kind: type[Decision], shown: dict[str, Any], windows: Sequence[Window]) -> Decision:
-    """Make the decision that `Decision.__reduce__` has taken apart."""
     return kind(**shown, evidence=PickledEvidence(windows))
 
 
 class _Draft:
-    """A `Decision` before it is frozen."""
-
     __slots__ = Decision.__slots__
 
 
-def decision_of(  # noqa: PLR0917 - keywords would take longer
+def decision_of(  # noqa: PLR0917 - keywords would be slower
     allowed: bool,  # noqa: FBT001
     limit: int,
     remaining: int,
@@ -274,7 +266,7 @@ def decision_of(  # noqa: PLR0917 - keywords would take longer
     is_charged: bool,  # noqa: FBT001
     settlement: FinalCosts | None,
 ) -> Decision:
-    """Make a `Decision`, in an eighth of the time that the constructor of a frozen dataclass takes."""
+    """Make a `Decision` in an eighth of the constructor's time."""
     draft: Any = _Draft()
     draft.allowed = allowed
     draft.limit = limit
@@ -296,21 +288,19 @@ def decision_of(  # noqa: PLR0917 - keywords would take longer
 
 
 class DeferredDecision(Decision):
-    """A decision that admits a request, worked out when somebody first looks at it: of almost all nobody does.
-
-    From then on it is a `Decision`.
-    """
+    """An admitting decision that is computed on first access and then becomes a `Decision`."""
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:  # what is not there yet
+    # The slot has no value yet.
+    def __getattr__(self, name: str) -> Any:
         if name not in Decision.__slots__:
             raise AttributeError(f"Decision has no {name!r}")
         return getattr(_worked_out(self), name)
 
     @property
     def settlement(self) -> FinalCosts | None:
-        """Keeps what `Decision.settle` is told."""
+        """Receives the cost from `Decision.settle`."""
         return _worked_out(self).settlement
 
     def __eq__(self, other: object) -> bool:
@@ -320,21 +310,20 @@ class DeferredDecision(Decision):
 
 
 _SLOTS: Any = vars(Decision)
-"""The descriptors of a decision's slots."""
 set_settlement: Callable[[Decision, FinalCosts | SettlementOwner], None] = _SLOTS["settlement"].__set__
-"""Has a deferred decision lead to a settlement, in the place of the request that would open one."""
+"""Replaces the request of a deferred decision by its settlement."""
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
 _set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
 _new = object.__new__
 OVER = FinalCosts()
-"""The settlement of decisions that nobody has looked at until their requests were over."""
+"""Settlement of requests that ended before any code read the decision."""
 OVER.is_over = True
 
 
 def _worked_out(decision: Decision) -> Decision:
-    """A deferred decision with all of its values. Threads that ask at the same time find the same ones.
+    """Compute a deferred decision.
 
-    No method, as another thread may have made it a `Decision` by now.
+    This is a function, because another thread may already have replaced the class. Concurrent threads get equal values.
     """
     evidence: Any = decision.evidence
     owner: SettlementOwner | FinalCosts = _SLOTS["settlement"].__get__(decision)
@@ -346,12 +335,13 @@ def _worked_out(decision: Decision) -> Decision:
         _SLOTS[name].__set__(decision, getattr(worked_out, name))
     _set(decision, "__class__", Decision)
     if not isinstance(owner, FinalCosts):
-        owner.open_settlement()  # again: if the request has ended meanwhile, it did not know of it
+        # The request may have ended meanwhile without this settlement.
+        owner.open_settlement()
     return decision
 
 
 def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decision:
-    """Make a `DeferredDecision`, of evidence whose method ``decision`` gives the decision for a settlement."""
+    """Make a `DeferredDecision`. The method ``decision`` of ``evidence`` computes it."""
     decision = _new(DeferredDecision)
     _set_evidence(decision, evidence)
     set_settlement(decision, owner)
@@ -359,26 +349,25 @@ def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decis
 
 
 def deferred_under_places(evidence: Sequence[BucketReading], owner: SettlementOwner, in_force: tuple[InForce, ...]) -> Decision:
-    """Make a `deferred` decision about a request that has places under adaptive limits, see `under_places`."""
+    """`deferred` for a request with permits, see `under_places`."""
     decision = deferred(evidence, owner)
     _set_in_force(decision, in_force)
     return decision
 
 
 def _in_force_of(deferred: Decision) -> tuple[InForce, ...]:
-    """Adaptive limits of a deferred decision."""
     try:
         in_force: tuple[InForce, ...] = _SLOTS["in_force"].__get__(deferred)
-    except AttributeError:  # as of most
+    except AttributeError:
         return ()
     return in_force
 
 
-class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract
-    """A call was refused. ``decision`` says by what and for how long.
+class RateLimited(LimitGateError):  # noqa: N818 - the name is public
+    """A call was refused. ``decision`` holds the reason and the wait.
 
-    ``response`` is that of another service where this one refused, of the client library that was used; None elsewhere.
-    ``refusal_id`` is the id that ``limitgate explain --id`` takes, where a gate refused a request; None elsewhere.
+    ``response`` is the response of a remote service that refused. ``refusal_id`` is the id for ``limitgate explain --id`` if a
+    gate refused. Both are otherwise None.
     """
 
     refusal_id: str | None = None
@@ -393,16 +382,16 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
 
     @property
     def retry_after_header(self) -> int | None:
-        """Value for ``Retry-After``: whole seconds, rounded up, at least 1; None if waiting cannot help."""
+        """Value for ``Retry-After``: whole seconds, rounded up, at least 1. None if waiting cannot help."""
         return self.decision.retry_after_header
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the decision and the message, without a response."""
+        """Pickle the decision and the message, without the response."""
         return RateLimited, (self.decision,), {"args": self.args}
 
 
 def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -> Decision:
-    """Decide by the store's reading; numbers are those after the plan was carried out."""
+    """Decide from the store's reading. The numbers describe the state after the plan."""
     buckets, allowed = reading.buckets, reading.admitted
     is_charged = allowed and plan.verb == "spend"
     tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)
@@ -434,7 +423,7 @@ def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -
 def joined(first: Decision, second: Decision) -> Decision:
     """Join two decisions about a request that the first one admitted.
 
-    Where the second one refused, the wait is long enough for the first one, too, to admit such a request again.
+    If the second one refuses, the wait is long enough for both.
     """
     in_force = (*first.in_force, *second.in_force)
     if in_force:
@@ -459,8 +448,8 @@ def joined(first: Decision, second: Decision) -> Decision:
 
 
 def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce, ...]) -> Decision:
-    """Join two decisions that adaptive limits took part in."""
-    if not (first.evidence or first.degraded):  # made by adaptive limits alone
+    # Made by adaptive limits only.
+    if not (first.evidence or first.degraded):
         found = second
     elif not (second.evidence or second.degraded):
         found = first if second.allowed else second
@@ -470,7 +459,7 @@ def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce,
 
 
 def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) -> Decision:
-    """Make the decision of adaptive limits alone, under which a request has its places."""
+    """Make the decision about a request under adaptive limits only."""
     rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(_enforced(in_force) or in_force, key=itemgetter(2))
     decision = decision_of(True, limit, remaining, 0.0, 0.0, 1, rule, False, 0.0, (), False, settlement)
     _set(decision, "in_force", in_force)
@@ -478,15 +467,15 @@ def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) ->
 
 
 def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Decision:
-    """Make the decision of the last of some adaptive limits, under which there is no place for a request."""
+    """Make the decision about a request without a permit under the last limit."""
     rule, limit, remaining = in_force[-1]
     return Decision(False, limit, remaining, retry_after, 0.0, 0, rule, in_force=in_force)
 
 
 def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
-    """Add adaptive limits to a decision that nobody else has yet. Returns it.
+    """Add adaptive limits to a new decision that no other code has seen, and return it.
 
-    Where one of them has the least remaining, it is the decision's tightest window.
+    If one of them has the least remaining, it becomes the tightest window.
     """
     _set(decision, "__class__", _Draft)
     draft: Any = decision
@@ -515,18 +504,16 @@ def _enforced(in_force: tuple[InForce, ...]) -> list[InForce]:
 
 
 _set = object.__setattr__
-"""Sets an attribute of a frozen object, as `dataclasses` does."""
 
 
 def _after_charges(decision: Decision) -> Sequence[BucketReading]:
-    """The evidence of a decision, with the states after its charges in the place of those before."""
     if not decision.is_charged:
         return decision.evidence
     return [bucket if bucket.after is None else bucket._replace(before=bucket.after) for bucket in decision.evidence]
 
 
 def _both(first: Sequence[BucketReading], second: Sequence[BucketReading]) -> list[BucketReading]:
-    """Evidence of two decisions. Of a bucket in both, the reading that leaves less, or refuses."""
+    """For a common bucket, keep the tighter or refusing reading."""
     joined = {bucket.charge.key: bucket for bucket in first}
     for bucket in second:
         known = joined.get(bucket.charge.key)
@@ -536,22 +523,18 @@ def _both(first: Sequence[BucketReading], second: Sequence[BucketReading]) -> li
 
 
 def _least(bucket: BucketReading) -> int:
-    """Whole requests that the tightest window of a bucket has left."""
     limits, remaining = bucket.charge.bucket.limits, bucket.charge.bucket.algorithm.remaining
     return min([remaining(state, limit) for limit, state in zip(limits, bucket.before)])
 
 
 def _again(admitted: Decision) -> float:
-    """Seconds until a request like one that was admitted would be admitted again. Slots in flight are free by then."""
+    """Return the wait for an equal request. Slots don't count, because they will be free."""
     charged = [(charge, states) for charge, states, _ in _after_charges(admitted) if charge.enforced]
     return max([_wait(charge, states) for charge, states in charged if not charge.bucket.has_slots], default=0.0)
 
 
 def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
-    """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit.
-
-    Shadow rules are ignored unless there are no others.
-    """
+    """Return charge, limit, remaining requests, and µs until the tightest window is full."""
     tightest, least, latest, of_enforced = buckets[0].charge, -1, -1, False
     tight = tightest.bucket.limits[0]
     for charge, before, after in buckets:
@@ -570,7 +553,6 @@ def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Ch
 
 
 def _longest_wait(buckets: Sequence[BucketReading]) -> tuple[float, Charge]:
-    """The longest that a charge which refused makes wait, in seconds, and this charge."""
     longest, refusing = -1.0, buckets[0].charge
     for charge, states, after in buckets:
         if after is None and charge.enforced:
@@ -581,7 +563,6 @@ def _longest_wait(buckets: Sequence[BucketReading]) -> tuple[float, Charge]:
 
 
 def _delay(buckets: Sequence[BucketReading]) -> float:
-    """Seconds until charges that were booked ahead would have fitted into every window."""
     longest = 0.0
     for charge, states, _ in buckets:
         if charge.max_wait_us and charge.enforced:
@@ -590,21 +571,21 @@ def _delay(buckets: Sequence[BucketReading]) -> float:
 
 
 def is_booked(charge: Charge, states: Sequence[State]) -> bool:
-    """True if a request has to wait for its turn in a bucket of these states."""
+    """Return True if the request has to wait for a turn."""
     return bool(charge.turn_us or (charge.max_wait_us and charge.enforced and wait_us(charge, states)))
 
 
 def _wait(charge: Charge, states: Sequence[State]) -> float:
-    """Seconds until a charge fits into every window, ``inf`` if it never does."""
+    """Return seconds; ``inf`` if the charge never fits."""
     wait = wait_us(charge, states)
     return math.inf if wait is None else max(0, wait - charge.max_wait_us) / SECOND
 
 
 def undecided(*, allowed: bool) -> Decision:
-    """Make the decision of ``on_error``: the store failed, and nothing is known about any bucket."""
+    """Make the decision of ``on_error``, without buckets."""
     return Decision(allowed, 0, 0, 0.0, 0.0, 0, None, degraded=True)
 
 
 def denied(rule: str | None) -> Decision:
-    """Make the decision of a rule that denies, None for no rule: no bucket was looked at, and waiting does not help."""
+    """Make the decision of a deny rule."""
     return Decision(False, 0, 0, math.inf, 0.0, 0, rule)

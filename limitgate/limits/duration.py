@@ -1,4 +1,4 @@
-"""Durations as people write them: ``2``, ``0.5``, ``"2s"``, ``"500ms"``, ``"1m"``. Pure."""
+"""Parses durations: ``2``, ``0.5``, ``"2s"``, ``"500ms"``, ``"1m"``. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from limitgate.errors import ConfigError
 T = TypeVar("T")
 
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-"""In milliseconds, so that ``500ms`` is half a second and no hair less."""
+"""In milliseconds, which makes ``500ms`` exact."""
 _DURATION = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 EXPECTED = "expected seconds, or text such as '2s', '500ms', '1m', '1h' or '1d'"
 
 
 def seconds_of(value: object) -> float:
-    """A duration in seconds: a number of them, or text with a unit, which is ``ms``, ``s``, ``m``, ``h`` or ``d``.
+    """Return a duration in seconds.
 
-    Raises `ConfigError` for anything else, for what is negative, and for what is no finite number.
+    ``value`` is a number of seconds, or text with the unit ``ms``, ``s``, ``m``, ``h`` or ``d``. Raises `ConfigError` for
+    other values, and for negative or infinite ones.
     """
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
@@ -30,9 +31,9 @@ def seconds_of(value: object) -> float:
 
 
 def as_seconds(value: str | T, what: str) -> float | T:
-    """The seconds of a duration that is given as text; anything else as it is, for checks of numbers.
+    """Return the seconds of a duration in text, or other values unchanged.
 
-    Raises `ConfigError` that says ``what`` was given as text that is no duration.
+    Raises `ConfigError` that names ``what`` for invalid text.
     """
     if not isinstance(value, str):
         return value

@@ -1,7 +1,6 @@
-"""Limits: a count per period with a burst, in integers. Knows no clock, no store and no HTTP.
+"""Limits: a count per period with a burst, in integers. Pure.
 
-One request weighs ``period_us`` ticks and time drains ``count`` ticks per microsecond, so every amount that
-GCRA needs for this limit is a whole number of ticks (a tick is 1/count µs).
+A request weighs ``period_us`` ticks, and ``count`` ticks drain per microsecond, so that all amounts in GCRA are whole ticks.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from limitgate.limits.duration import seconds_of
 from limitgate.messages.suggestions import expected_of
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604_800}
-"""The units of any limit; others are written as ``5 per 15 minutes``. A ``fixed_window`` also knows the `MONTH`."""
+"""Other periods are written ``5 per 15 minutes``. A ``fixed_window`` also accepts `MONTH`."""
 MONTH = "month"
-"""The unit of calendar months."""
 
 MAX_PERIOD = 366 * SECONDS["day"]
 MAX_RATE = 1_000_000
-"""Requests per second up to which the arithmetic is exact in Lua's doubles, see docs/architecture.md."""
+"""Requests per second up to which Lua's doubles are exact, see docs/architecture.md."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
-"""The longest time that an empty bucket may take to fill: ten times the longest period."""
+"""Maximum time for an empty bucket to fill."""
 ABBREVIATIONS = {
     "s": "second",
     "sec": "second",
@@ -42,7 +40,6 @@ ABBREVIATIONS = {
     "w": "week",
     "wk": "week",
 }
-"""Other spellings of units; the full ones may have an s, too."""
 _AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,18})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
 _LIMIT = re.compile(
     r"\s*(?P<count>[0-9]{1,18})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,9})\s*)?(?P<unit>[a-z]{1,10})"
@@ -52,62 +49,61 @@ _LIMIT = re.compile(
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
 _OPTIONS = ("burst", "algorithm", "lease", "align", "borrow", "warm_up")
 NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if algorithm.IS_LIMIT and name != "concurrency"])
-"""The algorithms that a limit may have which has a period."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Limit:
-    """``count`` requests per ``period`` seconds, of which ``burst`` may come at once from a full bucket.
+    """``count`` requests per ``period`` seconds. A full bucket admits ``burst`` requests at once.
 
-    Written ``Limit("100/minute")``, ``Limit("10/s burst 20")``, ``Limit("5 per 15 minutes")``. ``burst`` defaults to the
-    count. Raises `ConfigError` for text that is no limit, and for a limit outside the range in which every decision is
-    exact: up to 1,000,000 requests per second and periods up to 366 days.
+    Examples: ``Limit("100/minute")``, ``Limit("10/s burst 20")``, ``Limit("5 per 15 minutes")``. ``burst`` defaults to the
+    count. Decisions are exact up to 1,000,000 requests per second and periods up to 366 days. Raises `ConfigError` for limits
+    beyond this range and for invalid text.
 
-    A count of 0 refuses every request, whatever the other options. It is kept as a ``fixed_window`` of 0.
+    A count of 0 refuses every request.
 
-    ``Limit("1000/month", algorithm="fixed_window")`` counts by calendar months, and no other algorithm does.
+    ``Limit("1000/month", algorithm="fixed_window")`` counts by calendar months. Other algorithms do not support months.
 
-    ``lease`` lets a process take up to so many requests from Redis in advance and admit them by itself for at most a second;
-    what is left then goes back. No more is admitted for it, but up to ``lease`` requests per process may go unused.
+    ``lease`` lets a process take up to that many requests from Redis in advance and admit them locally for at most a second.
+    Unused requests are then returned. The limit is never exceeded, but up to ``lease`` requests per process may go unused.
 
-    ``borrow`` lets a request pass that costs more than there is, as long as one request fits: the next ones pay for it.
-    ``warm_up`` starts an idle limit at a third of its rate and lets it get faster for so long, ``10`` or ``"10s"``. Both are
-    what Guava's limiters do.
+    ``borrow`` admits a request that costs more than is available if at least one request fits; later requests pay for it.
+    ``warm_up`` starts an idle limit at a third of its rate and raises the rate over that time, ``10`` or ``"10s"``. Both work
+    like Guava's limiters.
 
-    ``Limit("20 at once")`` is about requests in flight: a ``concurrency`` of 20, which has no period. A request takes one of
-    the places when it comes and gives it back when it is over.
+    ``Limit("20 at once")`` limits requests in flight by the algorithm ``concurrency`` and has no period. A request takes a
+    place when it arrives and releases it when it is over.
     """
 
     count: int
-    """Requests in a period; 0 to refuse every request."""
+    """Requests per period; 0 refuses every request."""
     period: int
-    """Seconds, of months those of the longest; 0 for requests in flight."""
+    """Seconds; for months, the longest possible period; 0 for requests in flight."""
     months: int
-    """Calendar months in a period; 0 for a period of seconds."""
+    """Calendar months per period; 0 for a period in seconds."""
     burst: int
-    """Requests that may come at once from a full bucket; the count if not given."""
+    """Requests that a full bucket admits at once. Defaults to the count."""
     algorithm: str
-    """Algorithm that counts requests, ``gcra`` if neither the limit nor its rule says; see docs/algorithms.md."""
+    """Algorithm that counts requests. Defaults to the rule's algorithm, or ``gcra``; see docs/algorithms.md."""
     lease: int
-    """Requests that a process may take from Redis in advance; 0 to ask for every one."""
+    """Requests that a process may take from Redis in advance; 0 to ask for each one."""
     align: str | None
-    """Where a ``fixed_window`` begins: ``utc``, a time zone, or ``first-request``; multiples of the period if not given."""
+    """Start of a ``fixed_window``: ``utc``, a time zone, or ``first-request``. Defaults to multiples of the period."""
     borrow: bool
-    """True if a request of any cost passes where one request fits, and the next ones pay for it."""
+    """True to admit a request of any cost if one request fits. Later requests pay for it."""
     warm_up: float | None
-    """Seconds, or text such as ``10s``, in which an idle limit gets from a third of its rate to all of it."""
+    """Seconds, or text such as ``10s``, in which an idle limit rises from a third of its rate to the full rate."""
     says_algorithm: bool = field(compare=False)
-    """True if the limit itself says how requests are counted, so that nobody else does."""
+    """True if the rule's algorithm is ignored."""
     period_us: int = field(compare=False)
-    """The period in microseconds; also what one request weighs, in ticks."""
+    """Also the weight of a request in ticks."""
     capacity: int = field(compare=False)
-    """Capacity of a full bucket in ticks: ``burst`` requests."""
+    """Ticks of a full bucket."""
     ceiling: int = field(compare=False)
-    """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
+    """Maximum debt in ticks."""
     full: int = field(compare=False)
-    """The idle time that ``warm_up`` stores, in ticks; 0 without."""
+    """Idle time in ticks that ``warm_up`` stores."""
     most: int = field(compare=False)
-    """The most that a request may cost: ``burst``, or where the next ones pay for it, what can be remembered."""
+    """Maximum cost of a request."""
 
     @called_as("Limit('5/minute', burst=10), or in text '5 per 15 minutes burst 10'")
     def __init__(
@@ -135,7 +131,7 @@ class Limit:
         borrow: bool = False,
         warm_up: float | str | None = None,
     ) -> None:
-        """Take on what was written. `check_months` is left to do, since a rule may have an algorithm for all its limits."""
+        """Set the attributes. The caller runs `check_months`, because a rule may set the algorithm."""
         count, period, months, written_burst = _parse(text)
         if algorithm is not None and (not period) is not (algorithm == "concurrency"):
             message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
@@ -153,7 +149,7 @@ class Limit:
         if not count:
             if algorithm not in (None, "concurrency", *NAMES):
                 raise ConfigError(f"limit {text!r}: {_no_algorithm(algorithm)}")
-            # As nothing ever passes, it does not matter how requests are counted.
+            # Requests never pass, so the algorithm is irrelevant.
             algorithm, given, lease, borrow, warm_up = "fixed_window" if period else "concurrency", 0, 0, False, None
         self._become(
             count=count,
@@ -170,7 +166,6 @@ class Limit:
         _check(self)
 
     def _become(self, **changes: Any) -> None:
-        """Take on values, and what follows from them."""
         become = object.__setattr__
         for name, value in changes.items():
             become(self, name, value)
@@ -190,37 +185,32 @@ class Limit:
             become(self, "most", most)
 
     def leased(self, lease: int) -> Limit:
-        """This limit with a lease. Raises `ConfigError` for one that it cannot have."""
+        """Return this limit with a lease. Raises `ConfigError` for an invalid one."""
         return self.having(lease=lease)
 
     def having(self, **options: Any) -> Limit:
-        """This limit with other options. Raises `ConfigError` as `Limit` does."""
+        """Return this limit with other options. Raises `ConfigError` like `Limit`."""
         now = {name: getattr(self, name) for name in _OPTIONS[1:] if name != "algorithm" or self.says_algorithm}
         return Limit(str(self), **{**now, **options})
 
     def share(self, processes: int, cost: int = 1) -> Limit:
-        """Share that one of so many ``processes`` may grant by itself, so that all together grant no more than this limit.
+        """Return the share of one process out of ``processes``. The sum of all shares never exceeds this limit.
 
-        The rate is divided exactly: the period stays where the count can be divided, and gets longer where it cannot, so
-        ``100/minute`` among four is ``25/minute`` and ``5/second`` among two is ``5 per 2 seconds``. The share is a limit like
-        any other, and what is reported of it is what this process will do; the whole limit's numbers would be promises that
-        it cannot keep. The burst is divided and rounded down, but a request of this ``cost`` stays possible if it was, and
-        one request always does: only there may all processes together exceed the burst.
-
-        A share may have a longer period, and take longer to fill, than other limits: it is for stores that count in whole
-        numbers of any size, not for Redis. It has no lease. Of algorithms that count in windows, and so have no rate,
-        only the burst is divided: it is all that they let through.
+        The rate is divided exactly, if necessary by a longer period: ``100/minute`` for four processes is ``25/minute``, and
+        ``5/second`` for two is ``5 per 2 seconds``. The burst is divided and rounded down, but a request of this ``cost``
+        stays possible if it was, and one request always does. Window algorithms have no rate, so only the burst is divided. A
+        share has no lease. It may exceed the range of other limits and is for the memory store only.
         """
         common = gcd(self.count, processes)
         burst = max(self.burst // processes, min(max(1 if self.borrow else cost, 1), self.burst))
         shared, changes = copy(self), {"burst": burst, "lease": 0}
         if ALGORITHMS[self.algorithm] is gcra or self.warm_up:
             changes |= {"count": self.count // common, "period": self.period * (processes // common)}
-        shared._become(**changes)  # noqa: SLF001 - it is one of ours
+        shared._become(**changes)  # noqa: SLF001 - same class
         return shared
 
     def less(self, kept: int) -> Limit:
-        """This limit with so much room less, which is kept for others. Raises `ConfigError` where nothing would be left."""
+        """Return this limit with ``kept`` requests less room. Raises `ConfigError` if no room remains."""
         if not self.count:
             return self
         if kept >= self.burst:
@@ -228,7 +218,7 @@ class Limit:
                 f"{self} has room for {self.burst} of which {kept} would be kept for others, expected less than that"
             )
         lesser = copy(self)
-        lesser._become(burst=self.burst - kept)  # noqa: SLF001 - it is one of ours
+        lesser._become(burst=self.burst - kept)  # noqa: SLF001 - same class
         return lesser
 
     def __str__(self) -> str:
@@ -245,14 +235,14 @@ class Limit:
 
     @property
     def unit(self) -> str | None:
-        """The unit that its period is one of, such as ``minute`` or ``month``; None for another period."""
+        """Name of the period, such as ``minute`` or ``month``; None for other periods."""
         if self.months:
             return MONTH if self.months == 1 else None
         return next((unit for unit, seconds in SECONDS.items() if seconds == self.period), None)
 
     @property
     def given(self) -> dict[str, Any]:
-        """A mapping that `as_limit` makes this limit of."""
+        """A mapping that `as_limit` converts back."""
         usual = "warm_up" if self.warm_up else "concurrency" if not self.period else "gcra" if self.count else "fixed_window"
         default = {"algorithm": usual, "lease": 0, "align": None, "borrow": False, "warm_up": None}
         options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
@@ -260,9 +250,9 @@ class Limit:
 
 
 def as_limit(value: object) -> Limit:
-    """``value`` as a `Limit`: one already, text, or a mapping of ``limit`` and the options of `Limit`.
+    """Convert a `Limit`, text, or a mapping with ``limit`` and the options of `Limit`.
 
-    Raises `ConfigError` for anything else.
+    Raises `ConfigError` for other values.
     """
     limit = limit_of_rule(value)
     check_months(limit)
@@ -270,7 +260,7 @@ def as_limit(value: object) -> Limit:
 
 
 def limit_of_rule(value: object) -> Limit:
-    """`as_limit` for a rule, which may have an algorithm for its limits: `check_months` is left to do."""
+    """`as_limit` without `check_months`, because a rule may set the algorithm."""
     if isinstance(value, Limit):
         return value
     if isinstance(value, str):
@@ -291,14 +281,13 @@ def limit_of_rule(value: object) -> Limit:
 
 
 def _written(text: Any, **options: Any) -> Limit:
-    """Make a `Limit` without `check_months`."""
     limit = object.__new__(Limit)
     limit._read(text, **options)
     return limit
 
 
 def check_months(limit: Limit, place: Field = ()) -> None:
-    """Raise `ConfigError`, of a limit at this place, for calendar months of another algorithm than a ``fixed_window``."""
+    """Raise `ConfigError` for calendar months without a ``fixed_window``."""
     if limit.months and limit.algorithm != "fixed_window":
         said = f"not of {limit.algorithm}" if limit.says_algorithm else f"and {limit.algorithm} is the default"
         raise ConfigError(
@@ -309,7 +298,6 @@ def check_months(limit: Limit, place: Field = ()) -> None:
 
 
 def _expected_of_list(value: Sequence[object]) -> str:
-    """What was expected in the place of a list that is no limit."""
     match value:
         case [int(count), int(seconds)]:
             return f"expected text such as '{count} per {seconds} seconds'"
@@ -319,20 +307,19 @@ def _expected_of_list(value: Sequence[object]) -> str:
 
 
 def _shown(value: object) -> str:
-    """What stands where a limit should, if it is short, else its kind."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"an object of {type(value).__qualname__}"
 
 
 def kept_as(algorithm: str) -> Limit:
-    """Make the stand-in for a limit that nobody could write, that of a ban."""
+    """Make the internal limit of a ban."""
     limit = copy(Limit("1/second"))
-    limit._become(algorithm=algorithm)  # noqa: SLF001 - it is one of ours
+    limit._become(algorithm=algorithm)  # noqa: SLF001 - same class
     return limit
 
 
 def _parse(text: object) -> tuple[int, int, int, int | None]:
-    """Count, period in seconds, period in months, and burst."""
+    """Return count, period in seconds, period in months, and burst."""
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         if isinstance(text, str) and (at_once := _AT_ONCE.fullmatch(text)):
@@ -359,7 +346,6 @@ def _parse(text: object) -> tuple[int, int, int, int | None]:
 
 
 def _expected(text: object) -> str:
-    """What was expected in the place of text that is no limit."""
     if isinstance(text, str) and re.match(r"\s*[0-9]{1,3}(?:[,_'][0-9]{3})+\s*(?:/|per\b)", text):
         return "expected the count in digits alone, such as '1000/minute'"
     if isinstance(text, str) and re.search(r"[,;&|]|\band\b", text):
@@ -372,15 +358,13 @@ def _expected(text: object) -> str:
 
 
 def _check(limit: Limit) -> None:
-    """Raise `ConfigError` for a limit that is out of range, or has options that do not go together."""
     if (reason := _mistake(limit)) is not None:
         in_flight = limit.algorithm == "concurrency"
         text = f"{limit.count} at once" if in_flight else f"{limit.count} per {limit.period} s, burst {limit.burst}"
         raise ConfigError(f"limit {text}{reason}")
 
 
-def _mistake(limit: Limit) -> str | None:  # noqa: PLR0911 - as many mistakes
-    """The end of the message about what is wrong with a limit, None if nothing is."""
+def _mistake(limit: Limit) -> str | None:  # noqa: PLR0911 - one return per error
     count, period, burst, lease, algorithm = limit.count, limit.period, limit.burst, limit.lease, limit.algorithm
     for name, number in (("count", count), ("period", period), ("burst", burst)):
         is_zero = number == 0 and not count
@@ -404,7 +388,6 @@ def _no_algorithm(algorithm: object) -> str:
 
 
 def _mistake_by_algorithm(limit: Limit) -> str | None:
-    """`_mistake` about options that not every algorithm has."""
     algorithm, borrow = limit.algorithm, cast("object", limit.borrow)
     if limit.align is not None and algorithm != "fixed_window":
         return f": align {limit.align!r:.80} is for a fixed_window only, expected algorithm: fixed_window beside it"

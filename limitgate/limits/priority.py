@@ -1,4 +1,4 @@
-"""Priorities: how much of a limit is kept for those who have a higher one. Pure."""
+"""Reserves a share of a limit for callers with a higher priority. Pure."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Priority = Literal["high", "normal", "low"]
 
 NORMAL: Final[Priority] = "normal"
 RESERVES: Final[Mapping[Priority, int]] = {"high": 0, "normal": 1, "low": 2}
-"""By priority, how many times the reserve is kept from those who have it."""
+"""Number of reserves that each priority cannot use."""
 MOST = Fraction(49, 100)
-"""The largest reserve: twice that leaves something."""
+"""Maximum reserve. Twice as much still leaves room."""
 
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
 
 
 def is_priority(value: object) -> TypeGuard[Priority]:
-    """True for the name of a priority."""
+    """Return True for the name of a priority."""
     return isinstance(value, str) and value in RESERVES
 
 
 def share_of(value: object) -> Fraction:
-    """A reserve as a share of the whole: text such as ``20%``, or a number such as 0.2, which stands for just that.
+    """Parse a reserve such as ``20%`` or 0.2, exactly.
 
-    Raises `ConfigError` for anything else, and for what is not above 0 and at most 49 %.
+    Raises `ConfigError` for other values. The share must be above 0 and at most 49 %.
     """
     share = None
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
@@ -45,9 +45,9 @@ def share_of(value: object) -> Fraction:
 
 
 def graded(buckets: tuple[Bucket, ...], reserve: Fraction) -> dict[Priority, tuple[Bucket, ...]]:
-    """The same buckets as those of each priority find them: with less room the lower it is.
+    """Return the buckets for each priority.
 
-    What is kept is rounded up to whole requests. Raises `ConfigError` for a limit of which nothing would be left.
+    Reserves are rounded up to whole requests. Raises `ConfigError` if a limit has no room left.
     """
     kept = [[math.ceil(reserve * limit.burst) for limit in bucket.limits] for bucket in buckets]
     low = [bucket.less([2 * each for each in much]) for bucket, much in zip(buckets, kept)]
@@ -59,5 +59,5 @@ def graded(buckets: tuple[Bucket, ...], reserve: Fraction) -> dict[Priority, tup
 
 
 def percent(share: Fraction) -> str:
-    """A share as people write it."""
+    """Format a share as a percentage."""
     return f"{float(share * 100):g}%"

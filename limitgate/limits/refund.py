@@ -1,16 +1,10 @@
-"""Refunds: plans that put buckets right when a request turns out to have cost something else than it was charged, or nothing.
+"""Corrects the charges of a request after its final cost is known. Pure.
 
-What it should have cost is for `limitgate.gate.admission` to say, which knows ``charge_if`` and `Decision.settle`.
+A refund returns the difference, less the part that has drained since. Nothing counts as drained while the bucket drained older
+charges. This is exact to the microsecond if no other request uses the bucket, or if the bucket still owes more than has
+drained.
 
-What was charged too much is given back, and then a bucket is as if it had not been charged:
-
-    the difference, less what of it drained meanwhile; and as long as the bucket had older debts to drain, that is nothing
-
-That is exact, to the microsecond, while nobody else uses the bucket, and for one that owes more than drained meanwhile.
-
-What was charged too little is owed from now on. In a bucket that ran empty meanwhile some of it would have drained; but the
-bucket does not know of how many requests, and if each that was under way counted on the same time, together they would be
-charged next to nothing. Pure.
+An undercharge is owed from now on. Otherwise, concurrent requests could all claim the same idle time.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from limitgate.limits.plan import BucketReading, Charge, Plan, Reading
 
 
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
-    """Plan that corrects one that was admitted, given what each of its charges really cost; maybe without charges."""
+    """Return the correction of an admitted plan, given the final costs. It may be empty."""
     read = zip(plan.charges, reading.buckets, costs)
     took = [(charge, bucket, cost) for charge, bucket, cost in read if bucket.after is not None]
     wrong = [_corrected(charge, bucket, reading.now, cost) for charge, bucket, cost in took if cost != charge.cost]
@@ -30,14 +24,15 @@ def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
 
 
 def full_refund(plan: Plan, reading: Reading) -> Plan:
-    """Plan that gives back all charges of one that was admitted; maybe without charges."""
+    """Return the complete refund of an admitted plan. It may be empty."""
     return refund(plan, reading, [0] * len(plan.charges))
 
 
 def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> Charge:
     bucket, turn_us = charge.bucket, reading.charge.turn_us
     back, grace = bucket.algorithm.refund_amount(reading.before, bucket, charge.cost, cost, charge.slot, turn_us=turn_us)
-    if bucket.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
+    # The charge may come from an older lease.
+    if bucket.lease and cost < charge.cost:
         back = [max(0, ticks - LEASE_SPARE_US * count) for ticks, count in zip(back, bucket.counts)]
         grace = [0] * len(back)
     return charge._replace(slot=0).adjusted(back, grace, now)

@@ -1,7 +1,7 @@
-"""Ids of refusals: when it was, by which rule and in which bucket, in 32 characters.
+"""Ids of refusals: 32 characters that contain the time, the rule and the bucket.
 
-Nothing is stored for an id, so a refusal costs almost the same with it, and it can be read for as long as the rules and the key
-are known. Rule and bucket are encrypted: an id without its key tells only the time. It is no proof: anybody can make one up.
+Nothing is stored for an id. You can read it as long as you have the rules and the key; without the key, it reveals only the
+time. It is no proof of a refusal, because it can be forged.
 """
 
 from __future__ import annotations
@@ -13,36 +13,34 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 LENGTH = 32
-"""Characters of an id: base64url (RFC 4648 section 5) of 24 bytes."""
+"""Base64url (RFC 4648 section 5) of 24 bytes."""
 URN = "urn:limitgate:refusal:"
-"""Before an id, where a URI is expected: ``instance`` of a problem (RFC 9457 section 3.1.5)."""
+"""For ``instance`` of a problem (RFC 9457 section 3.1.5)."""
 
 _DIGITS = 32
 """Hex digits at the end of a bucket's key."""
 _TICK = 10_000
-"""Microseconds in which times are told: five bytes of them last until the year 2318."""
+"""Resolution in µs. Five bytes last until the year 2318."""
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), str.maketrans("-_", "+/")
 _LEFT, _RIGHT = 9, 10
-"""Bytes of the halves of what is encrypted: three of the rule's tag and 16 of the bucket's digest."""
+"""Bytes of the halves, which hold 3 bytes of the rule's tag and 16 of the bucket's digest."""
 
 
 class RefusalId(NamedTuple):
     """Contents of an id."""
 
     at: float
-    """Unix time of the refusal by the store's clock, in seconds."""
+    """Unix time in seconds by the store's clock."""
     tag: bytes
-    """See `tag_of`."""
     digest: str
-    """The 32 hex digits in the key of the bucket that refused."""
+    """32 hex digits."""
 
 
 class RefusalKey:
-    """A key of 32 bytes, by which ids are written and read.
+    """A key of 32 bytes that encrypts and decrypts ids.
 
-    Rule and bucket go through a Feistel network of four rounds (Luby and Rackoff 1988) with keyed BLAKE2b as its round function
-    and the time as its tweak. So every byte of the result depends on all others and on the key, and two ids of the same time
-    have nothing in common that their XOR would show, as those of a stream cipher would have.
+    It uses a four-round Feistel network (Luby and Rackoff 1988) with keyed BLAKE2b and the time as its tweak. Unlike with a
+    stream cipher, two ids of the same time reveal nothing by their XOR.
     """
 
     __slots__ = ("_pairs", "key")
@@ -54,15 +52,15 @@ class RefusalKey:
             for number, size in enumerate((_LEFT, _RIGHT, _LEFT, _RIGHT))
         ]
         self._pairs = (rounds[0], rounds[1]), (rounds[2], rounds[3])
-        """The round functions: of each pair the first changes the left half, and the second the right one."""
+        """Each pair changes the left half, then the right half."""
 
     @staticmethod
     def derived(secret: bytes) -> RefusalKey:
-        """The key of services with this ``secret``, 16 to 64 bytes."""
+        """Derive the key from a ``secret`` of 16 to 64 bytes."""
         return RefusalKey(blake2b(key=secret, digest_size=32, person=b"refusal key").digest())
 
     def write(self, now: int, rule: str | None, key: str) -> bytes:
-        """The id of a refusal at ``now``, Unix µs, by a rule's bucket of this key, less its `Bucket.suffix`."""
+        """Return the id of a refusal at ``now``, Unix µs. ``key`` is the bucket's key without suffix."""
         time = (now // _TICK).to_bytes(5, "big")
         block = tag_of(rule) + unhexlify(key[-_DIGITS:])
         left, right = block[:_LEFT], block[_LEFT:]
@@ -76,9 +74,9 @@ class RefusalKey:
         return b2a_base64(time + left + right, newline=False).translate(_TO_URL)
 
     def read(self, text: str) -> RefusalId:
-        """Read an id, alone or with `URN` before it; of one by another key, only the time is right.
+        """Decrypt an id, with or without `URN`. With a wrong key, only the time is correct.
 
-        Raises `ValueError` for anything else.
+        Raises `ValueError` for other text.
         """
         named = _bytes_of(text)
         time, left, right = named[:5], named[5 : 5 + _LEFT], named[5 + _LEFT :]
@@ -93,7 +91,7 @@ class RefusalKey:
 
 
 def time_of(text: str) -> float:
-    """Unix time of the refusal that an id names, in seconds, which needs no key. Raises `ValueError` as `RefusalKey.read`."""
+    """Return the Unix time of a refusal in seconds. Needs no key. Raises `ValueError` for other text."""
     return int.from_bytes(_bytes_of(text)[:5], "big") * _TICK / 1e6
 
 
@@ -106,5 +104,5 @@ def _bytes_of(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def tag_of(rule: str | None) -> bytes:
-    """Three bytes that tell a rule from the others of its set; two of a thousand rules share theirs in one set of 34."""
+    """Return three bytes for a rule. One in 34 sets of a thousand rules has a collision."""
     return blake2b((rule or "").encode(), digest_size=3).digest()

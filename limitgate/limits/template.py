@@ -1,10 +1,7 @@
-"""Plain plans: charges that fit now or do not, prepared once for all plans that differ in keys alone.
+"""Plain plans: the fast path for charges that either fit now or don't, precompiled for requests that differ only in keys.
 
-Almost every request makes one. A store may find that there is more to it: a request has to wait, somebody is banned, a bucket
-is kept in another way than the plan asks for it. Then it carries the plan out as one of any kind.
-
-What follows from debts of GCRA, which most plans read, is worked out here without an object for each charge. It is the same as
-what `limitgate.limits.plan.read` and `limitgate.limits.decision.decide` say, which know every kind of plan and of state.
+If a plan needs more, such as a wait or a ban, the store runs it as a general plan. GCRA decisions are computed here without an
+object per charge, with the results of `limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
 """
 
 from __future__ import annotations
@@ -23,17 +20,16 @@ from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Readi
 from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
-"""Windows of a plain plan at most: the script has a dozen variables for each, of 200 that Lua allows."""
+"""The script uses a dozen variables per window, and Lua allows 200."""
 _MAX_DEBT = 2**63 - 1
-"""Ticks that a window of a plain plan may owe at most, so that 64 bits hold them."""
+"""In ticks, to fit into 64 bits."""
 
 Row = tuple[int, ...]
-"""The numbers of a window and a cost that the `Straight` lines of its algorithm need. Of GCRA the ticks that a microsecond pays
-back, that the charge takes, and that fit."""
+"""Numbers for the `Straight` lines of an algorithm. GCRA: ticks drained per µs, ticks charged, capacity."""
 
 
 def is_plain(charge: Charge) -> bool:
-    """True if a charge mostly fits now or does not: nothing is leased, borrowed or adjusted, and no date matters."""
+    """Return True if a charge needs no lease, borrowing, adjustment or date."""
     bucket = charge.bucket
     return (
         bucket.algorithm.left_after is not None
@@ -44,26 +40,24 @@ def is_plain(charge: Charge) -> bool:
 
 
 class ScriptVariant:
-    """What a script depends on that carries out plain plans, by which they may share a call. Each is one object."""
+    """Parameters of the script for plain plans. Plans with the same object may share a call."""
 
     __slots__ = ("buckets", "gives_back", "may_wait")
 
     def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool, gives_back: bool) -> None:
         self.buckets = buckets
         self.may_wait = may_wait
-        """True if a plan is declined that does not fit now, as the request may wait."""
+        """True if the script declines plans that do not fit now."""
         self.gives_back = gives_back
-        """True if there may be refunds among the plans, which must not be sent twice."""
+        """True if the plans include refunds, which must not be sent twice."""
 
 
 class BucketShape(NamedTuple):
-    """What a script depends on of a bucket."""
+    """Parameters of a bucket in the script."""
 
     algorithm: Algorithm
     windows: int
-    """Number of windows; 0 for a ban, which must not be there."""
     enforced: bool
-    """True if it may refuse."""
 
 
 @cache
@@ -72,20 +66,19 @@ def _shape(*buckets: BucketShape, may_wait: bool = False, gives_back: bool = Fal
 
 
 OF_ANY = ScriptVariant((), may_wait=True, gives_back=True)
-"""Shape of the plans that the script for plans of any kind carries out: those with an algorithm that is not `Straight`."""
 
 
 def straight_of(algorithm: Algorithm) -> Straight:
-    """The straight lines of an algorithm that has some."""
+    """Return the `Straight` lines of an algorithm. Raises `TypeError` without any."""
     if algorithm.STRAIGHT is None:
         raise TypeError(f"{algorithm!r} has no straight lines, expected an algorithm that has some")
     return algorithm.STRAIGHT
 
 
 class PlanTemplate:
-    """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain.
+    """Plain charges without keys. Checks of bans may follow them.
 
-    Behind them a plan may look for bans.
+    Raises `ValueError` for other charges.
     """
 
     __slots__ = (
@@ -109,44 +102,36 @@ class PlanTemplate:
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.bans = len([charge for charge in charges if charge.bucket.algorithm is ban])
-        """Number of bans that are looked for, by the last keys."""
+        """Number of bans to check. Their keys come last."""
         counted = charges[: len(charges) - self.bans]
         windows = sum([len(charge.bucket.limits) for charge in counted])
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
             raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment and dates")
         self.charges = tuple(charges)
         self.buckets = tuple([(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted])
-        """Per charge but those of bans its bucket, its cost, true if it may refuse, and its rows."""
+        """Bucket, cost, enforced and rows of each charge but bans."""
         self.has_slots = any(charge.bucket.has_slots for charge in counted)
-        """True if slots are taken for requests in flight."""
         self.only = self.buckets[0] if len(counted) == 1 and not self.has_slots else None
-        """The first of ``buckets`` if there are no others, and no slots."""
+        """The only bucket; None with slots."""
         self.may_wait = max([charge.max_wait_us for charge in counted]) > 0
-        """True if a plan that does not fit now may have to wait: it is not plain then."""
+        """True if a plan that does not fit now may wait."""
         self.is_enforced = False not in [charge.enforced for charge in counted]
-        """True if no rule is a shadow, so that a plan is admitted where every charge fits."""
+        """True without shadow rules. A plan is then admitted if every charge fits."""
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
-        """The rule of the only charge, where there is one: nobody else can have refused."""
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
-        """Microseconds that a plan takes of Redis at most, by the script for all plans."""
+        """Maximum time in Redis in µs."""
         self.facts = sum([charge.bucket.facts for charge in charges])
-        """Numbers that the script for all plans reports."""
         self.counts = tuple([count for charge in counted for count in charge.bucket.counts])
-        """Per window the count of its limit."""
         straight = {charge.bucket.algorithm.STRAIGHT for charge in counted}
         self.is_of_debts = straight == {gcra.STRAIGHT}
-        """True if all windows are of GCRA."""
         self._windows: tuple[_Window, ...] | None = None
-        """The windows, where all are of GCRA."""
         self.tightest: _TightestOf
-        """Function that gives the tightest window once the charges are made, by the states before.
-
-        It raises `ValueError` if a charge does not fit.
+        """Returns the tightest window after the charges, given the states before. Raises `ValueError` if a charge does not
+        fit.
         """
         self._states = () if self.is_of_debts else _states_of(counted)
-        """The windows, where any is of another algorithm."""
         self.shape = OF_ANY
-        """Same object for all templates whose plans may share a call."""
+        """Equal templates share this object, and their plans may share a call."""
         if None not in straight and (not self.has_slots or all(map(_is_straight, counted))):
             self.shape = _shape(*map(_bucket_shape, charges), may_wait=self.may_wait)
         if self.is_of_debts:
@@ -172,16 +157,15 @@ class PlanTemplate:
             self.tightest = partial(_tightest_of_states, self._states)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return the template itself, as nobody changes it."""
         return self
 
     def plan(self, keys: Sequence[str], slot: int = 0) -> Plan:
-        """Plan with these keys, one for each charge, and with a name for slots; 0 for none."""
+        """Return the general plan with these keys. ``slot`` is 0 for none."""
         each = zip(self.charges, keys)
         return Plan.spend([Charge(key, *charge[1:7], slot if charge.bucket.has_slots else 0) for charge, key in each])
 
     def asked(self, keys: Sequence[str]) -> PlainSpend:
-        """Plain plan with these keys, that has yet to be carried out."""
+        """Return a plain plan with these keys."""
         plan = PlainSpend()
         plan.template = self
         plan.keys = keys
@@ -190,7 +174,7 @@ class PlanTemplate:
         return plan
 
     def reading(self, keys: Sequence[str], now: int, states: Sequence[State], admitted: bool) -> PlainSpend:  # noqa: FBT001
-        """Reading of the plan with these keys, by the state of each window at ``now``, Unix µs."""
+        """Return the reading with these keys. ``now`` is Unix µs."""
         reading = PlainSpend()
         reading.template = self
         reading.keys = keys
@@ -202,7 +186,7 @@ class PlanTemplate:
         return reading
 
     def decide(self, reading: AnyReading, settlement: FinalCosts | None) -> Decision | None:
-        """Decision that follows from a `reading` of this template; None for another kind, or if a shadow would have refused."""
+        """Decide from a `reading` of this template. Return None for other readings, or if a shadow rule refused."""
         if not isinstance(reading, PlainSpend):
             return None
         if not reading.admitted:
@@ -224,9 +208,9 @@ class PlanTemplate:
         )
 
     def windows(self, states: Sequence[State]) -> Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]:
-        """Per window the whole requests that fit once the charges are made, and the seconds until it is full, rounded up.
+        """Return the remaining requests of each window after the charges, and the seconds until it is full, rounded up.
 
-        None in their place where there is no period: slots are given back at any time.
+        Both are None for windows without a period.
         """
         if self._windows is None:
             left = [
@@ -240,7 +224,7 @@ class PlanTemplate:
         ]
 
     def charged(self, states: Sequence[State]) -> list[BucketReading]:
-        """The buckets but those of bans, charged if that fits now, by the state of each window before."""
+        """Return the reading of each bucket from the states before."""
         each, read_buckets = iter(states), []
         for charge, (bucket, cost, _, _) in zip(self.charges, self.buckets):
             before = list(islice(each, len(bucket.limits)))
@@ -248,7 +232,7 @@ class PlanTemplate:
         return read_buckets
 
     def fits(self, states: Sequence[State]) -> tuple[bool, bool]:
-        """Whether no charge refuses by these states, and whether every charge fits now."""
+        """Return whether no charge refuses, and whether every charge fits."""
         if self._windows is None:
             each = zip(states, self._states)
             full = [charge for state, (left_after, limit, charge) in each if left_after(state, charge.cost, limit)[0] < 0]
@@ -257,9 +241,9 @@ class PlanTemplate:
         return not any(charge.enforced for charge in full), not full
 
     def refused(self, reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
-        """`decide` by a reading that was not admitted.
+        """Decide from the reading of a refused plan.
 
-        Of the windows as they stand it names the tightest one, and the longest wait of those that refused.
+        The decision has the tightest window before the charges, and the longest wait.
         """
         windows = self._windows
         if windows is None:
@@ -272,7 +256,8 @@ class PlanTemplate:
             if charge.enforced is not of_enforced:
                 if of_enforced:
                     continue
-                of_enforced, least, latest = True, -1, -1  # ignore the shadow rules before
+                # Ignore earlier shadow rules.
+                of_enforced, least, latest = True, -1, -1
             if left <= least or least < 0:
                 refill = -(-debt // count)
                 if left != least or refill > latest:
@@ -287,27 +272,22 @@ class PlanTemplate:
         return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, reading, False, settlement)
 
     def refusing(self, refusal: Decision, reading: PlainSpend) -> tuple[tuple[str | None, ...], str]:
-        """The ``refusing`` and ``refusing_key`` of a refusal that was decided here by this reading.
-
-        Of a single rule they are known, and no object is made.
-        """
+        """Return ``refusing`` and ``refusing_key`` of a refusal, without objects for a single rule."""
         if self._only_rule is None:
             return refusal.refusing, refusal.refusing_key
         return self._only_rule, reading.keys[0].removesuffix(self.buckets[0][0].suffix)
 
 
 Tightest = tuple[int, int, int, Charge]
-"""Of the tightest window the burst, the whole requests that still fit, the µs until it is full again, and the charge."""
+"""`(burst, remaining, refill_us, charge)`."""
 _Window = tuple[int, int, int, int, int, int, Charge]
-"""Of a window the ticks up to which it may owe and have more requests left than some other window holds, those up to which the
-charge fits, those of one request, those that a microsecond pays back, those that are charged, the burst, and the charge."""
+"""`(slack, room, ticks, count, increment, burst, charge)`, where ``slack`` is the highest debt that leaves another window
+tighter.
+"""
 
 
 def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
-    """`PlanTemplate.tightest` among all windows; None where a charge does not fit: of a rule that may not refuse.
-
-    Shadow rules are ignored unless there are no others.
-    """
+    """Return None if a charge of a shadow rule does not fit. Shadow rules count only if there are no others."""
     tightest, least, refill, of_enforced = None, 0, 0, False
     for debt, window in zip(debts, windows):
         slack, room, ticks, count, increment, _, charge = window
@@ -328,7 +308,6 @@ def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tighte
 
 
 def _tightest_of_admitted(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest:
-    """`PlanTemplate.tightest`, of any debts that leave room."""
     tightest = _tightest_of_all(windows, debts)
     if tightest is None:
         raise ValueError(f"of the debts {debts!r} some leave no room, expected a plan that was admitted")
@@ -336,11 +315,10 @@ def _tightest_of_admitted(windows: Sequence[_Window], debts: Sequence[int]) -> T
 
 
 _State = tuple[LeftAfter, Limit, Charge]
-"""Of a window of any algorithm what gives the requests that are left, the limit, and the charge."""
+"""`(left_after, limit, charge)`."""
 
 
 def _states_of(charges: Sequence[Charge]) -> tuple[_State, ...]:
-    """The windows of plain charges."""
     found = []
     for charge in charges:
         left_after = charge.bucket.algorithm.left_after
@@ -350,7 +328,6 @@ def _states_of(charges: Sequence[Charge]) -> tuple[_State, ...]:
 
 
 def _tightest_of_states(windows: Sequence[_State], states: Sequence[State]) -> Tightest:
-    """`PlanTemplate.tightest`, of any algorithms."""
     tightest, least, latest, of_enforced = windows[0], -1, -1, False
     for state, window in zip(states, windows):
         left_after, limit, charge = window
@@ -378,12 +355,11 @@ def tightest(debts, {slacks} room, ticks, count, increment, burst, charge, windo
 
 
 def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
-    """Make `PlanTemplate.tightest`: written out for what almost every request asks, without a loop.
+    """Make `PlanTemplate.tightest`, with a fast path without a loop.
 
-    What it knows of the windows are defaults of its parameters. A closure would have an object for each of them, which makes
-    full garbage collections longer where there are many templates.
+    Constants are parameter defaults, because a closure would create an object for each.
     """
-    place = min(range(len(windows)), key=lambda each: windows[each][5])  # the window of the least burst
+    place = min(range(len(windows)), key=lambda each: windows[each][5])
     slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
     alike = [each for each, window in enumerate(windows) if each != place and window[1:6] == windows[place][1:6]]
     return FunctionType(*_straight(len(windows), place, *alike), (*slacks, *windows[place][1:], windows))
@@ -391,10 +367,7 @@ def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
 
 @cache
 def _straight(windows: int, place: int, *alike: int) -> tuple[CodeType, dict[str, Any], str]:
-    """Code, globals and name of `PlanTemplate.tightest` where that window of so many has the least burst.
-
-    Others that are ``alike``, of the same limit at the same cost, may owe as much as that one.
-    """
+    """Compile for ``place``, the window with the least burst. Windows in ``alike`` have the same limit and cost."""
     each = partial(each_window, windows)
     within = each("debt{n} <= slack{n}", " and ")
     for other in alike:
@@ -407,33 +380,27 @@ def _straight(windows: int, place: int, *alike: int) -> tuple[CodeType, dict[str
 if TYPE_CHECKING:
     _Buckets = Sequence[BucketReading]
 else:
-    _Buckets = object  # with an abstract base each ``isinstance`` that does not hold exactly takes ten times as long
+    # An abstract base class would make negative `isinstance` checks ten times as slow.
+    _Buckets = object
 
 
 class PlainSpend(_Buckets):
-    """Plain plan of one request, a template and its keys; and once it is carried out its reading, and the buckets of that.
+    """A plain plan, to which the store adds the reading. Serves as a `Plan` or a `Reading`."""
 
-    Of almost every request nothing else goes to a store and comes back. A `Plan` or a `Reading` to whoever asks.
-    """
-
-    # without an `__init__`, which takes as long as all the rest
+    # No `__init__`, which would double the cost.
     __slots__ = ("_made", "_plan", "_slot", "admitted", "keys", "now", "source", "states", "template", "waited")
     verb: Verb = "spend"
     ban_us = 0
     gives_back = has_adjustments = False
     source: Source
-    """Where the reading comes from."""
     template: PlanTemplate
     keys: Sequence[str]
-    """Key of each charge."""
     now: int
-    """The store's clock, Unix µs."""
+    """The store's clock in Unix µs."""
     states: Sequence[State]
-    """State of each window before the plan was carried out: of GCRA the ticks that it owed."""
+    """States before the plan. For GCRA, the debt in ticks."""
     admitted: bool
-    """True if the request passes, as of a `Reading`."""
     waited: float
-    """Seconds of silence before, as of a `Reading`."""
     _made: Sequence[BucketReading]
     _plan: Plan
     _slot: int
@@ -445,7 +412,7 @@ class PlainSpend(_Buckets):
 
     @property
     def whole_plan(self) -> Plan:
-        """The plan with an object for each charge, made once."""
+        """The general plan."""
         try:
             return self._plan
         except AttributeError:
@@ -454,7 +421,7 @@ class PlainSpend(_Buckets):
 
     @property
     def slot(self) -> int:
-        """Name of the slots that it takes, made once; 0 for none."""
+        """Slot name; 0 for none."""
         if not self.template.has_slots:
             return 0
         try:
@@ -465,23 +432,23 @@ class PlainSpend(_Buckets):
 
     @property
     def buckets(self) -> Sequence[BucketReading]:
-        """One for each charge, as of a `Reading`."""
+        """See `Reading`."""
         return self
 
     @property
     def whole(self) -> Reading:
-        """The reading as one of any kind of plan."""
+        """This reading as a `Reading`."""
         return Reading(self.now, self, self.admitted, self.waited, self.source)
 
     def decision(self, settlement: FinalCosts) -> Decision:
-        """The decision that it admits, where no rule is a shadow."""
+        """Return the admitting decision. Raises `ValueError` if a shadow rule refused."""
         decision = self.template.decide(self, settlement)
         if decision is None:
             raise ValueError(f"{self!r} has a shadow, expected rules that may all refuse")
         return decision
 
     def having_waited(self, waited: float) -> PlainSpend:
-        """The same after so many seconds of silence."""
+        """Set ``waited`` and return this reading."""
         self.waited = waited
         return self
 
@@ -499,7 +466,7 @@ class PlainSpend(_Buckets):
 
     @property
     def made(self) -> Sequence[BucketReading]:
-        """The objects, made once."""
+        """The bucket readings."""
         try:
             return self._made
         except AttributeError:
@@ -517,17 +484,14 @@ Sequence.register(PlainSpend)
 
 
 class RefundTemplate:
-    """The charges of a template that are given back in whole because of what they cost in the end, less their keys."""
+    """The charges of a template that an outcome refunds completely."""
 
     __slots__ = ("charges", "costs", "counts", "facts", "is_of_all", "load", "parts", "shape", "states")
 
     def __init__(self, template: PlanTemplate, costs: Sequence[int]) -> None:
         self.costs = costs
-        """Cost of each charge of the template: its own, or nothing if it is given back."""
         self.charges: list[int] = []
-        """The places of the charges that are given back."""
         self.states: list[int] = []
-        """The places of their states."""
         parts, place = [], 0
         for number, (cost, charge, (*_, rows)) in enumerate(zip(costs, template.charges, template.buckets)):
             windows = len(charge.bucket.limits)
@@ -537,22 +501,18 @@ class RefundTemplate:
                 self.states += range(place, place + windows)
             place += windows
         self.parts = tuple(parts)
-        """Per charge that is given back the charge, the places of its states among theirs, and its rows."""
+        """Refunded charges, each with the slice of its states and its rows."""
         self.is_of_all = len(parts) == len(template.charges)
-        """True if all charges are given back."""
         buckets = [charge.bucket for charge, *_ in parts]
         self.counts = tuple([count for bucket in buckets for count in bucket.counts])
-        """Per window the count of its limit."""
         self.load = sum([bucket.load.opening + bucket.load.charge + bucket.load.correction for bucket in buckets])
-        """Microseconds that it takes of Redis at most, by the script for all plans."""
         self.facts = sum([bucket.facts for bucket in buckets])
-        """Numbers that the script for all plans reports."""
         self.shape = OF_ANY
         if parts and all(_is_straight(charge) and straight_of(charge.bucket.algorithm).refund for charge, *_ in parts):
             self.shape = _shape(*[_bucket_shape(charge._replace(enforced=False)) for charge, *_ in parts], gives_back=True)
 
     def of(self, spent: PlainSpend) -> PlainRefund:
-        """The refund of a plan that was carried out."""
+        """Return the refund of a plan."""
         refund = PlainRefund()
         refund.template = self
         refund.spent = spent
@@ -565,7 +525,7 @@ class RefundTemplate:
 
 
 class PlainRefund:
-    """Plan that gives back charges of a `PlainSpend`, and once it is carried out its reading: a time, and nothing else."""
+    """A refund of a `PlainSpend`. Its reading contains only the time."""
 
     __slots__ = ("_plan", "keys", "now", "spent", "states", "template", "waited")
     verb: Verb = "adjust"
@@ -576,21 +536,19 @@ class PlainRefund:
     template: RefundTemplate
     spent: PlainSpend
     keys: Sequence[str]
-    """Key of each charge that is given back."""
     states: Sequence[State]
-    """State of each of their windows before they were made."""
     now: int
     waited: float
     _plan: Plan
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """The charges of nothing that make the adjustments."""
+        """Zero-cost charges with the adjustments."""
         return self.whole_plan.charges
 
     @property
     def whole_plan(self) -> Plan:
-        """The plan with an object for each charge, made once."""
+        """The general plan."""
         try:
             return self._plan
         except AttributeError:
@@ -604,7 +562,7 @@ class PlainRefund:
             return self._plan
 
     def amounts(self) -> list[tuple[Sequence[Amount], Sequence[int]]]:
-        """Per charge what is given back, and its grace, as an `Adjustment` has it."""
+        """Return the amounts and the grace of each charge, see `Adjustment`."""
         states, slot = self.states, self.spent.slot
         return [
             charge.bucket.algorithm.refund_amount(states[places], charge.bucket, charge.cost, 0, slot)
@@ -613,11 +571,11 @@ class PlainRefund:
 
     @property
     def whole(self) -> Reading:
-        """The reading as one of any kind of plan, which says nothing of the buckets."""
+        """This reading as a `Reading` without buckets."""
         return Reading(self.now, (), self.admitted, self.waited, self.source)
 
     def having_waited(self, waited: float) -> PlainRefund:
-        """The same after so many seconds of silence."""
+        """Set ``waited`` and return this reading."""
         self.waited = waited
         return self
 
@@ -625,16 +583,15 @@ class PlainRefund:
 AnyReading = Reading | PlainSpend
 AnyPlan = Plan | PlainSpend | PlainRefund
 AnyAnswer = AnyReading | PlainRefund
-"""What a store returns: a `PlainRefund` where it was asked for one."""
 
 
 def whole_reading(reading: AnyAnswer) -> Reading:
-    """A reading as one of any kind of plan."""
+    """Return any answer as a `Reading`."""
     return reading if isinstance(reading, Reading) else reading.whole
 
 
 def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
-    """The shape of plans that are plain and all of one, None if they are not. There is at least one."""
+    """Return the common shape of plans; None if they differ or are not plain."""
     first = plans[0]
     if isinstance(first, Plan):
         return None
@@ -647,12 +604,11 @@ def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
 
 
 def whole(plan: AnyPlan) -> Plan:
-    """A plan with an object for each charge."""
+    """Return any plan as a `Plan`."""
     return plan if isinstance(plan, Plan) else plan.whole_plan
 
 
 def _is_straight(charge: Charge) -> bool:
-    """True if a script is written out for the charge."""
     straight = charge.bucket.algorithm.STRAIGHT
     return straight is not None and max([limit.burst for limit in charge.bucket.limits]) <= straight.most
 

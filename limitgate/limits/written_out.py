@@ -1,4 +1,4 @@
-"""Functions that are written out window by window and compiled: a loop over three windows takes two or three times as long."""
+"""Compiles functions with unrolled loops, which run two to three times as fast."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 def each_window(windows: int, text: str, between: str = " ") -> str:
-    """The text once for each window, with its number in the place of ``{n}``."""
+    """Repeat text for each window, whose number replaces ``{n}``."""
     return between.join(map(text.replace, repeat("{n}"), map(str, range(windows))))
 
 
 def compiled(source: str, name: str, **known: Any) -> Any:
-    """Compile source that is a template of ours and numbers of windows, and return what it calls ``name``.
+    """Compile source and return the object called ``name``. ``known`` are its globals.
 
-    It knows the builtins, and these objects by their names.
+    The source must consist of internal templates only.
     """
     made: dict[str, Any] = {}
-    exec(source, known, made)  # noqa: S102 - nothing that comes from outside
+    exec(source, known, made)  # noqa: S102 - internal templates only
     return made[name]

@@ -1,7 +1,6 @@
 -- A ban. Twin of limitgate/algorithms/ban.py.
 --
--- Bucket: remaining time of the ban. Charge: nothing. Adjustment: microseconds, and whether to
--- add them (MORE) or to use them as a minimum.
+-- In a bucket: for how long it lasts. Charge: nothing. Adjustment: microseconds, and what to do with them.
 
 local LEFT = FIRST
 local MORE, MAX = 0, 2^52

@@ -1,4 +1,7 @@
-"""Counts decisions about plain plans, with generated code like `limitgate.stores.straight`: a loop takes twice as long."""
+"""Counts the decisions about plain plans, written out rule by rule and window by window as `limitgate.stores.straight` is.
+
+A loop over three windows takes twice as long, and almost every request that is counted comes by here.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,11 @@ from limitgate.observing.counts import (
 )
 
 _Count = Callable[[Sequence[State]], None]
+"""Counts a decision, by the state of each window before: of GCRA the ticks that it owed."""
 _Window = tuple[int, int, int]
-"""Position of a window, charged ticks, and capacity."""
+"""Place of a window, the ticks that are charged to it, and its capacity."""
 _Shape = tuple[tuple[int, tuple[int, ...]], ...]
-"""Per rule, the position of its outcome and of its windows."""
+"""Of each rule the place of its outcome, and those of its windows."""
 
 _SOURCE = """
 def make({constants}):
@@ -45,7 +49,7 @@ share = {first}
 """
 _BUCKET = "\nel".join([f"if share <= {bound}:\n    count_place = {COUNTS + place}" for place, bound in enumerate(BOUNDS)])
 _BUCKET += f"\nelse:\n    count_place = {COUNTS + len(BOUNDS)}"
-"""Finds the histogram bucket of a share. `bisect_left` takes three times as long for small shares."""
+"""Finds the place of a share among those of a histogram's counts; `bisect_left` takes three times as long where it is small."""
 _OTHER = """
 if (other := {used}) > share:
     share = other
@@ -53,7 +57,7 @@ if (other := {used}) > share:
 
 
 class PlainCounter:
-    """Counts decisions about plain plans of one template, for the metrics of its rules."""
+    """Counts the decisions about plain plans of one template, whose charges are of rules with these figures."""
 
     __slots__ = ("charged", "refused")
 
@@ -71,7 +75,9 @@ class PlainCounter:
                 rules.setdefault(row, []).append((place, cost * limit.period_us, limit.capacity))
                 place += 1
         self.charged = _charged(rules)
+        """Counts a plan that was charged."""
         self.refused = _refused(rules, without_room)
+        """Counts a plan that was refused: for the rules that had no room."""
 
 
 def _count_states(
@@ -80,11 +86,12 @@ def _count_states(
     is_charged: bool,  # noqa: FBT001 - called for each request
     states: Sequence[State],
 ) -> None:
+    """Count a decision about a plan of any algorithms."""
     count_buckets(zip(template.charged(states), rows), is_charged=is_charged, is_allowed=is_charged)
 
 
 def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
-    """Make the function that counts a charged plan."""
+    """Make the function that counts a plan as charged to rules."""
     constants: list[Any] = []
     for row, windows in rules.items():
         constants.append(row.values)
@@ -95,7 +102,7 @@ def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
 
 
 def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[RuleSeries, int]) -> _Count:
-    """Make the function that counts a refused plan for the rules without room, each with its outcome."""
+    """Make the function that counts a plan as refused by those rules that had no room, each with its outcome."""
     constants: list[Any] = []
     for row, windows in rules.items():
         constants.append(row.values)
@@ -107,10 +114,10 @@ def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[Ru
 
 @cache
 def _maker(shape: _Shape, *, is_refused: bool) -> Callable[..., _Count]:
-    """Return the factory of the counting function for rules of this shape."""
+    """The function that makes it, for rules with these outcomes and windows."""
     constants, rules = [], []
     for number, (outcome, places) in enumerate(shape):
-        used = [f"share{place} * debt{place} + more{place}" for place in places]  # Faster with a float first.
+        used = [f"share{place} * debt{place} + more{place}" for place in places]  # a float first takes less than an int
         constants += [f"row{number}", *[f"share{place}, more{place}, room{place}" for place in places]]
         others = "\n".join([_OTHER.strip("\n").format(used=each) for each in used[1:]])
         figures = {"row": f"row{number}", "outcome": outcome, "bucket": _BUCKET, "width": SUMS - COUNTS}

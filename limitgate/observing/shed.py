@@ -1,4 +1,4 @@
-"""Metrics of the adaptive limit of a rule: the limit, its inputs, and its refusals."""
+"""Metrics of the adaptive limit of a rule: the limit itself, what it follows from, and who was refused by it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.shedding import Refusal
 
 _KINDS: Final = tuple(product(RESERVES, get_args(Refusal)))
+"""Priorities and reasons of refusals."""
 
 
 class ShedSeries(Series):
-    """Refusals of an adaptive limit, which counts them itself and resets in the child of a fork."""
+    """Requests that an adaptive limit has refused. It counts them itself, and anew in the child of a fork."""
 
     __slots__ = ("_before", "_labels", "_limit", "places")
 
@@ -29,19 +30,20 @@ class ShedSeries(Series):
         self._before = _refused(self._limit)
 
     def look(self) -> None:
-        """Update the counts."""
+        """Look how many there have been."""
         limit = self.places.limit
-        if limit is not self._limit:  # A fork created a new limit.
+        if limit is not self._limit:  # of this process, which was forked
             self._limit, self._before = limit, [0] * len(_KINDS)
         now = _refused(limit)
         self.values[:] = [value + new - was for value, new, was in zip(self.values, now, self._before)]
         self._before = now
 
     def gauges(self) -> Iterable[Gauge]:
-        """The current limit, and the unloaded duration of its requests."""
+        """The limit in force, and the time of its requests on an idle server."""
         yield instruments.RULE_ADAPTIVE_LIMIT, self._labels, self.places.limit.limit
         yield instruments.RULE_ADAPTIVE_BASE, self._labels, self.places.limit.base_s
 
 
 def _refused(limit: AdaptiveLimit) -> list[int]:
+    """Refused requests of a limit by priority and reason."""
     return [getattr(limit.levels[priority], reason) for priority, reason in _KINDS]

@@ -1,4 +1,4 @@
-"""A deadline for a thread's socket reads as a whole; socket timeouts apply to each read."""
+"""A deadline for threads that read from a socket, for all of their reading together: timeouts of sockets are for each piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Timer
 
 @contextmanager
 def shut_after(seconds: float, fileno: int) -> Iterator[None]:
-    """Shut down a socket after ``seconds`` unless the block has ended, which also ends pending reads."""
+    """Shut a socket down unless the block has ended in time, so that reading from it ends too."""
     with socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM) as line:
         timer = Timer(seconds, _shut, [line])
         timer.daemon = True
@@ -23,5 +23,5 @@ def shut_after(seconds: float, fileno: int) -> Iterator[None]:
 
 
 def _shut(line: socket.socket) -> None:
-    with suppress(OSError):  # The socket may be gone.
+    with suppress(OSError):  # it may be gone by now
         line.shutdown(socket.SHUT_RDWR)

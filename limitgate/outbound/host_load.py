@@ -1,4 +1,7 @@
-"""Load of each host, learned from its responses. `limitgate.overload` decides; this module adds a clock and a lock."""
+"""Load of the hosts that a client sends to, as their answers tell. Nobody waits here, and no store is asked.
+
+Which requests may go is decided in `limitgate.overload`; here are the clock, the lock, and what an answer tells.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,22 @@ from limitgate.process import waiting
 from limitgate.process.forking import reset_in_children
 
 MOST_HOSTS = 1000
-"""Maximum number of hosts with known load; the least recently used one is dropped."""
+"""Hosts whose load is remembered: those that were sent to last."""
 
 _log = logging.getLogger("limitgate.outbound")
 
 
 class Refusal(NamedTuple):
-    """Reason for not sending a request."""
+    """Why a request is not sent."""
 
     retry_after: int
-    """Randomized seconds until the next attempt."""
+    """Seconds after which it may come back, spread so that a crowd does not come back at once."""
     limit: int = 0
-    """Current limit on requests in flight if there is no room; 0 if the host accepts too few requests."""
+    """The limit in force on requests in flight where there is no room, 0 where the host answers too few."""
 
 
 def outcome_of(method: str | None, status: int, content_type: str | None) -> Outcome:
-    """Classify a response when its headers arrive; the duration of its body depends on the reader."""
+    """What a response teaches, as soon as its fields are there: its body comes as slowly as somebody reads it."""
     if status in (429, 503):
         return "failed"
     is_head, is_stream = (method or "").upper() == "HEAD", (content_type or "").lower().startswith("text/event-stream")
@@ -41,13 +44,15 @@ def outcome_of(method: str | None, status: int, content_type: str | None) -> Out
 
 
 class Place(NamedTuple):
-    """Permit of a request in flight."""
+    """Place of a request in flight."""
 
     limit: AdaptiveLimit
     permit: Permit
 
 
 class _Ended(NamedTuple):
+    """A request that was sent."""
+
     at: float
     place: Place | None
     outcome: Outcome
@@ -55,7 +60,7 @@ class _Ended(NamedTuple):
 
 
 class HostLoad:
-    """Load of one host, shared by threads and event loops."""
+    """Load of one host, for any number of threads and event loops."""
 
     def __init__(self, name: str, adaptive: Adaptive | None, *, throttles: bool) -> None:
         self._name = name
@@ -64,7 +69,7 @@ class HostLoad:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Reset. Requests in flight end without effect."""
+        """Forget everything, in the child of a fork too. Requests that have begun end without effect."""
         self._lock = Lock()
         self._forget()
 
@@ -75,7 +80,7 @@ class HostLoad:
         self._limit = None if self._adaptive is None else AdaptiveLimit(self._adaptive, wall_offset=_wall_offset)
 
     def refusal(self) -> Refusal | None:
-        """Decide at random whether to refuse a request because the host accepts too few; None to send it."""
+        """Draw whether a request is refused here, as the host answers too few; None if it may be sent."""
         with self._lock:
             now = self._learn()
             if self._throttle is None or not self._throttle.refuses(now, random.random):
@@ -84,7 +89,7 @@ class HostLoad:
         return self._logged(Refusal(retry_after_s(share, random.random)))
 
     def begin(self, method: str | None) -> Place | Refusal | None:
-        """Begin a request; None if requests in flight aren't limited."""
+        """Begin to send a request; None if those in flight are not limited."""
         with self._lock:
             now = self._learn()
             if self._limit is None:
@@ -96,13 +101,15 @@ class HostLoad:
         return self._logged(refusal)
 
     def end(self, place: Place | None, outcome: Outcome, *, is_accepted: bool | None) -> None:
-        """End a request; ``is_accepted`` is None if the host didn't determine its end.
+        """End a request that was sent; ``is_accepted`` is None if the host had no part in its end.
 
-        Takes no lock, because the garbage collector may call it.
+        Takes no lock, as it may be the garbage collector that ends it, in the midst of anything: whoever begins next learns
+        from it.
         """
         self._ended.append(_Ended(waiting.monotonic(), place, outcome, is_accepted))
 
     def _learn(self) -> float:
+        """Learn from the requests that have ended. Returns the time."""
         latest = self._now
         while self._ended:
             at, place, outcome, is_accepted = self._ended.popleft()
@@ -112,14 +119,13 @@ class HostLoad:
             if place is not None:
                 place.limit.done(place.permit, at, outcome)
         now = waiting.monotonic()
-        # A frozen test clock has ended; discard its samples.
-        if now < latest:
+        if now < latest:  # the clock of a test is over, and what was learned by it is worth nothing
             self._forget()
         self._now = now
         return now
 
     def _logged(self, refusal: Refusal) -> Refusal:
-        """Log the first refusal in a while. Doesn't hold the lock: the log handler may send to this host."""
+        """Log a refusal if it is the first for some time. Without the lock: who logs may send the line to this host."""
         now, before = waiting.monotonic(), self._refused_at
         self._refused_at = now
         if now - before > WINDOW_S:
@@ -129,7 +135,7 @@ class HostLoad:
 
 
 class HostLoads:
-    """Load of each host of a client, by key."""
+    """Load of each host that a client sends to, by its key."""
 
     def __init__(self, adaptive: Adaptive | None, *, throttles: bool) -> None:
         self._adaptive = adaptive
@@ -139,7 +145,7 @@ class HostLoads:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
+        """Forget all hosts in the child of a fork."""
         self._lock = Lock()
         for host in self._hosts.values():
             host.reset_after_fork()
@@ -151,7 +157,7 @@ class HostLoads:
             self._hosts.clear()
 
     def __getitem__(self, key: str) -> HostLoad:
-        """Return the load of a host, creating it if needed."""
+        """That of a host, a new one if it is not known any more."""
         with self._lock:
             host = self._hosts.get(key)
             if host is None:

@@ -1,4 +1,4 @@
-"""Heartbeats: timers that measure the lag of an event loop for a `LagGuard` while there is traffic."""
+"""Heartbeats: timers that tell a `LagGuard` how late its event loop is, for as long as there is traffic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _NEVER = math.inf
 
 
 class LoopGuard(LagGuard):
-    """Guard of an event loop. Ignores time when the loop didn't run, and sequential requests of one task."""
+    """Guard of an event loop.
+
+    Some time is no lag, as nobody waits in it: when the loop was not run, and when one task makes request after request, as
+    tests do; servers have a task for each. The first request after a heartbeat is always let in.
+    """
 
     __slots__ = ("_run", "_task")
 
@@ -31,22 +35,23 @@ class LoopGuard(LagGuard):
         super().__init__(_unaccepted)
         self._run: object = None
         self._task: Callable[[], object] = lambda: None
+        """The task of the last request that came late."""
 
     def start(self, now: float) -> float:
-        """Start heartbeats. Returns the time of the first one."""
+        """Begin to have heartbeats. Returns when the first is due."""
         self._run = _run()
         return super().start(now)
 
     def beat(self, now: float) -> float | None:
-        """Record a heartbeat; return the time of the next one, None to pause until a request."""
+        """Note a heartbeat. Returns when the next one is due, None if there need be none until a request comes."""
         return super().beat(now) if self._run is _run() else self.start(now)
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """Return True to refuse a request now, see `LagGuard.refuses`."""
+        """True if a request that comes now is too much, see `LagGuard.refuses`."""
         if now <= self.due_at:
             if self._late_since is None and not self.is_hot:
                 self._begun += 1
-                return False  # The fast path.
+                return False  # almost all requests
         elif self._run is not _run() or self._is_of_same_task():
             self.start(now)
         elif not self._begun:
@@ -55,6 +60,7 @@ class LoopGuard(LagGuard):
         return super().refuses(now, share)
 
     def _is_of_same_task(self) -> bool:
+        """True if the request that comes now and the last one that came late are of one task."""
         task, before = asyncio.current_task(), self._task()
         if task is None or task is before:
             return task is not None
@@ -63,20 +69,20 @@ class LoopGuard(LagGuard):
 
 
 def _run() -> object:
-    """Return an object that identifies a run of this thread's event loop."""
+    """An object that is another one whenever the event loop of this thread is run anew: it sets new hooks each time."""
     return sys.get_asyncgen_hooks().firstiter
 
 
 class Lagging(Protocol):
-    """A source of lag other than an event loop."""
+    """Something else than an event loop that may be late."""
 
     @property
     def lag_s(self) -> float | None:
-        """Its lag in seconds, None if unknown."""
+        """Its lag in seconds, None while nothing is heard of it."""
 
 
 class Heartbeats:
-    """Guards of event loops. ``clock`` is monotonic, in seconds."""
+    """The guards of event loops. ``clock`` gives seconds and never steps."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -85,13 +91,13 @@ class Heartbeats:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Forget all event loops, which don't run in the child of a fork."""
+        """Forget all event loops: none goes on in the child of a fork."""
         self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
         self._latest: tuple[Callable[[], _Loop | None], LoopGuard] = lambda: None, LoopGuard()
-        """The last event loop and its guard, a fast path for the usual single loop."""
+        """The event loop that was met last and its guard: mostly there is one, which is found faster here."""
 
     def guard(self) -> LoopGuard | None:
-        """Return the guard of the running event loop and start its heartbeat; None without a loop."""
+        """The guard of the running event loop, whose heart beats from now on; None where none runs."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -107,15 +113,15 @@ class Heartbeats:
 
     @property
     def are_known(self) -> bool:
-        """True if any lag was measured."""
+        """True if any event loop has had a heartbeat, or anything else was heard of."""
         return len(self._guards) > 0 or len(self._others) > 0
 
     def note(self, other: Lagging) -> None:
-        """Include another source of lag while it lives."""
+        """Tell of the lag of something else, too, for as long as it lives."""
         self._others[other] = None
 
     def lags_s(self) -> list[float]:
-        """Return all current lags in seconds."""
+        """Lag of each event loop that has a heartbeat, and of whatever else is late, in seconds."""
         others = [other.lag_s for other in _alive(self._others)]
         guards = [self._guards[loop] for loop in _alive(self._guards)]
         return [guard.lag_s for guard in guards if guard.due_at != math.inf] + [lag_s for lag_s in others if lag_s is not None]
@@ -131,8 +137,9 @@ class Heartbeats:
 
 
 def _alive(weakly: WeakKeyDictionary[T, Any]) -> list[T]:
-    """Return the living keys. Lists the references first, because other threads may add keys."""
+    """The keys that are there. Their references are listed at once, as other threads may add further ones meanwhile."""
     return [key for each in weakly.keyrefs() if (key := each()) is not None]
 
 
 heartbeats = Heartbeats()
+"""Heartbeats of the event loops of this process, for all gates that serve there."""

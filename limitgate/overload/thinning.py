@@ -1,6 +1,7 @@
-"""Thinning: refuses low and then normal priority evenly until higher priorities are served. Pure.
+"""Thinning: requests of low priority, and then of normal, are refused evenly until those above them are served. Pure.
 
-The level determines refusals: from 0 to 1 that share of low, from 1 to 2 all of low and the remainder of normal.
+A reserve alone does little on an event loop, where the order of arrival decides who is there in time. The level says what is
+refused: from 0 to 1 that share of low, from 1 to 2 all of low and the rest of normal. High is never thinned.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from limitgate.limits.priority import Priority
 from limitgate.overload.shedding import PriorityLevel
 
 GAIN = 0.1
-"""Rise of the level per step, for each unit of refused share above the goal."""
+"""How much the level rises in a step, for each share of requests that is refused above the goal."""
 GOAL = 0.05
-"""Refused share of a priority that is tolerated before lower ones are thinned."""
+"""Share of requests of a priority that may be refused before those below it are thinned."""
 WEIGHT = 0.2
 """Weight of a step in the moving averages of refused shares."""
 QUIET_STEPS = 10
-"""The load is over after this many steps without refusals other than thinning."""
+"""Steps in which nobody was refused but by thinning, after which the load is over."""
 FALLS = 0.05
-"""Fall of the level per step after that."""
+"""How much the level falls in a step then."""
 
 
 class _RefusedShare:
-    """Moving average of the refused share of a priority, from its totals."""
+    """Share of the requests of a priority that were refused, a moving average, from its totals."""
 
     __slots__ = ("_admitted", "_level", "_refused", "value")
 
@@ -33,6 +34,7 @@ class _RefusedShare:
         self._admitted, self._refused = level.admitted, level.refused
 
     def step(self) -> bool:
+        """Take a step. True if any were refused."""
         level = self._level
         refused = level.refused - self._refused
         came = level.admitted - self._admitted + refused
@@ -43,23 +45,22 @@ class _RefusedShare:
 
 
 class Thinning:
-    """The thinning level for some priorities."""
+    """What is thinned so that the higher of some priorities are served."""
 
     __slots__ = ("_high", "_normal", "_quiet", "level")
 
     def __init__(self, levels: Mapping[Priority, PriorityLevel]) -> None:
         self.level = 0.0
-        """From 0, all requests pass, to 2, only high priority passes."""
+        """From 0, where all requests pass, to 2, where only those of high priority do."""
         self._high, self._normal = _RefusedShare(levels["high"]), _RefusedShare(levels["normal"])
         self._quiet = 0
 
     def step(self) -> None:
-        """Take a step based on the requests since the last one."""
+        """Take a step by what has become of requests since the last."""
         has_refused = [share.step() for share in (self._high, self._normal)]
         self._quiet = 0 if any(has_refused) else self._quiet + 1
         step = GAIN * (self._high.value - GOAL)
-        # Thinning of low also serves normal, thinning of normal serves only high.
-        if self.level < 1:
+        if self.level < 1:  # low goes so that normal is served, normal only so that high is
             step = max(step, min(1 - self.level, GAIN * (self._normal.value - GOAL)))
         if self._quiet >= QUIET_STEPS:
             self._high.value = self._normal.value = 0.0
@@ -67,7 +68,7 @@ class Thinning:
         self.level = min(2.0, max(0.0, self.level + step))
 
     def kept(self, priority: Priority) -> float:
-        """Return the share of a priority that passes."""
+        """Share of the requests of a priority that are not thinned."""
         if priority == "high":
             return 1.0
         return 1 - min(1.0, self.level if priority == "low" else max(0.0, self.level - 1))

@@ -1,7 +1,8 @@
-"""A queue for permits with CoDel's rule of a standing queue (RFC 8289). Pure.
+"""A line of those who wait for a place in flight, under CoDel's rule of a standing queue (RFC 8289). Pure.
 
-A queue that is sometimes empty is first come, first served. A standing queue only adds latency, so it serves the newest request
-first, and refuses requests after a short wait (Facebook, "Fail at Scale").
+A line that is empty now and then takes up a burst: whoever came first is called first, and waits for at most ``max_delay``. A
+line that stands only makes everybody late: then whoever came last is called first, who may still be in time, and whoever has
+waited for more than a moment gives way, as in Facebook's "Fail at Scale". Higher priorities are called before lower ones.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from limitgate.limits.priority import RESERVES, Priority
 W = TypeVar("W", bound=Hashable)
 
 INTERVAL_S = 0.100
-"""A queue is standing after this many seconds without being empty."""
+"""Seconds after which a line stands that was never empty."""
 INTERVAL_PLACES = 10
-"""Released permits in that time, if that takes longer."""
+"""Places that come free in that time, where it is longer."""
 MOMENT_S = 0.005
-"""Maximum wait in a standing queue, in seconds."""
+"""Seconds that somebody may wait in a line that stands."""
 MOMENT_PLACES = 2
-"""Released permits in that time, if that takes longer."""
+"""Places that come free in that time, where it is longer."""
 MOST = 1000
-"""Maximum number of waiters; more would take memory and time out."""
+"""Waiters; more would not be called in time, and each is memory."""
 
 
 class WaitingLine(Generic[W]):
-    """A queue that contains each waiter at most once."""
+    """A line, in which every waiter is once."""
 
     def __init__(self, max_delay: float) -> None:
         self.max_delay = max_delay
+        """Seconds that somebody waits at most."""
         self.place_s = math.inf
-        """Mean seconds per released permit; infinite if unknown, when no queue is standing."""
+        """Seconds in which a place comes free, on average; infinite while that is not known, and then no line stands."""
         self._waiting: dict[Priority, OrderedDict[W, float]] = {priority: OrderedDict() for priority in RESERVES}
         self._since = math.inf
 
@@ -41,11 +43,11 @@ class WaitingLine(Generic[W]):
         return sum(map(len, self._waiting.values()))
 
     def is_before(self, priority: Priority) -> bool:
-        """Return True if a request of this or a higher priority waits."""
+        """True if anybody of this priority or of a higher one waits."""
         return any(line for each, line in self._waiting.items() if RESERVES[each] <= RESERVES[priority])
 
     def join(self, now: float, waiter: W, priority: Priority) -> W | None:
-        """Add a waiter. If the queue is full, return the displaced one: the oldest of the lowest priority."""
+        """Wait, too. Returns who gives way where the line is full: the oldest of the lowest priority, maybe the newcomer."""
         if not self:
             self._since = now
         self._waiting[priority][waiter] = now
@@ -55,16 +57,16 @@ class WaitingLine(Generic[W]):
         return lowest.popitem(last=False)[0]
 
     def leave(self, waiter: W, priority: Priority) -> None:
-        """Remove a waiter, if present."""
+        """Wait no more; who does not wait may leave, too."""
         self._waiting[priority].pop(waiter, None)
 
     def call(self, now: float, priority: Priority) -> W | None:
-        """Remove and return the next waiter of a priority, or None."""
+        """Take out who is next of a priority, None if nobody waits who has it."""
         line = self._waiting[priority]
         return line.popitem(last=self._stands(now))[0] if line else None
 
     def overdue(self, now: float) -> list[W]:
-        """Remove and return the waiters that waited too long."""
+        """Take out those who have waited for too long."""
         patience_s, gone = self._patience_s(now), []
         for line in self._waiting.values():
             while line and next(iter(line.values())) + patience_s <= now:
@@ -72,7 +74,7 @@ class WaitingLine(Generic[W]):
         return gone
 
     def due_at(self, now: float) -> float:
-        """Return the time when the next waiter will have waited too long, infinite if none waits."""
+        """When somebody will have waited for too long, infinite if nobody waits."""
         oldest = min((next(iter(line.values())) for line in self._waiting.values() if line), default=math.inf)
         soonest = oldest + self._patience_s(now)
         return soonest if self._stands(now) or not self else min(soonest, max(self._stands_at, oldest + self._moment_s))

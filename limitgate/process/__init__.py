@@ -1,1 +1,1 @@
-"""Process-wide concerns: forks, threads, sockets and clocks."""
+"""What belongs to the process and not to a request: its forks, threads, sockets and clock."""

@@ -1,4 +1,4 @@
-"""A daemon thread that polls for changes."""
+"""A thread that looks every so often whether something has changed, and keeps no process alive."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ class Pollable(Protocol):
     """Something that may change."""
 
     def poll(self) -> None:
-        """Check for a change and apply it."""
+        """Look whether it has changed, and do what there is to be done then."""
 
     def forget(self) -> None:
-        """Assume a change, because the last poll was interrupted."""
+        """Take whatever is there for changed: the last look has not come to its end."""
 
 
 class Poller:
-    """A daemon thread that polls while this object lives, and restarts in forked children."""
+    """A thread that looks every so many seconds, as long as this object lives; in each process that is forked, another one.
+
+    It keeps no process alive.
+    """
 
     def __init__(self, seconds: float, pollables: Sequence[Pollable]) -> None:
         self._seconds = seconds
@@ -36,16 +39,16 @@ class Poller:
 
     @property
     def is_running(self) -> bool:
-        """True if the thread is polling."""
+        """True if the thread looks, and goes on."""
         return self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
 
     def start(self, *, in_children: bool = False) -> None:
-        """Start polling, or with ``in_children`` only in forked processes."""
+        """Begin to look, unless it does already; or ``in_children``: in each process that is forked from this one, not here."""
         self._is_wanted = True
         if in_children or self.is_running:
             return
         self._ended = Event()
-        with suppress(RuntimeError):  # The thread may fail to start.
+        with suppress(RuntimeError):  # no thread can be started now
             thread = Thread(
                 target=Context().run,
                 args=(_keep_looking, ref(self), self._seconds, self._ended),
@@ -56,12 +59,12 @@ class Poller:
             self._thread = thread
 
     def stop(self) -> None:
-        """Stop polling until the next start."""
+        """Look no more until it is started again."""
         self._is_wanted = False
         self._ended.set()
 
     def poll(self) -> None:
-        """Poll once."""
+        """Look once."""
         self._is_looking = True
         for each in self._pollables:
             with logged_errors():
@@ -69,7 +72,7 @@ class Poller:
         self._is_looking = False
 
     def reset_after_fork(self) -> None:
-        """Restart in the child of a fork; repeat a poll that the fork interrupted."""
+        """Look in the child of a fork, too; what the parent was reading when it forked has to be read here."""
         self._thread = None
         if self._is_looking:
             self._is_looking = False

@@ -1,8 +1,12 @@
 """Buckets in this process: exact, thread-safe, bounded. Twin of limitgate/lua/spend.lua.
 
-The cost of a call does not depend on the number of buckets. Each new bucket advances a CLOCK hand (Corbató 1968), which evicts
-expired buckets. A full store evicts the sampled bucket with the least debt, as Redis does, but never a bucket that refuses its
-last cost: new keys then share an overflow bucket, so a flood of new keys cannot evict an exhausted bucket.
+No call does work in proportion to the number of buckets: no step of the clock, no newcomer, no collection of garbage. Buckets
+are bytes, spread over many dictionaries, none of which gets so large that making it larger takes long. A hand goes round them,
+as in the clock algorithm of page replacement (Corbató 1968): each newcomer has it look at a few, and at a few more for each
+that has expired and goes, as Redis' active expiry does. Where there is no room, that one goes of the buckets met lately which
+owes least, as in Redis' eviction pool. A bucket that refuses what was last asked of it never goes: where the hand meets no
+other in a few steps, the newcomer shares an overflow bucket with other newcomers of its kind. So a flood of new keys can never
+push an exhausted one out.
 """
 
 from __future__ import annotations
@@ -31,47 +35,55 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
 _FEW = 2048
-"""Expired buckets stay up to this count; recreating them is slower."""
+"""Buckets at most up to which none is let go of though it has expired: clients come back, and to make one anew takes longer."""
 _MORE = 2
-"""Extra hand steps per expired bucket, so that at most a third of the buckets stay expired."""
+"""Steps of the hand for each expired bucket, besides one for each newcomer: in the long run a third has expired at most."""
 _SAMPLE = 8
-"""Minimum number of compared eviction candidates."""
+"""Buckets of which the one that owes least goes where there is no room, at least."""
 _HOPS = 4
+"""Empty dictionaries that the hand goes over in a step."""
 _STEPS = 64
-"""Maximum hand steps per new bucket."""
+"""Steps of the hand for a newcomer at most; bounds the work of one request."""
 _POOL = 16
-"""Maximum number of remembered eviction candidates."""
+"""Buckets that may go which are remembered."""
 _SHARD = 4096
-"""Buckets per dictionary. Resizing takes 0.1 ms; at a million entries it would take 30 ms."""
+"""Buckets in a dictionary: Python makes one of so many larger in 0.1 ms, one of a million in 30 ms."""
 _SHARDS = 4096
+"""Dictionaries at most, however many buckets are allowed."""
 _MOST_TURNS = 1_000
-"""Number of times a thread yields before it blocks on the lock."""
+"""How often a thread lets others run before it waits for the lock itself."""
 _STEP = 1_000_000
-"""Backward clock steps of at least this many microseconds are logged."""
+"""Microseconds that the clock may step back before it is worth a line in the log."""
 
 _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
-"""Clocks often passed by mistake."""
-_EXPECTED_CLOCK = "expected a callable that returns Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
+"""Clocks that are often taken for the one that is expected, which none of them is."""
+_EXPECTED_CLOCK = "expected a callable that gives Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
 
 _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
-"""Dictionary, key, value and entry (None if new) of a charge's bucket; its layout if the states are plain numbers."""
+"""Where a charge's bucket lives: in which dictionary, under which key, its value and the bucket if there is one yet; and its
+layout if it is plain: of the asked windows, a number for each."""
 
 
 class MemoryStore(Remade):
-    """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
+    """Keeps at most ``max_buckets`` buckets in this process; each process limits by itself.
 
-    Bans and configuration are never evicted. ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the
-    buckets found with a write time in the future, after the clock has stepped back; the first step of a second or more is
-    logged. Calls never block, so timeouts are ignored.
+    Bans and configuration are never dropped, and kept even where there is no room: clients can make none of them.
+    ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the buckets that were found written in the
+    future, which happens when the clock steps back; the first step of a second or more is logged. The deadline of a call is
+    not looked at: nothing here waits.
 
-    If a signal handler, a finalizer or ``clock`` uses the store during a call of the same thread, a refund runs when that call
-    ends. Any other call raises `StoreError`, because waiting would deadlock.
+    A signal handler, a finalizer or a ``clock`` may call a store in the midst of another call of the same thread. What it gives
+    back is noted then, and given back when that call ends. Anything else raises `StoreError`: to wait would be for ever.
     """
 
     measures_silence = takes_plain = True
+    """Nobody waits for it, so nobody may be told that there is no time left."""
     answers_at_once = True
+    """An event loop may ask by the methods for threads, as nobody waits for it."""
     scheme = "memory"
+    """Scheme of its URL."""
     healthy = True
+    """True if the store answers, as in every store; this one always does."""
 
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
         if clock is not None and (not callable(clock) or clock in _OTHER_CLOCKS):
@@ -96,11 +108,11 @@ class MemoryStore(Remade):
 
     @property
     def state_here(self) -> str:
-        """State that a copy would lack, see `Remade`."""
+        """The buckets."""
         return IN_MEMORY
 
     def forget(self) -> None:
-        """Delete every bucket and ban. Configuration stays."""
+        """Forget every bucket, bans included. What is configured under a name stays."""
         with self._lock:
             shards = min(1 << (self._max_buckets // _SHARD).bit_length(), _SHARDS)
             self._shards: list[dict[Any, bytes]] = [{} for _ in range(shards)]
@@ -108,21 +120,23 @@ class MemoryStore(Remade):
             self._overflow: dict[Any, bytes] = {}
             self._beside: dict[Any, Sequence[State]] = {}
             self._bans: dict[Any, tuple[int, int]] = {}
-            """Start (Unix µs) and duration (µs) of each ban by key. The value is only a head, which plain plans decline."""
+            """By key when the bucket was banned in Unix µs, and for how long from then on in µs. Its value is a head alone,
+            which plain plans decline."""
             self._layouts = Layouts()
             self._count = 0
             self._swept = 0
             self._hand: Iterator[Any] = iter(())
             self._pool: list[tuple[int, Any, bytes]] = []
-            """Eviction candidates: time of full recovery (Unix µs), key, value."""
+            """Buckets that may go: when each is full again in Unix µs, its key and its value; the next to go first."""
             self._credit = self._max_buckets
-            """Remaining hand steps without an eviction."""
+            """Steps of the hand in vain that newcomers may still have it go."""
 
     def __len__(self) -> int:
+        """Number of buckets."""
         return self._count
 
     def now(self) -> int:
-        """Current time of the store's clock, Unix µs."""
+        """Its clock, Unix µs."""
         return self._clock()
 
     def __repr__(self) -> str:
@@ -136,9 +150,9 @@ class MemoryStore(Remade):
     def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer: ...
 
     def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer:
-        """Carry out ``plan`` under the lock and return the state before it.
+        """Carry out ``plan`` under one lock and report the state before it.
 
-        Raises `StoreError` if it interrupts another call of this thread, unless it is a refund.
+        Raises `StoreError` if it interrupts another call of this thread, unless it only gives back.
         """
         if self._busy:
             self._wait_for_others()
@@ -147,8 +161,7 @@ class MemoryStore(Remade):
                 return self._interrupting(whole(plan))
             self._busy = True
             try:
-                # A local name, because an attribute would bind the callable.
-                clock = self._clock
+                clock = self._clock  # no method, so called by a name of its own
                 self._now = now = clock()
                 if type(plan) is PlainSpend and self._carry_out_plain(plan, now):
                     reading: AnyAnswer = plan
@@ -175,14 +188,15 @@ class MemoryStore(Remade):
     async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer: ...
 
     async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer:
-        """Run `spend` for async callers."""
+        """`spend`, for async callers."""
         return self.spend(plan)
 
     def _wait_for_others(self) -> None:
-        """Yield until no other thread is in a call.
+        """Wait until no other thread is in the midst of a call, by letting others run.
 
-        Threads that block on the lock form a convoy, because the next owner must first get the GIL. With eight Flask threads
-        that doubles the cost of a request.
+        A thread that waits for the lock itself is given it in its sleep, and holds it until it has the GIL. Others run into
+        it meanwhile, and all threads go one behind the other for as long as requests come: with eight under Flask a request
+        cost twice as much. An interruption of this thread's own call waits for nobody.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -190,12 +204,15 @@ class MemoryStore(Remade):
             time.sleep(0)
 
     def _blame_clock(self, error: Exception) -> None:
-        """Raise `TypeError` if the clock did not return an integer."""
+        """Raise `TypeError` for a failure that comes of a clock that gives something else than whole microseconds."""
         if not isinstance(self._now, int):
-            raise TypeError(f"clock returned {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
+            raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
     def _carry_out_plain(self, plan: PlainSpend, now: int) -> bool:
-        """Charge a plain plan, without lists for a single existing bucket. Return False if it needs `_carry_out`."""
+        """`_carry_out` a plain plan; False if a bucket is not kept as the plan asks for it, or a request has to wait.
+
+        Almost every plan is for one bucket that is there: it is charged here without the lists that others need.
+        """
         template, keys = plan.template, plan.keys
         if template.bans and self._keeps_any(keys[-template.bans :]):
             return False
@@ -208,7 +225,7 @@ class MemoryStore(Remade):
         value = shard.get(key)
         if value is None or layout is None:
             return self._charge_plain(plan, now)
-        charge = layout.charge
+        charge = layout.charge  # as the clock
         charged = charge(value, now, layout.number, cost, rows)
         if charged is None:
             return False
@@ -222,6 +239,7 @@ class MemoryStore(Remade):
         return True
 
     def _charge_plain(self, plan: PlainSpend, now: int) -> bool:
+        """Charge the buckets of a plain plan, of which any may be new; False as `_carry_out_plain`."""
         shards, mask, known, template = self._shards, self._mask, self._layouts.known, plan.template
         states: list[State] = []
         writes = []
@@ -236,7 +254,7 @@ class MemoryStore(Remade):
                 before = layout.opened(now, cost)
             if before is None or layout is None:
                 return False
-            charge = layout.charge
+            charge = layout.charge  # as the clock
             charged = charge(before, now, layout.number, cost, rows, slot)
             if charged is None:
                 return False
@@ -251,15 +269,14 @@ class MemoryStore(Remade):
         for shard, key, value, layout, after in writes if is_admitted else ():
             if value is not None and shard.get(key) is value:
                 shard[key] = after
-            # The bucket is new, or another one evicted it and possibly its layout.
-            else:
+            else:  # it is new, or was dropped for another one, and maybe the layout with it
                 known_layout = self._layouts.of(layout.bucket, layout)
                 self._put(shard, key, known_layout, known_layout.mark + after[len(known_layout.mark) :], ())
         plan.now, plan.states, plan.admitted = now, states, is_admitted
         return True
 
     def _refund(self, plan: PlainRefund, now: int) -> bool:
-        """Refund a plain plan. Return False if it needs `_carry_out`."""
+        """`_carry_out` the refund of a plain plan; False if a bucket is not kept as that has left it."""
         states, slot, as_of = plan.states, plan.spent.slot, plan.spent.now
         writes = []
         for key, (charge, places, rows) in zip(plan.keys, plan.template.parts):
@@ -277,7 +294,7 @@ class MemoryStore(Remade):
         return True
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
-        """Carry out ``request`` under the lock and return the resulting text."""
+        """Carry out ``request`` under the lock and report the text in force afterwards."""
         key, text, expected, nothing = *request, StoredConfig(0, None)
         with self._lock:
             kept = self._configs.get(key, nothing)
@@ -286,21 +303,22 @@ class MemoryStore(Remade):
             return kept
 
     async def aconfig(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
-        """Run `config` for async callers."""
+        """`config`, for async callers."""
         return self.config(request)
 
     def reset_after_fork(self) -> None:
-        """Replace the lock in a forked child, where no thread releases it."""
+        """In the child of a fork: no thread is left there that could release what another one held."""
         self._lock = RLock()
         self._busy = False
 
     def close(self) -> None:
-        """Do nothing: there are no connections."""
+        """Nothing to let go of."""
 
     async def aclose(self) -> None:
-        """Do nothing: there are no connections."""
+        """Nothing to let go of."""
 
     def _carry_out(self, plan: Plan, now: int) -> Reading:
+        """Read all buckets of ``plan``, decide, and make the charges that fit if it is admitted."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
         charges: Sequence[Charge] = plan.charges
         homes: list[_Home] = []
@@ -333,6 +351,7 @@ class MemoryStore(Remade):
         return reading
 
     def _make(self, homes: Sequence[_Home], reading: Reading, now: int) -> None:
+        """Make the charges that fit if the plan was admitted, and note those that do not."""
         admitted = reading.admitted
         for home, (charge, before, after) in zip(homes, reading.buckets):
             if after is None:
@@ -348,15 +367,15 @@ class MemoryStore(Remade):
         return states
 
     def _ban(self, plan: Plan, now: int) -> None:
-        """Ban the buckets of a plan, or lift their bans, even if the store is full."""
+        """Ban the buckets of a plan, or lift their bans. Where there is no room they are kept all the same."""
         for charge in plan.charges:
             if plan.ban_us:
                 self._ban_bucket(charge, plan.ban_us, now)
             else:
-                # The next write stores a full value.
-                self._bans.pop(charge.key, None)
+                self._bans.pop(charge.key, None)  # the value is as others when it is written again
 
     def _ban_bucket(self, charge: Charge, us: int, now: int) -> None:
+        """Ban the bucket of a charge for at least so many microseconds."""
         key = charge.key
         shard = self._shard(key)
         if key not in shard:
@@ -368,16 +387,16 @@ class MemoryStore(Remade):
         self._write(home, charge.bucket, now, states)
 
     def _bans_of(self, charges: Sequence[Charge], now: int) -> dict[int, int]:
-        """Remaining bans in µs by index of the charge."""
+        """Microseconds for which buckets are still banned that something is charged to, by the places of the charges."""
         lefts = [self._ban_left(charge.key, now) if charge.cost else 0 for charge in charges]
         return {place: left for place, left in enumerate(lefts) if left}
 
     def _ban_left(self, key: Any, now: int) -> int:
-        """Remaining ban in µs."""
+        """Microseconds for which a bucket is still banned; 0 if it is not."""
         if key not in self._bans:
             return 0
         began, us = self._bans[key]
-        if now < began:
+        if now < began:  # the clock has stepped back
             began = now
             self._bans[key] = began, us
         left = max(0, began + us - now)
@@ -386,15 +405,16 @@ class MemoryStore(Remade):
         return left
 
     def _interrupting(self, plan: Plan) -> Reading:
-        """Defer a refund to the end of the interrupted call. Raise `StoreError` for other plans."""
+        """Reading of an adjustment, which is made when the interrupted call ends; else a `StoreError`."""
         if plan.verb == "spend" or not plan.gives_back:
             raise StoreError(
-                "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
+                "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
             )
         self._late.append(plan)
         return read(plan.charges, self._now, [self._view(charge) for charge in plan.charges])
 
     def _view(self, charge: Charge) -> Sequence[State]:
+        """States of a charge's bucket, of which nothing is changed."""
         key, bucket = charge.key, charge.bucket
         value = self._shard(key).get(key)
         if value is None:
@@ -402,10 +422,12 @@ class MemoryStore(Remade):
         return _standing(self._bucket(key, value), bucket, self._now)
 
     def _shard(self, key: Any) -> dict[Any, bytes]:
+        """Dictionary that a key belongs into."""
         return self._shards[hash(key) & self._mask]
 
     def _keeps_any(self, keys: Sequence[str]) -> bool:
-        for key in keys:  # noqa: SIM110 - any() would create a generator per call
+        """True if there is a bucket under one of these keys."""
+        for key in keys:  # noqa: SIM110 - any() would make a generator for every call
             if key in self._shards[hash(key) & self._mask]:
                 return True
         return False
@@ -414,14 +436,13 @@ class MemoryStore(Remade):
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
     def _home(self, charge: Charge, now: int) -> _Home:
-        """Find a bucket by its key, or the overflow bucket of its windows."""
+        """Find where a charge's bucket lives: under its key, or in the overflow bucket of its windows."""
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
         if value is not None:
             return shard, key, value, self._bucket(key, value), None
-        # A shared overflow ban would ban every new key.
-        if not bucket.algorithm.IS_LIMIT:
+        if not bucket.algorithm.IS_LIMIT:  # a ban that newcomers shared would hold for all of them
             if charge.adjustment is not None:
                 self._reclaim(now)
             return shard, key, None, None, None
@@ -432,7 +453,7 @@ class MemoryStore(Remade):
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
-        """States of the windows after the charge's adjustment. ``looks`` leaves stored counts unchanged."""
+        """States of the charge's windows now, after its adjustment. A look changes no count."""
         entry, bucket = home[3], charge.bucket
         algorithm = bucket.algorithm
         if entry is None:
@@ -448,6 +469,7 @@ class MemoryStore(Remade):
         return states if charge.adjustment is None else self._adjust(home, charge, states, now)
 
     def _adjust(self, home: _Home, charge: Charge, states: Sequence[State], now: int) -> Sequence[State]:
+        """Make the adjustment of a charge to states, and put how they stand then."""
         bucket, adjustment = charge.bucket, charge.adjustment
         if bucket.algorithm is refusals and not self._counts_refusals(home, charge, now):
             return states
@@ -460,16 +482,16 @@ class MemoryStore(Remade):
         return states
 
     def _counts_refusals(self, home: _Home, charge: Charge, now: int) -> bool:
-        """False if the refusing bucket is banned, or the store is full."""
+        """True unless the bucket that refuses is banned, or there is no room for the count of its refusals."""
         adjustment = charge.adjustment
         if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now):
             return False
         return home[2] is not None or self._count < self._max_buckets
 
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
-        """Store the states of the asked windows and keep the bucket's other windows.
+        """Put how the asked windows stand; windows of the bucket that were not asked stay as they are.
 
-        The stored cost is the latest one (``asked``, 0 for none), or a higher one that is still refused.
+        ``asked`` is the cost of a charge, 0 for none. The cost that is kept is the last one, or an earlier one that is refused.
         """
         buckets, key, value, entry, layout = home
         cost = asked or 1
@@ -477,11 +499,11 @@ class MemoryStore(Remade):
             _, last, stored, _ = entry
             if last != asked and (not asked or (last > asked and _wait_us(bucket, states, last))):
                 cost = last
-            # Another charge of the plan may have changed or evicted the bucket.
+            # It is as it was read, unless another charge of the plan is for the same key, or needed the room.
             if layout is not None and buckets.get(key) is value:
                 try:
                     buckets[key] = layout.pack(layout.number, now, cost, *states)
-                except struct.error:
+                except struct.error:  # more than 64 bits
                     pass
                 else:
                     return
@@ -492,9 +514,9 @@ class MemoryStore(Remade):
         self._put(buckets, key, layout, value, states)
 
     def _put(self, buckets: dict[Any, bytes], key: Any, layout: Layout, value: bytes, states: Sequence[State]) -> None:
-        """Store a bucket that is new or changes its layout.
+        """Put a bucket that is new, or is kept in another way than before.
 
-        An exception of a signal handler must not leave the counters too low, so they are raised first.
+        What is counted is never less than what is there, wherever a signal handler raises an exception in between.
         """
         live = buckets.get(key)
         layout.uses += 1
@@ -518,7 +540,7 @@ class MemoryStore(Remade):
         self._layouts.release(self._layouts.by(value))
 
     def _note_refusal(self, home: _Home, charge: Charge, states: Sequence[State]) -> None:
-        """Store the refused cost, so that the bucket stays while it refuses that cost."""
+        """Keep the cost of a charge that does not fit, so that the bucket stays for as long as it would refuse it."""
         buckets, key, _, entry, _ = home
         cost, bucket = charge.cost, charge.bucket
         if entry is None or entry[1] == cost or not _wait_us(bucket, states, cost):
@@ -528,7 +550,7 @@ class MemoryStore(Remade):
             buckets[key] = with_cost(live, cost)
 
     def _reclaim(self, now: int) -> bool:
-        """Evict expired buckets, then those with the least debt. Return False if the store is still full."""
+        """Make room: expired buckets go, and when there is no room still those that owe least. False if there is none."""
         if self._count < self._max_buckets:
             if self._count >= self._few and self._look(now):
                 self._sweep(now, _MORE)
@@ -541,6 +563,7 @@ class MemoryStore(Remade):
         return self._count < self._max_buckets
 
     def _sweep(self, now: int, looks: int) -> int:
+        """Let go of expired buckets, and where there is no room find some that may go. How many steps the hand has made."""
         most, step = self._max_buckets, 0
         steps = min(_STEPS if self._credit or self._count < most else 1, self._count + 2)
         while step < steps:
@@ -555,7 +578,7 @@ class MemoryStore(Remade):
         return step
 
     def _look(self, now: int) -> bool:
-        """Advance the hand by one bucket. Return True if it was evicted."""
+        """Move the hand on to the next bucket. True if that has expired and is gone."""
         key = next(self._hand, None)
         if key is None:
             return self._turn()
@@ -597,6 +620,7 @@ class MemoryStore(Remade):
         return False
 
     def _remember(self, due: int, key: Any, value: bytes) -> None:
+        """Note a bucket that may go, of which those are kept that owe least."""
         entry, pool = (due, key, value), self._pool
         place = bisect_left(pool, entry)
         if place == len(pool) or pool[place] != entry:
@@ -604,23 +628,25 @@ class MemoryStore(Remade):
             del pool[_POOL:]
 
     def _drop_least(self) -> None:
+        """Drop the bucket that owes least of those that may go, unless it is not as it was any more."""
         _, key, value = self._pool.pop(0)
         shard = self._shard(key)
         if shard.get(key) is value:
             self._drop(shard, key)
 
     def _step_back(self, by: int) -> None:
+        """Count a bucket that was found written so many microseconds in the future."""
         self.clock_steps += 1
         self._furthest_step = max(self._furthest_step, by)
 
 
 def system_clock() -> int:
-    """Return the machine's time, Unix µs."""
+    """This machine's clock, Unix µs."""
     return time.time_ns() // 1000
 
 
 def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
-    """States of the asked windows at ``now``, Unix µs."""
+    """States of the asked windows of a bucket at a time in Unix µs."""
     written, _, stored, states = entry
     algorithm = bucket.algorithm
     if bucket is stored:
@@ -633,37 +659,40 @@ def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
 
 
 def _has_other_counts(stored: Bucket, bucket: Bucket, states: Sequence[State]) -> bool:
+    """True if any of the windows that owe something had another count when it was stored."""
     counts = dict(zip(stored.ids, stored.counts))
     asked = zip(bucket.ids, bucket.counts, states)
     return any(state and counts.get(window, count) != count for window, count, state in asked)
 
 
 def _full_at(entry: Entry) -> int:
-    """Unix µs at which a bucket is as good as new."""
+    """When a bucket will be as if nobody had used it, in Unix µs."""
     written, _, bucket, states = entry
     return written + max(map(bucket.algorithm.ttl_us, states, bucket.limits))
 
 
 def _refuses_until(entry: Entry) -> int:
-    """Unix µs at which the last cost fits; for bans and slots, at which they end."""
+    """When the cost last asked of a bucket will fit into every window, whoever asks, in Unix µs; when written if it did then.
+
+    Bans and what is configured, which are never dropped, stay until they are over.
+    """
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
-    # A slot's wait is an estimate.
-    is_kept = bucket.algorithm is ban or (wait and bucket.has_slots)
+    is_kept = bucket.algorithm is ban or (wait and bucket.has_slots)  # a hint is no promise
     return _full_at(entry) if is_kept else written + wait
 
 
 def _wait_us(bucket: Bucket, states: Sequence[State], cost: int) -> int:
-    """Microseconds until a cost fits for the lowest priority; 0 if never."""
+    """Microseconds until a cost fits into every window for those who have least room; 0 if it does, or if it never will."""
     wait_us, costs = bucket.algorithm.wait_us, repeat(cost)
     waits = list(map(wait_us, states, costs, bucket.strictest.limits))
-    # The lowest priority can never spend it.
-    if None in waits:
+    if None in waits:  # who has least room never gets that much
         waits = list(map(wait_us, states, costs, bucket.limits))
     return max([wait or 0 for wait in waits], default=0)
 
 
 def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> tuple[Bucket, Sequence[State]]:
+    """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
     limits, ids, joined = list(bucket.limits), list(bucket.ids), list(states)
     written, _, stored, before = entry
     for limit, window, state in zip(stored.limits, stored.ids, bucket.algorithm.advance(before, now - written, stored, now)):
@@ -676,5 +705,5 @@ def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> 
 
 @lru_cache(maxsize=4096)
 def _windows(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
-    """Share equal objects between buckets."""
+    """The same object for the same windows, so that buckets share it."""
     return Bucket(limits, ids)

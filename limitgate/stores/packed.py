@@ -1,11 +1,12 @@
-"""Buckets as bytes, which the cyclic garbage collector does not track.
+"""Buckets as bytes: the cyclic garbage collector tracks none of them, so a million buckets cost a collection nothing.
 
-A value is a head and 8-byte numbers, little-endian:
+A value is a head and numbers of 8 bytes, little-endian:
 
-    layout number (4) | written, Unix µs (8) | last cost (8) | states, as their algorithm counts them
+    number of the windows (4) | written, Unix µs (8) | last cost (8) | the states, as their algorithm counts them
 
-Logs and slots append entries. If a debt exceeds 64 bits or the bucket is banned, the value is only a head, which plain plans
-decline, and the states are stored separately.
+Behind those of a log or of slots for requests in flight stand its entries. A head alone says that the states are kept beside as
+they are, since they are debts of more than 64 bits. It also is the value of a bucket that is banned, so that no plain plan is
+charged to it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from limitgate.limits.template import MAX_WINDOWS, Row
 from limitgate.stores.straight import straight_charge, straight_refund
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
-"""Write time in Unix µs, last cost, windows and states."""
+"""Time of writing in Unix µs, last cost, windows of the bucket, and their states at that time."""
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
-"""No limit has room for more."""
-# Head, time, and slots in use; the slots follow.
-_SLOTS: Final = struct.Struct("<Iqqqq")
+"""The highest cost that is kept; no limit has room for a higher one."""
+_SLOTS: Final = struct.Struct("<Iqqqq")  # head, place on the timeline, places taken; the slots follow
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
 _COST_AT: Final = _NUMBER.size + _TIME.size
@@ -39,13 +39,16 @@ _COST_AT: Final = _NUMBER.size + _TIME.size
 
 @cache
 def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., bytes], Callable[[bytes], tuple[int, ...]]]:
-    """Return the struct of ``numbers`` numbers, zeros, pack and unpack. Cached, because many layouts share them."""
+    """Form of values of so many numbers, the numbers of one that owes nothing, and what packs and unpacks them.
+
+    Layouts share it: callers with limits of their own have one each.
+    """
     form = struct.Struct(f"{HEAD.format}{numbers}q")
     return form, (0,) * numbers, form.pack, form.unpack
 
 
 class Layout:
-    """Binary layout of buckets with the same windows, identified by a number in each value."""
+    """Layout of the buckets of some windows, and the number that stands for these windows in the values."""
 
     __slots__ = (
         "_nothing",
@@ -70,29 +73,32 @@ class Layout:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
         self.number = 0
-        """0 until a stored bucket uses this layout."""
+        """Number in a store; 0 until a bucket is kept there that has this layout."""
         self.mark = b""
+        """First bytes of every value in that store."""
         self.uses = 0
+        """Buckets that have this layout."""
         initial = bucket.algorithm.initial(0, bucket)
         self.is_debts = bool(initial) and all(type(state) is int for state in initial)
-        """Each state is one number."""
+        """True for states of one number each."""
         self.is_row = type(initial[0]) is tuple if initial else False
-        """A single state of several numbers."""
+        """True for a single state of a few numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
         self.is_slots = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
         form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size = form.size
-        """Bytes of a value, without entries."""
+        """Bytes of a value that is not a head alone, unless it has entries."""
         self.plain_size = form.size if self.is_debts else 0
-        """0 if the states are not plain numbers."""
+        """`size` where states are plain numbers, else that of no value."""
         self.drains = bucket.algorithm is gcra
-        """Debts drain by `Bucket.counts`."""
+        """True for debts that drain by `Bucket.counts`."""
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
-        """Built on first use; None if the algorithm has none."""
+        """What gives back the charge of a plain plan, once it is needed; None if the algorithm has no lines for that."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
             self.charge = straight_charge(straight, form.format, len(initial))
+            """Charge of a plain plan, which asks for no other buckets."""
         elif self.is_log:
             self.charge = partial(_charge_log, bucket)
         elif self.is_slots:
@@ -100,13 +106,13 @@ class Layout:
         self.advance = bucket.algorithm.advance
 
     def opened(self, now: int, cost: int) -> bytes:
-        """Value of an unused bucket."""
+        """Value of a bucket that nobody has used."""
         if self.drains:
             return self.pack(self.number, now, cost, *self._nothing)
         return self.packed(now, cost, self.bucket.algorithm.initial(now, self.bucket))
 
     def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
-        """Pack a bucket, or only its head if the states must be stored separately."""
+        """Value of a bucket; the head alone where the states have to be kept beside."""
         try:
             if self.is_debts:
                 return self.pack(self.number, written, cost, *states)
@@ -117,12 +123,12 @@ class Layout:
             if self.is_slots:
                 slots: Slots = states[0]
                 return _SLOTS.pack(self.number, written, min(cost, MAX_COST), slots.at, slots.taken) + slots.packed
-        except struct.error:
+        except struct.error:  # a number of more than 64 bits
             pass
         return head(self.number, written, cost)
 
     def unpacked(self, value: bytes, beside: Sequence[State]) -> Entry:
-        """Unpack a bucket. ``beside`` are the states of a head."""
+        """Bucket of a value, whose states are ``beside`` if it is a head alone."""
         _, written, cost = HEAD.unpack_from(value)
         if is_head(value):
             return written, cost, self.bucket, beside
@@ -134,12 +140,12 @@ class Layout:
         numbers = self.unpack(value)[3:]
         return written, cost, self.bucket, [numbers] if self.is_row else numbers
 
-    def refund(  # noqa: PLR0917 - keywords are slower
+    def refund(  # noqa: PLR0917 - keywords would take longer
         self, value: bytes, now: int, was: Sequence[State], as_of: int, rows: Sequence[Row], cost: int, slot: int
     ) -> bytes | None:
-        """Return the value after a refund of a plain charge with the states ``was`` at ``as_of`` (Unix µs).
+        """Value after the whole charge of a plain plan is given back, which has found these states at a time in Unix µs.
 
-        Returns None if the value has another layout or was written in the future.
+        None if the value is one of another layout, or of the future.
         """
         if self.is_slots:
             return _give_slot_back(value, now, self.number, slot)
@@ -166,7 +172,7 @@ class Layout:
 
 
 class Layouts:
-    """Layouts of a store's buckets. An unused layout is dropped and its number reused."""
+    """Layouts of the buckets of a store. One that no bucket has any more is forgotten, and its number given to another."""
 
     def __init__(self) -> None:
         self.known: dict[Bucket, Layout] = {}
@@ -174,23 +180,22 @@ class Layouts:
         self._free: list[int] = []
 
     def of(self, bucket: Bucket, unknown: Layout | None = None) -> Layout:
-        """Return the layout for these windows; register ``unknown`` if there is none."""
+        """Layout of the buckets of these windows, ``unknown`` if there is none yet."""
         layout = self.known.get(bucket)
         if layout is None:
             layout = Layout(bucket) if unknown is None else unknown
-            # A signal handler cannot get the same number.
-            layout.number = number = self._number()
+            layout.number = number = self._number()  # none is ever given twice, wherever a signal comes in between
             layout.mark = _NUMBER.pack(number)
             self.numbered[number] = self.known[bucket] = layout
         return layout
 
     def by(self, value: bytes) -> Layout:
-        """Return the layout of a stored value."""
+        """Layout of a value of this store."""
         layout: Layout = self.numbered[_NUMBER.unpack_from(value)[0]]
         return layout
 
     def release(self, layout: Layout) -> None:
-        """Remove one use of a layout."""
+        """Count one bucket less that has this layout."""
         layout.uses -= 1
         if not layout.uses:
             del self.known[layout.bucket]
@@ -198,6 +203,7 @@ class Layouts:
             self._free.append(layout.number)
 
     def _number(self) -> int:
+        """Number that stands for no windows yet."""
         if self._free:
             return self._free.pop()
         self.numbered.append(None)
@@ -205,28 +211,29 @@ class Layouts:
 
 
 def head(number: int, written: int, cost: int) -> bytes:
-    """Value without states."""
+    """Value of a bucket whose states are beside it."""
     return HEAD.pack(number, written, min(cost, MAX_COST))
 
 
 def is_head(value: bytes) -> bool:
-    """True for a value without states."""
+    """True if the states of a value are beside it."""
     return len(value) == HEAD.size
 
 
 def written_at(value: bytes, now: int) -> bytes:
-    """Return the value with another write time, Unix µs."""
+    """Value with another time of writing, Unix µs."""
     return value[: _NUMBER.size] + _TIME.pack(now) + value[_COST_AT:]
 
 
 def with_cost(value: bytes, cost: int) -> bytes:
-    """Return the value with another last cost."""
+    """Value with another last cost."""
     return value[:_COST_AT] + _TIME.pack(min(cost, MAX_COST)) + value[HEAD.size :]
 
 
 def _charge_log(
     bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row], __: int = 0
 ) -> tuple[tuple[Log, ...], bytes | None] | None:
+    """The charge of a plain bucket that is a log, as `straight_charge` has it."""
     kept_number, written, kept_cost = HEAD.unpack_from(value)
     if kept_number != number or kept_cost != cost or now < written or is_head(value):
         return None
@@ -235,9 +242,10 @@ def _charge_log(
     return (*before,), None if after is None else head(number, now, cost) + _packed_log(after[0])
 
 
-def _charge_slots(  # noqa: PLR0917 - same signature as `straight_charge`
+def _charge_slots(  # noqa: PLR0917 - as `straight_charge`
     bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row], slot: int
 ) -> tuple[tuple[Slots, ...], bytes | None] | None:
+    """The charge of a plain bucket of slots, as `straight_charge` has it."""
     try:
         kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
     except struct.error:
@@ -252,6 +260,7 @@ def _charge_slots(  # noqa: PLR0917 - same signature as `straight_charge`
 
 
 def _give_slot_back(value: bytes, now: int, number: int, slot: int) -> bytes | None:
+    """`Layout.refund` of a bucket of slots."""
     try:
         kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
     except struct.error:

@@ -1,1 +1,1 @@
-"""A gate over time: it is built, it starts, and other rules come into force while it runs."""
+"""Builds a gate, starts it, and reloads its rules."""

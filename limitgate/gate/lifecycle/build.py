@@ -1,4 +1,4 @@
-"""Building a gate: read the options, load the rules, open the store."""
+"""Builds a gate: reads the options, loads the rules, and opens the store."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Refuser = TypeVar("Refuser")
 
 
 class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
-    """Options of middleware; `Settings` says what each means. Options left out come from ``LIMITGATE_*``.
+    """Options of middleware, documented by `Settings`. Unset options come from ``LIMITGATE_*`` variables.
 
-    ASGI, WSGI and Django have their own kinds of store, ``identify`` and ``on_denied``.
+    ASGI, WSGI and Django use different types of store, ``identify`` and ``on_denied``.
     """
 
     enabled: bool
@@ -73,37 +73,36 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
 
 
 ASGIApp = Callable[[Any, Any, Any], Awaitable[Any]]
-"""Application that takes scope, receive and send; Quart, Litestar, Sanic and servers have types of their own for these."""
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 ASGIOptions = GateOptions[AsyncStore, AnyIdentify, ASGIApp]
 WSGIOptions = GateOptions[SyncStore, SyncIdentify, WSGIApp]
 
 
 class Built(NamedTuple):
-    """A gate, and what the middleware around it needs besides."""
+    """A gate, and values for its middleware."""
 
     gate: Gate | None
-    """None where LimitGate is switched off."""
+    """None if LimitGate is disabled."""
     on_denied: Callable[..., Any] | None
     owns_store: bool
-    """True if the store was opened here, and so is to be closed here."""
     required_prefix: str | None = None
-    """The key prefix to ask the store by, which has to answer at start; None if it need not."""
+    """None without ``require_store``."""
 
     def ask_store(self) -> None:
-        """Ask the store: in the background, or if it is required now. Raises `StoreError` if then it does not answer."""
+        """Connect in the background, or if required, check the store now. Raises `StoreError`."""
         if self.gate is None or switch.null_store is not None:
             return
         if self.required_prefix is not None:
             require(self.gate.store, self.required_prefix)
         else:
             ask_in_background(self.gate.store)
-            if not is_going_to_fork():  # else each child does with its first answer
+            # Each child does this with its first answer.
+            if not is_going_to_fork():
                 self.gate.refusals.agree_soon()
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
-    """Build the gate of middleware. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
+    """Build a gate. Raises `ConfigError` for invalid options or rules, `TypeError` for an unknown option."""
     settings = GateSettings(**options)
     if not settings.enabled:
         announce(settings, None)
@@ -136,7 +135,8 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     if settings.reload:
         gate.poller = poller_of(settings, gate, rules, ready, lambda: GateSettings(**options))
         gate.poller.start(in_children=is_going_to_fork())
-        gate.outages.at_first_answer.append(gate.poller.start)  # who is asked serves. uWSGI forks, or does not, unsaid
+        # Poll in the process that gets requests. uWSGI may fork without notice.
+        gate.outages.at_first_answer.append(gate.poller.start)
     if counts is not None:
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
         observe(observers, (counts, gate), (store_counts(store), store))
@@ -145,7 +145,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
 
 
 def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
-    """Make the function that gives the rules in force of a gate, as long as it lives."""
+    """Return a function that does not keep the gate alive."""
 
     def rules() -> RuleSet | None:
         living = gate()
@@ -155,7 +155,6 @@ def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
 
 
 def _warn_about_workers(settings: Settings, rules: RuleSet, store: object) -> None:
-    """Log what several workers of a server make of limits that each of them counts by itself (LG001, LG028)."""
     workers = workers_of_server()
     if workers > 1 and isinstance(store, MemoryStore):
         Diagnosis.MEMORY_PER_WORKER.log(workers)

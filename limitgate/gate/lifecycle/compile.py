@@ -1,4 +1,4 @@
-"""Compiling: a rule set becomes all that a gate goes by while it is in force. At start, and at each reload."""
+"""Compiles rule sets at start and at each reload."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compiler(
     counts: Counts | None,
     store: object,
 ) -> Callable[[RuleSet], ActiveRules]:
-    """Make the function that makes a rule set ready for a gate with these settings."""
+    """Return a function that compiles a rule set."""
     cardinality = CardinalityGuard(settings.new_buckets, monotonic) if settings.new_buckets else None
     no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
 

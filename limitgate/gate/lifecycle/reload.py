@@ -1,7 +1,4 @@
-"""Other rules while the service runs: looks at where they are kept, and makes them ready aside.
-
-A gate's rules in force are one object, so another one takes over between two requests. Rules that cannot be used never do.
-"""
+"""Reloads rules: polls their source, and replaces the rules of a gate between two requests. Invalid rules are never used."""
 
 from __future__ import annotations
 
@@ -28,38 +25,39 @@ from limitgate.rules.watch import RuleSource, WatchedFiles, WatchedRules
 log = logging.getLogger("limitgate")
 
 SPARED = 10
-"""Loads of rules after a full garbage collection that cause no other one. With more, garbage could stay for ever."""
+"""Reloads in a row without a full garbage collection. More would keep garbage too long."""
 FROZEN_BY_PYTHON = 1_000
-"""Objects that Python itself may have frozen at its start: 3.12 some hundreds. An application freezes many more."""
+"""Python itself may freeze some hundreds at startup; an application freezes many more."""
 
 
 class Reloader:
-    """Has a gate go by the rules that a source has now. ``ready`` makes a rule set ready for it."""
+    """Updates a gate's rules from a source. ``ready`` compiles a rule set."""
 
     def __init__(self, gate: Gate, source: RuleSource, ready: Callable[[RuleSet], ActiveRules]) -> None:
-        self._gate = ref(gate)  # the gate has this object
+        # The gate refers to this object.
+        self._gate = ref(gate)
         self._source = source
         self._ready = ready
         self._spared = self._full_collections = 0
 
     def poll(self) -> None:
-        """Look once. Rules that have changed take over if they can be used; else those in force stay, which is logged."""
+        """Poll once. If changed rules are invalid, log an error and keep the old ones."""
         if self._source.has_changed():
             with self._no_full_collection():
                 self._load()
 
     def forget(self) -> None:
-        """Load whatever there is, in the child of a fork, where the last load does not end."""
+        """Load again in the child of a fork, where an unfinished load never ends."""
         with suppress(ValueError):
             gc.callbacks.remove(_age)
         self._source.forget()
 
     @contextmanager
     def _no_full_collection(self) -> Iterator[None]:
-        """Keep the garbage collector from stopping all threads to look at every object, because so many are new.
+        """Avoid a full garbage collection, which would pause all threads.
 
-        To freeze objects and take that back moves them to the oldest generation, and counts as no reason to collect it. What an
-        application has frozen has to stay so.
+        Freezing and unfreezing moves objects to the oldest generation. Objects that the application has frozen must stay
+        frozen.
         """
         full_collections = gc.get_stats()[-1]["collections"]
         self._spared = self._spared + 1 if full_collections == self._full_collections else 1
@@ -79,7 +77,8 @@ class Reloader:
             return
         try:
             rules = self._source.load()
-            if rules is None:  # they change right now
+            # The files are changing.
+            if rules is None:
                 return
             before = gate.rules.rule_set
             self._check_some(before, rules)
@@ -87,7 +86,8 @@ class Reloader:
             rules.detach()
             ready = self._ready(rules)
             if ready.counts is not None:
-                revision(rules)  # else the first scrape works it out, perhaps on an event loop
+                # Cached, so that a scrape doesn't compute it on an event loop.
+                revision(rules)
             gate.enforce(ready)
             if ready.counts is not None:
                 ready.counts.retire(before, rules)
@@ -95,7 +95,7 @@ class Reloader:
             gate.loads.note(is_ok=False)
             more = f" (and {len(error.others)} more)" if error.others else ""
             Diagnosis.RULES_REJECTED.log(self._source.name, error, more)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with them, the rules in force stay
+        except Exception as error:  # noqa: BLE001 - keep the rules in force
             gate.loads.note(is_ok=False)
             Diagnosis.RULES_REJECTED.log(self._source.name, internal_error(error), "")
         else:
@@ -103,20 +103,18 @@ class Reloader:
             rules_changed(self._source.name, str(difference))
 
     def _check_some(self, before: RuleSet, rules: RuleSet) -> None:
-        """Raise `ConfigError` where all rules are gone: half of a file may be just that."""
         if any(before.tiers.values()) and not any(rules.tiers.values()):
             raise ConfigError(f"{self._source.name}: no rule at all, expected some, or a restart to limit nothing")
 
 
 def _age(phase: str, _: object) -> None:
-    """After a collection of the youngest generation, move what it has left to the oldest one."""
     if phase == "stop":
         gc.freeze()
         gc.unfreeze()
 
 
 class OptionsWatch:
-    """Tells of options that were changed in the file of variables, and wait for a restart. ``read`` reads them anew."""
+    """Logs changed options in the environment file, which need a restart. ``read`` reads them."""
 
     def __init__(self, settings: Settings, files: WatchedFiles, read: Callable[[], Settings]) -> None:
         self._settings = settings
@@ -124,7 +122,7 @@ class OptionsWatch:
         self._read = read
 
     def poll(self) -> None:
-        """Look once, and log the names of options that are not what they were at start."""
+        """Log the names of changed options."""
         if not self._files.has_changed():
             return
         try:
@@ -137,7 +135,7 @@ class OptionsWatch:
             Diagnosis.NEEDS_RESTART.log(", ".join(changed))
 
     def forget(self) -> None:
-        """Compare whatever there is."""
+        """Compare again at the next poll."""
         self._files.forget()
 
 
@@ -148,7 +146,7 @@ def poller_of(
     ready: Callable[[RuleSet], ActiveRules],
     read_settings: Callable[[], Settings],
 ) -> Poller:
-    """Make what looks for changes of the rules' files, and of the file of variables. Raises `ConfigError` without files."""
+    """Return a poller for rule files and environment file. Raises `ConfigError` for rules without files."""
     if not rules.source:
         raise ConfigError("reload: the rules are given in Python, expected the path of a file or folder, or no reload")
     watched: list[Pollable] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]

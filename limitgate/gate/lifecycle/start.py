@@ -1,4 +1,4 @@
-"""Start and end of a service: one line says what is on, and the store is asked before the first request needs it."""
+"""Logs the configuration at start, and connects to the store before the first request."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from limitgate.stores.redis.dial.url import shown
 log = logging.getLogger("limitgate")
 
 ANSWER_TIMEOUT = 5.0
-"""Seconds that a store which is required may take to answer."""
+"""Seconds that a required store has to answer."""
 
 
 def announce(settings: Settings, rules: RuleSet | None) -> None:
-    """Log what is on, in one line without any secret; ``rules`` is None where LimitGate is switched off."""
+    """Log the configuration without secrets. ``rules`` is None if LimitGate is disabled."""
     if rules is None:
         log.info("LimitGate %s is switched off", _version())
     else:
@@ -56,15 +56,14 @@ def _version() -> str:
 
 
 def _counted(rules: RuleSet) -> str:
-    """Number of the rules in force for each tier: ``3 rules for tier default, 4 for vip``."""
     tiers = [f"{len(of_tier)} for tier {tier}" for tier, of_tier in rules.tiers.items()]
     return f"rules: {listed(tiers)}"
 
 
 async def astartup(gate: Gate) -> None:
-    """Begin to serve on the running event loop: connect, and look for other rules, if that is wanted.
+    """Connect to the store, and poll for changed rules.
 
-    Raises `ConfigError` for an event loop that the store cannot run on.
+    Raises `ConfigError` if the store cannot run on this event loop.
     """
     if is_async_redis(gate.store) and switch.null_store is None:
         await gate.store.connect()
@@ -74,7 +73,7 @@ async def astartup(gate: Gate) -> None:
 
 
 async def ashutdown(gate: Gate) -> None:
-    """Serve no more: look for no other rules, wait for what is under way, and hand over what was counted."""
+    """Stop polling, wait for refunds and charges, and export the metrics."""
     if gate.poller is not None:
         gate.poller.stop()
     await gate.refunds.asettled()
@@ -83,21 +82,23 @@ async def ashutdown(gate: Gate) -> None:
 
 
 def require(store: Any, key_prefix: str) -> None:
-    """Ask a store of either kind and wait for the answer. Raises `StoreError` if there is none."""
+    """Check a store of either kind. Raises `StoreError` if it doesn't answer."""
     if isinstance(store, SyncStore):
         try:
             store.spend(_question(key_prefix), ANSWER_TIMEOUT)
         except StoreError as error:
             raise _no_answer(error) from error
         if is_redis(store):
-            store.close()  # a server may fork now, and connections are no inheritance
+            # The server may fork, and children must not inherit connections.
+            store.close()
     else:
-        with ThreadPoolExecutor(1) as elsewhere:  # an event loop may run here
+        # This thread may run an event loop.
+        with ThreadPoolExecutor(1) as elsewhere:
             elsewhere.submit(asyncio.run, _required_once(store, key_prefix)).result()
 
 
 async def arequire(store: AsyncStore, key_prefix: str) -> None:
-    """Ask a store in the running event loop and wait for the answer. Raises `StoreError` if there is none."""
+    """Check an async store. Raises `StoreError` if it doesn't answer."""
     if switch.null_store is not None:
         return
     try:
@@ -114,7 +115,7 @@ async def _required_once(store: AsyncStore, key_prefix: str) -> None:
 
 
 def _question(key_prefix: str) -> Plan:
-    """A plan that clears a bucket which nobody uses: a store that cannot write is of no use either."""
+    """Return a plan that also shows whether the store accepts writes."""
     return Plan.reset([Charge(f"{key_prefix}:start:probe", bucket_of("1/second"), 1, enforced=False, rule=None)])
 
 
@@ -123,14 +124,14 @@ def _no_answer(error: StoreError) -> StoreError:
 
 
 def ask_in_background(store: object) -> None:
-    """Have a store of threads connect by itself, so that what is wrong with it is told before the first request.
+    """Connect a sync store in the background, to log problems before the first request.
 
-    Not in a process that is about to fork, but in its children.
+    Before a fork, the children connect instead.
     """
     if is_redis(store):
         store.connect_soon(in_children=is_going_to_fork())
 
 
 def is_going_to_fork() -> bool:
-    """True if the server loads the application before it forks: uWSGI, which forks in C unsaid, or gunicorn --preload."""
+    """Return True if the server loads the application before it forks."""
     return "uwsgi" in sys.modules or "--preload" in server_options()

@@ -1,1 +1,1 @@
-"""From a request to its plan: which rules are for it, whose bucket it falls into, and what it is charged."""
+"""Turns a request into a plan: rules, buckets and charges."""

@@ -1,4 +1,4 @@
-"""Rules in force: all that belongs to one rule set. A request takes them once, and ends under them whatever comes meanwhile."""
+"""The compiled form of a rule set. A request uses the same one throughout."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from limitgate.stores.memory import system_clock
 
 
 class ReloadStats:
-    """Number of times that rule sets were loaded, and how that ended the last time; the load at start is the first."""
+    """Counts loads of rules, including the first one."""
 
     def __init__(self) -> None:
         self.ok = 1
-        """Loads of rules that then were in force."""
         self.rejected = 0
-        """Loads of rules that could not be used, so that those in force stayed."""
         self.was_ok = True
-        """True if the last load was of rules that then were in force."""
         self.at = time.time()
-        """Unix time of the last load, in seconds."""
+        """Unix time in seconds."""
 
     def note(self, *, is_ok: bool) -> None:
         """Count a load."""
@@ -35,11 +32,10 @@ class ReloadStats:
 
 
 class ActiveRules:
-    """What all requests under one rule set of one gate have in common. Another rule set has another object, whole at once.
+    """Everything compiled from one rule set. Replaced atomically on reload.
 
-    ``timeout`` is the seconds that a request may wait for the store, and ``is_measured`` is true if the store says for how long
-    it was silent. ``counts`` are the figures of its gate, None without observers. ``clock`` gives Unix µs where no store is
-    asked.
+    A request may wait ``timeout`` seconds for the store. ``is_measured`` is True if the store reports its silence. ``counts``
+    are the metrics, None without observers. ``clock`` returns Unix µs for decisions without a store.
     """
 
     def __init__(
@@ -55,13 +51,12 @@ class ActiveRules:
         self.planner = planner
         self.rule_set = planner.rule_set
         self.rule_names = planner.names
-        """Names of all rules, of whatever tier."""
         self.header_styles = header_styles
         self.has_commonest_style = header_styles == ("x-ratelimit",)
-        """True if ASGI's form of the fields can be made at once."""
+        """True if the fast path for ASGI fields applies."""
         initials = [name[0] for name in names_of(header_styles)]
         self.initials = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
-        """How the names of rate fields begin, by which it is seen that an application may have set one itself."""
+        """A quick check for rate fields set by the application."""
         self.raw_initials = frozenset(map(str.encode, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured
@@ -69,5 +64,5 @@ class ActiveRules:
         self.clock = clock
 
     def fields(self, decision: Decision, now: int) -> Fields:
-        """Rate fields of a decision at ``now`` by the store's clock, Unix µs."""
+        """Return the rate fields of a decision. ``now`` is Unix µs."""
         return rate_fields(self.header_styles, decision, now, self.rule_names)

@@ -1,4 +1,4 @@
-"""Adaptive limits of one gate: one for each rule, which stays while other rules come into force."""
+"""The adaptive limits of a gate, which survive reloads."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ Kind = Literal["rule", "limit"]
 
 
 class AdaptiveLimits:
-    """The places under each adaptive limit, by kind, tier and name of its rule. Under ``shadow`` nobody waits for one."""
+    """Adaptive limits by kind, tier and rule name. With ``shadow``, requests never wait."""
 
     def __init__(self, *, shadow: bool = False) -> None:
         self._shadow = shadow
         self._places: dict[tuple[Kind, str, str], ConcurrencyLimiter] = {}
 
     def of(self, rule: Rule, kind: Kind) -> ConcurrencyLimiter:
-        """The places under the limit of a rule: those of a rule of this name that was there before, if any.
+        """Return the limit of a rule. It survives reloads.
 
-        Decorators of one name share theirs. Raises `ConfigError` where they do not agree on what they share.
+        Decorators with the same name share a limit. Raises `ConfigError` if their options differ.
         """
         name = kind, rule.tier or DEFAULT_TIER, rule.name
         terms = self._terms(rule)
         places = self._places.get(name)
         if places is None:
-            places = self._places.setdefault(name, ConcurrencyLimiter(terms))  # another thread may have made some meanwhile
-        if kind == "limit" and places.terms != terms:  # rules of a set have names of their own, and come into force anew
+            # Another thread may have created it.
+            places = self._places.setdefault(name, ConcurrencyLimiter(terms))
+        # `keep` reconfigures rules of a set.
+        if kind == "limit" and places.terms != terms:
             raise ConfigError(
                 f"limit {rule.name!r} is there with another adaptive, max_delay or reserve,"
                 " expected the same on each @limit of that name, or another name"
@@ -39,7 +41,7 @@ class AdaptiveLimits:
         return places
 
     def keep(self, rules: Iterable[Rule]) -> None:
-        """Go on under the terms of rules that have come into force, and forget all others but decorators."""
+        """Apply the options of reloaded rules. Drop the limits of removed rules."""
         left = {("rule", rule.tier or DEFAULT_TIER, rule.name): rule for rule in rules if rule.adaptive is not None}
         for name, places in list(self._places.items()):
             if name in left:

@@ -1,7 +1,6 @@
-"""Limits the buckets that one source may open: where clients choose the names of buckets, they could choose any number.
+"""Limits the number of buckets that one source may open, if clients can choose their names.
 
-A source that opens too many goes on in one bucket of its own, so that it fills neither Redis nor memory; buckets that were in
-use before stay what they are. What is known is bounded too, in buckets and in sources, and forgotten by age.
+A source with too many buckets uses one overflow bucket and so cannot fill Redis or memory. Existing buckets stay separate.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from limitgate.process.forking import reset_in_children
 V = TypeVar("V")
 
 BUCKETS = 65_536
-"""Buckets that are remembered as known, by their hashes; at least the latest half of so many."""
+"""Maximum number of known buckets, stored by hash. At least the latest half is kept."""
 SOURCES = 65_536
-"""Sources whose new buckets are counted, by their hashes; whoever has more addresses than that opens more buckets anyway."""
+"""Maximum number of known sources, stored by hash."""
 
 
 class Latest(Generic[V]):
-    """A dictionary that keeps the entries used last: at least ``most // 2`` of them, never more than ``most``.
+    """A dictionary that keeps the latest entries, between ``most // 2`` and ``most``.
 
-    Two generations, of which the elder goes when the younger is half of what there may be. So an entry is looked up as
-    cheaply as in a dictionary, and threads need no lock: at worst they forget one.
+    It drops the older of two generations when the younger one is half full. Threads need no lock; a race may only lose an
+    entry.
     """
 
     __slots__ = ("_elder", "_half", "_younger")
@@ -42,7 +41,7 @@ class Latest(Generic[V]):
         return len(self._younger.keys() | self._elder.keys())
 
     def get(self, key: Hashable) -> V | None:
-        """The value of ``key``, None if it is forgotten."""
+        """Return a value; None if it was dropped."""
         value = self._younger.get(key)
         if value is None:
             value = self._elder.get(key)
@@ -51,17 +50,16 @@ class Latest(Generic[V]):
         return value
 
     def put(self, key: Hashable, value: V) -> None:
-        """Remember a value, which must not be None."""
+        """Add a value other than None."""
         if len(self._younger) >= self._half and key not in self._younger:
             self._younger, self._elder = {}, self._younger
         self._younger[key] = value
 
 
 class CardinalityGuard:
-    """Lets each source open at most ``most`` buckets in any minute. ``clock`` is monotonic, in seconds.
+    """Lets each source open at most ``most`` buckets per minute. ``clock`` returns monotonic seconds.
 
-    Counted by GCRA: half of them may come at once, the others are earned over the minute, so that in no minute there are more
-    than ``most``. A source is an address, or None for all who have none.
+    Half may come at once. A source is an address, or None for all clients without one.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
@@ -73,24 +71,22 @@ class CardinalityGuard:
         self._told = Once(Diagnosis.TOO_MANY_BUCKETS)
         self._lock = RLock()
         self.overflowed = 0
-        """Number of requests that had to share the overflow bucket of their source."""
         reset_in_children(self)
 
     def __len__(self) -> int:
-        """Number of buckets that are known."""
         return len(self._known)
 
     def forget(self) -> None:
-        """Forget what was opened, and by whom."""
+        """Forget all buckets and sources."""
         self._known: Latest[bool] = Latest(BUCKETS)
         self._sources: Latest[tuple[int, int]] = Latest(SOURCES)
 
     def know(self, bucket: Hashable) -> bool:
-        """True if a bucket is one that was opened lately."""
+        """Return True for a known bucket."""
         return self._known.get(hash(bucket)) is not None
 
     def open(self, bucket: Hashable, source: str | None, rule: str) -> bool:
-        """Open a bucket of a rule, which then is known; False if its source has opened too many."""
+        """Open a bucket. Return False if its source has opened too many."""
         with self._lock:
             opened = self._charge(source)
             if not opened:
@@ -102,12 +98,13 @@ class CardinalityGuard:
         return opened
 
     def note(self, bucket: Hashable) -> None:
-        """Know a bucket from now on, whoever opened it."""
+        """Mark a bucket as known."""
         self._known.put(hash(bucket), True)
 
     def _charge(self, source: str | None) -> bool:
         now = int(self._clock() * 1_000_000)
-        source_id = hash(source)  # a name may have any length
+        # The source may be long.
+        source_id = hash(source)
         written, debt = self._sources.get(source_id) or (now, 0)
         after = gcra.try_charge(gcra.advance((debt,), now - written, self._windows), self._windows, 1)
         if after is not None:
@@ -115,5 +112,5 @@ class CardinalityGuard:
         return after is not None
 
     def reset_after_fork(self) -> None:
-        """Renew the lock in the child of a fork, where no thread would release one that was held."""
+        """Reset in the child of a fork."""
         self._lock = RLock()

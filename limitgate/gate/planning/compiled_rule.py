@@ -1,4 +1,4 @@
-"""Rules made ready at start: from a subject to the charges of one rule."""
+"""Compiled rules, which turn a subject into charges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from limitgate.rules.rule import Rule
 
 
 class CompiledRule:
-    """A rule made ready for one gate: key compiled, buckets at hand."""
+    """A rule compiled for one gate."""
 
     __slots__ = (
         "_cardinality",
@@ -62,45 +62,39 @@ class CompiledRule:
         self.rule = rule
         self.name = rule.name
         self.id_name = id_name(rule)
-        """The name by which ids of refusals know it."""
         self.written = rule
-        """The rule as it was written, where ``rule`` has other limits."""
+        """The rule without limits from run time."""
         self.is_decorator = kind != "rule"
         self.limits_by = rule.limits_by
-        """The callable that gives its limits; None where they are written only."""
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
         self.is_guarded = cardinality is not None and self._key.is_inventable
-        """True if its key has to pass `admitted_key`, since clients may make up values of it."""
+        """True if clients may invent its keys, which then have to pass `admitted_key`."""
         self.enforced = not (shadow or rule.shadow)
         self.row = None if counts is None or rule.exempt else counts.rule(rule)
-        """Its figures, None without observers."""
         self._prefix = f"{key_prefix}:{rule.name}:"
         if rule.ban is not None:
-            count_key(self._prefix)  # raises for a prefix that counts cannot have
+            # Raises an error if the prefix is invalid for refusal counts.
+            count_key(self._prefix)
         self._max_wait_us = rule.max_wait_us
         self._cost = None if callable(rule.cost) else rule.cost
         self.is_graded = rule.reserve is not None
-        """True if its charges depend on the priority of the caller."""
         self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
-        """Places under its adaptive limit; None where it has none, or nobody is in flight."""
+        """None without an adaptive limit, or outside a server."""
         self.priority = rule.priority
-        """The priority under its adaptive limit, that of the caller if None."""
         if self.row is not None:
             self.row.adapt(self.places)
         self.is_by_outcome = bool(rule.charge_if)
-        """True if it is charged by the outcome."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
-        """True if it takes slots for requests in flight."""
 
     def named(self, subject: Subject, names: Names) -> str:
-        """Name of who is counted in a subject's bucket, for people: ``ip=20….7``; empty where everybody is."""
+        """Return a name for the owner of a bucket, such as ``ip=20….7``; empty for a global bucket."""
         parts = [(label, shown(label, value, names)) for label, value in self._key.named(subject)]
         return " ".join([f"{label}={text}" for label, text in parts if text])
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
-        """The same with limits that were given at run time. Raises `ConfigError` where the rule cannot have them."""
+        """Return this rule with limits from run time. Raises `ConfigError` for impossible ones."""
         limited = CompiledRule.__new__(CompiledRule)
         _copy_slots(self, limited)
         limited.rule = self.rule.having_limits(limits)
@@ -108,7 +102,7 @@ class CompiledRule:
         return limited
 
     def admitted_charges(self, subject: Subject, values: Sequence[Value]) -> list[Charge]:
-        """The charges of one request by these further parts of the key, from a bucket that may be opened."""
+        """Return the charges of a request, and open its bucket. ``values`` are further key parts."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
         key = self._key_of(subject, values)
         if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
@@ -120,7 +114,7 @@ class CompiledRule:
         return self._prefix + self._key.digest(text + given(values, subject) if values else text)
 
     def charges(self, key: str, cost: int, priority: Priority) -> list[Charge]:
-        """The charges by a key less the suffixes of buckets, one for each bucket."""
+        """Return one charge per bucket. ``key`` has no suffix."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
         return [
             Charge(key + bucket.suffix, bucket, min(cost, 1) if bucket.has_slots else cost, enforced, name, None, wait)
@@ -128,20 +122,20 @@ class CompiledRule:
         ]
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
-        """The charges of one request, at a cost of 1 where that is worked out for each; whether the bucket is known or not."""
+        """Return the charges without opening a bucket. A cost that depends on the request counts as 1."""
         return self.charges(self._key_of(subject, values), self._cost or 1, subject.priority)
 
     @property
     def cost(self) -> int | None:
-        """What it charges; None if that is worked out for each request."""
+        """The cost; None if it depends on the request."""
         return self._cost
 
     def prepared_key(self, subject: Subject) -> PreparedKey:
-        """Key of this rule for all requests of a subject's tier, method and route."""
+        """Return the key for a tier, method and route."""
         return self._key.prepared(subject, self._prefix)
 
     def admitted_key(self, key: str, subject: Subject, values: Sequence[Value] = ()) -> str:
-        """The key itself if its bucket is known or may be opened, else the key of the overflow bucket of its source."""
+        """Return the key, or that of the overflow bucket if the source has opened too many."""
         cardinality = self._cardinality
         if cardinality is None or cardinality.know(key):
             return key
@@ -154,7 +148,7 @@ class CompiledRule:
 
 
 def id_name(rule: Rule) -> str:
-    """The name by which ids of refusals know a rule: with its tier, unless that is the default, as tiers share names."""
+    """Return the rule's name in ids of refusals. Tiers may share names, so it includes the tier."""
     return rule.name if rule.tier in (None, DEFAULT_TIER) else f"{rule.name} {rule.tier}"
 
 

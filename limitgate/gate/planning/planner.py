@@ -1,4 +1,4 @@
-"""From a request to a plan: the rules that apply, their buckets, and the charge for each. Pure, compiled at start."""
+"""Turns a request into a plan: rules, buckets and charges. Pure, compiled at start."""
 
 from __future__ import annotations
 
@@ -41,27 +41,22 @@ from limitgate.rules.review import lint
 from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
-"""Paths whose rules a planner remembers, and the characters that one may have: clients choose both."""
+"""Bounded because clients choose paths."""
 
 LateLimit = tuple[Rule, Sequence[Value]]
-"""A rule that an application asks for while a request is under way, and the further parts of its key."""
 
 
 AnyPlans = PreparedPlan | GivenPlans | ConditionalPlans
-"""The prepared plan of requests, or what finds it by what callables say of a request."""
 _UNLIMITED = PreparedPlan((), (), (), EVERYTHING)
 _UNKNOWN: tuple[object, AnyPlans] = object(), _UNLIMITED
-"""Stands for what is not remembered: of no version that routes have."""
 
 
 def _patterns(rules: Iterable[Rule]) -> Iterator[tuple[str, ...]]:
-    """The patterns of all rules, those of what they exclude, too."""
     for rule in rules:
         yield from map(segments, (*rule.paths, *rule.exclude))
 
 
 def _index(compiled_rules: Sequence[CompiledRule], *, exempt: bool) -> PathIndex[tuple[int, CompiledRule]]:
-    """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
     index: PathIndex[tuple[int, CompiledRule]] = PathIndex()
     for place, compiled_rule in enumerate(compiled_rules):
         if compiled_rule.rule.exempt is exempt:
@@ -71,22 +66,20 @@ def _index(compiled_rules: Sequence[CompiledRule], *, exempt: bool) -> PathIndex
 
 
 def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
-    """Rules in the order of their places in the tier."""
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
 
 
 Begin = Callable[[PreparedPlan | GivenPlans, Caller | None], bool]
-"""Takes places under the adaptive limits of requests that go by a plan, for one of a caller. False if that refuses it, or if it
-has to wait."""
+"""Takes permits. Returns False if the request is refused or has to wait."""
 
 
 def no_places(_: PreparedPlan | GivenPlans, __: Caller | None) -> bool:
-    """`Begin` for who only wants to know what would be charged."""
+    """A `Begin` that takes no permits."""
     return True
 
 
 class Planner:
-    """Makes plans for the requests that come through one gate."""
+    """Makes the plans of one gate."""
 
     def __init__(
         self,
@@ -107,7 +100,6 @@ class Planner:
         self.rule_set = rules
         self._most_paths = paths
         self.cardinality = cardinality
-        """Counts the buckets that each source opens; None where sources may open any number."""
         self._adaptive_limits = adaptive_limits
         self._routes = routes
         self._identities = identities
@@ -123,13 +115,11 @@ class Planner:
             adaptive_limits=adaptive_limits,
         )
         self._matches: dict[tuple[str, str, str, str], RuleMatch] = {}
-        """By tier, method, path and root path."""
         self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
-        """Shared by all paths at which the same rules apply: clients choose paths."""
+        """Shared by paths with the same rules."""
         self._ways: dict[tuple[str, str, str, str], tuple[object, AnyPlans]] = {}
-        """By tier, method, path and root path the version of the routes, and the prepared plan."""
         self._prepared: dict[Any, AnyPlans] = {}
-        """By tier, kind of method, template of the route, rules and decorators, and whether it is a WebSocket."""
+        """By tier, kind of method, route template, rules, decorators, and whether it is a WebSocket."""
         self._decorated: dict[int, CompiledRule] = {}
         compiled = {tier: [self._compile(rule, "rule") for rule in of_tier] for tier, of_tier in rules.tiers.items()}
         self._tiers = {tier: _index(of_tier, exempt=False) for tier, of_tier in compiled.items()}
@@ -137,13 +127,10 @@ class Planner:
         self._every = {tier: [each for each in of_tier if not each.rule.exempt] for tier, of_tier in compiled.items()}
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self.names = frozenset([rule.name for rule in every])
-        """The names of all rules, of whatever tier."""
         self.asks_user = any(rule.key_asks("user") for rule in every)
-        """True if any of them counts by user."""
         self.adapts = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
-        """True if any of them has an adaptive limit, or a decorator that was met so far."""
+        """True if a rule, or a decorator seen so far, has an adaptive limit."""
         self.trusts_proxies = identities.proxies.trust_anybody
-        """True if headers of any peer are believed."""
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(names)
@@ -153,20 +140,20 @@ class Planner:
             self._review(rule)
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
-        """Plan the charges of a request, without taking places for it. ``identified`` is the caller that ``identify`` found.
+        """Plan the charges of a request without permits. Return None if limits have to be awaited.
 
-        Calls the callables that give limits, and raises what they raise; None where limits have yet to be awaited.
+        ``identified`` is the caller from ``identify``. Errors of callables propagate.
         """
         found = self.prepared(request, identified, no_places)
         return None if found is None else found[0].bound(found[1], request.caller)
 
-    def prepared(  # noqa: C901, PLR0912 - each call more costs all requests
+    def prepared(  # noqa: C901, PLR0912 - each extra call slows down all requests
         self, request: Request, identified: Caller | None, begin: Begin | None = None
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
-        """Plan a request: a prepared plan, and its keys.
+        """Return the prepared plan of a request, and its keys.
 
-        ``identified`` is the caller that ``identify`` found, if any. If there are adaptive limits, ``begin`` is called before
-        any key is made. None if that refuses or makes wait, and if limits have to be awaited.
+        ``identified`` is the caller from ``identify``. With adaptive limits, ``begin`` is called before any key is computed.
+        Return None if it returns False or if limits have to be awaited.
         """
         identities, caller, tier, own = self._identities, identified, DEFAULT_TIER, None
         if caller is not None:
@@ -188,13 +175,14 @@ class Planner:
         if type(prepared) is ConditionalPlans:
             prepared = prepared.plan_of(request)
         if prepared.adaptive is not None and (begin is None or not begin(prepared, caller)):
-            return None  # without ``begin`` it is the first decorator with an adaptive limit that was met
+            # This is the first decorator with an adaptive limit.
+            return None
         if own or not prepared.is_ready:
             limited = prepared.with_limits(request, own) if own or type(prepared) is GivenPlans else prepared
             if limited is None:
                 return None
             prepared = limited if limited.is_ready else limited.with_costs(request)
-        plan: PreparedPlan = prepared  # type: ignore[assignment]  # a `GivenPlans` is never ready
+        plan: PreparedPlan = prepared  # type: ignore[assignment]  # `GivenPlans` are never ready
         if plan.is_by_address:
             proxies = identities.proxies
             if proxies.take_peers and proxies.until_sample > 0:
@@ -208,7 +196,7 @@ class Planner:
         return plan, keys if plan.suffixes is None else plan.spread(keys)
 
     def messages(self, prepared: PreparedPlan, request: Request) -> RequestPlan:
-        """Bind the prepared plan of each message over a WebSocket."""
+        """Bind the plan for WebSocket messages."""
         caller: Caller | None = request.caller
         subject = Subject(request, caller, self._identities.tier_of(caller), self._identities)
         if not prepared.is_ready:
@@ -217,9 +205,9 @@ class Planner:
         return prepared.bound(keys if prepared.suffixes is None else prepared.spread(keys), caller)
 
     def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
-        """The rules that may apply to a request whose headers are unknown: those of every tier, whatever their conditions.
+        """Return all rules of any tier that may apply to a request without headers.
 
-        With the decorators among them, which are taken into account; everything is if the request is exempt.
+        Also return the decorators among them, or everything if the request is exempt.
         """
         found: dict[CompiledRule, None] = {}
         taken: Container[Mark] = EVERYTHING
@@ -232,29 +220,29 @@ class Planner:
         return tuple(found), taken
 
     def compiled(self, request: Request, extra_rules: Sequence[LateLimit]) -> Sequence[CompiledRule]:
-        """Rules that an application asks for, compiled, but for those of other methods."""
+        """Compile further rules for the request's method."""
         return [self._compiled(rule) for rule, _ in extra_rules if rule.applies_to(request.method)]
 
     def address(self, request: Request) -> str | None:
-        """Address or network that a request's client is counted by; None without a peer address."""
+        """Return the address or network to count; None without a peer address."""
         request.resolve_client = self._identities.proxies.client
         return self._identities.address(request)
 
     def believes(self, request: Request, header: str) -> bool:
-        """True if a request has a header that a trusted proxy has written."""
+        """Return True if a trusted proxy has sent this header."""
         proxies = self._identities.proxies
         return header in request.headers and proxies.trust(request.peer)
 
     def hops(self, request: Request) -> list[Hop]:
-        """The way of a request through proxies, from its peer to its client."""
+        """Return the proxies from the peer to the client."""
         return self._identities.proxies.hops(request)
 
     def further(
         self, request: Request, identified: Caller | None, applying: Sequence[LateLimit]
     ) -> RequestPlan | PendingLimits:
-        """Plan the charges of rules that an application asks for while a request is under way, and that apply to it.
+        """Plan the charges of further rules.
 
-        Calls the callables that give limits, and raises what they raise; pending while one of them has yet to be awaited.
+        Errors of callables propagate. Return `PendingLimits` if limits have to be awaited.
         """
         subject = self.subject(request, identified)
         if any(rule.key_asks("path") for rule, _ in applying):
@@ -282,9 +270,9 @@ class Planner:
         path: str | None,
         charges: Sequence[Charge],
     ) -> RequestPlan | PendingLimits:
-        """Plan what a request would be charged by rules of these names, whatever their ``path``; it was charged ``charges``.
+        """Plan the charges of named rules, whatever their ``path``. ``charges`` were already made.
 
-        Raises `ConfigError` for a name that no rule has, and for a rule that counts by a route which is not known.
+        Raises `ConfigError` for an unknown name, and for a rule that counts by an unknown route.
         """
         subject = self.subject(request, identified)
         own = {charge.rule for charge in charges} if path is None else set()
@@ -301,7 +289,6 @@ class Planner:
     def _named(
         self, name: str, of_tier: Mapping[str, CompiledRule], own: AbstractSet[str | None], path: str | None
     ) -> CompiledRule:
-        """The rule of a name, for a request that was charged by ``own`` rules."""
         compiled_rule = of_tier.get(name)
         if compiled_rule is None:
             known = listed(sorted({*of_tier, *[each for each in own if each is not None]}))
@@ -311,26 +298,24 @@ class Planner:
         return compiled_rule
 
     def keep_adaptive_limits(self) -> None:
-        """Have adaptive limits go on under the terms of these rules, which have come into force."""
+        """Apply the options of these rules after a reload."""
         if self._adaptive_limits is not None:
             self._adaptive_limits.keep([rule for of_tier in self.rule_set.tiers.values() for rule in of_tier])
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        """The subject of a request, whose caller its rules' callables find at the request."""
+        """Return the subject of a request. Set ``request.caller`` for callables of rules."""
         subject = self._identities.subject(request, identified)
         request.caller = subject.caller
         return subject
 
     def _route(self, request: Request) -> tuple[str | None, tuple[Mark, ...]]:
-        """Template and decorators of the route of a request; none where it is not known."""
         route = self._routes.find(request)
         return (None, ()) if route is None else (route.template, route.marks)
 
     def _prepare(self, tier: str, request: Request, version: object) -> AnyPlans:
-        """Find what the requests of a tier, method, path and root path have in common.
+        """Return the plans for a tier, method, path and root path.
 
-        It is remembered for these, but not if they are long, if the method was invented, or if more of a request matters: then
-        ``version`` is None. Clients choose paths, so most of what is kept is shared by all paths of the same rules and route.
+        The result is not cached if the key is long, the method is unknown, or ``version`` is None.
         """
         kind = request.method_class
         if kind == "OPTIONS" and request.is_preflight:
@@ -347,7 +332,6 @@ class Planner:
     def _prepared_with(
         self, tier: str, request: Request, match: RuleMatch, template: str | None, marks: tuple[Mark, ...]
     ) -> AnyPlans:
-        """What the requests have in common that have the same rules, and a route with this template and these decorators."""
         if match is EXEMPT or "exempt" in marks:
             return _UNLIMITED
         if marks:
@@ -366,7 +350,6 @@ class Planner:
     def _prepared_for(
         self, tier: str, template: str | None, marks: tuple[Mark, ...], request: Request, applying: CompiledRules
     ) -> PreparedPlan | GivenPlans:
-        """What the requests of a tier, method and route have in common to which these rules apply."""
         match = self._match_of(applying, ())
         denying = match.denying
         if denying is not None and denying.enforced:
@@ -381,7 +364,6 @@ class Planner:
         return GivenPlans(self._given, limited, keys, marks, adaptive, denying=denying).as_written
 
     def _match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
-        """The match of a tier, method, path as sent and root path; remembered unless they are long."""
         way = tier, method, sent, root
         match = self._matches.get(way)
         if match is None:
@@ -395,14 +377,15 @@ class Planner:
         if paths is None:
             return self._match_of(self._for_any_path(tier, method), ())
         exempting = [self._at(self._exempt[tier], method, (path,)) for path in paths] if self._has_exempt else []
-        if not all(exempting):  # a path that may be read otherwise is not let off
+        # Every interpretation of the path must be exempt.
+        if not all(exempting):
             exempting = []
         elif exempting and all(any(not each.rule.is_conditional for each in one) for one in exempting):
             return EXEMPT
         return self._match_of(self._at(self._tiers[tier], method, paths), tuple(exempting))
 
     def interpretations(self, sent: str, root: str) -> Sequence[str] | None:
-        """Paths that a path as sent may be read as, all of which rules are looked for at; None if it may be any."""
+        """Return the paths that a sent path may mean; None for any path."""
         paths = self._reach.interpretations(sent, root)
         if paths is None:
             return None
@@ -413,11 +396,9 @@ class Planner:
         return paths
 
     def _for_any_path(self, tier: str, method: str) -> CompiledRules:
-        """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
         return tuple([compiled_rule for compiled_rule in self._every[tier] if compiled_rule.rule.applies_to(method)])
 
     def _at(self, index: PathIndex[tuple[int, CompiledRule]], method: str, paths: Iterable[str]) -> CompiledRules:
-        """The rules of an index that are for a method and any of some paths, in the order they were written."""
         placed = {
             entry
             for path in paths
@@ -427,7 +408,6 @@ class Planner:
         return tuple(_in_order(placed))
 
     def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> CompiledRules:
-        """The decorators that apply to a request, but for those that a gate around this one has decided about."""
         compiled_rules: list[CompiledRule] = []
         by_outer = decided_marks.get() if request.passed_a_gate else None
         decided = by_outer if isinstance(by_outer, tuple) else ()
@@ -441,7 +421,6 @@ class Planner:
         return tuple(compiled_rules)
 
     def _compiled(self, rule: Rule) -> CompiledRule:
-        """A rule that is not from the rule set, compiled when it is first met."""
         compiled_rule = self._decorated.get(id(rule))
         if compiled_rule is None:
             compiled_rule = self._decorated[id(rule)] = self._compile(rule, "limit")
@@ -450,7 +429,6 @@ class Planner:
         return compiled_rule
 
     def _review(self, rule: Rule) -> None:
-        """Log what is odd about a rule by itself."""
         if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
             self._unlisted.log(rule.name)
         for limit, most, burst in lint.overshooting(rule) if self._strict else ():

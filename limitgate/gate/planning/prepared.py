@@ -1,7 +1,7 @@
-"""Prepared plans: what all requests have in common that differ only in who asks, and in what their callables give.
+"""Prepared plans for requests that differ only in caller and results of callables.
 
-The rules that apply (`RuleMatch`), the plan that is bound to the keys of a request (`PreparedPlan`), and the choice among plans
-by conditions (`ConditionalPlans`) and by limits that a callable or a caller gives (`GivenPlans`).
+`RuleMatch` holds the rules that apply, and `PreparedPlan` is bound to the keys of a request. `ConditionalPlans` selects a plan
+by conditions, and `GivenPlans` by limits from run time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CompiledRules = tuple[CompiledRule, ...]
 
 
 class RuleMatch:
-    """The rules that are for requests of one tier, method, path and root path. Shared by all of them that have the same."""
+    """The rules for a tier, method, path and root path. Shared by all requests with the same rules."""
 
     __slots__ = (
         "adaptive_rules",
@@ -54,39 +54,35 @@ class RuleMatch:
 
     def __init__(self, compiled_rules: CompiledRules, exempting: tuple[CompiledRules, ...] = ()) -> None:
         self.compiled_rules = compiled_rules
-        """All of them but exempt ones, in the order they were written, decorators last."""
+        """All rules but exempt ones. Decorators come last."""
         self.exempting = exempting
-        """For each interpretation of the path, the rules that exempt it if the request is one of theirs; empty for none."""
+        """Exempt rules for each interpretation of the path."""
         self.is_conditional = bool(exempting) or any(each.rule.is_conditional for each in compiled_rules)
-        """True if it has to be `narrowed` to the rules that are for a request."""
+        """True if `narrowed` has to select the rules for a request."""
         self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
-        """True if a key, or an adaptive limit, needs the route that the framework will take."""
         applying = _applying(compiled_rules)
         denying = [each for each in applying if each.rule.deny]
         self.denying = next((each for each in denying if each.enforced), denying[0] if denying else None)
-        """A rule that denies, if possible one that is no shadow; None if nothing is denied."""
         self.limited_rules = tuple([each for each in applying if each.rule.has_limits])
-        """Rules that limit requests."""
         adaptive_rules = [each for each in self.limited_rules if each.places is not None]
         self.adaptive_rules = tuple(sorted(adaptive_rules, key=lambda each: not each.enforced))
-        """Rules with an adaptive limit, those that refuse before shadows."""
 
     def exempts(self, request: Request) -> bool:
-        """True if exempt rules that are for a request cover every interpretation of its path."""
+        """Return True if every interpretation of the path is exempt."""
         admitting = {each for each in set(chain(*self.exempting)) if is_met(each.rule, request)}
         return bool(self.exempting) and not any(admitting.isdisjoint(one) for one in self.exempting)
 
     def conditions(self) -> list[Rule]:
-        """The rules whose ``clients`` and ``when`` have to be asked."""
+        """Return the rules with conditions."""
         return [each.rule for each in self.compiled_rules if each.rule.is_conditional]
 
     def narrowed(self, request: Request) -> CompiledRules:
-        """The rules that are for a request, by ``clients`` and ``when``."""
+        """Return the rules whose conditions are met."""
         return tuple([each for each in self.compiled_rules if is_met(each.rule, request)])
 
 
 def is_met(rule: Rule, request: Request) -> bool:
-    """True if a request meets the conditions of a rule, which are asked once for it. Raises whatever ``when`` does."""
+    """Return True if a request meets the conditions of a rule. Cached; errors of ``when`` propagate."""
     met = request.met
     if met is None:
         met = request.met = {}
@@ -98,7 +94,6 @@ def is_met(rule: Rule, request: Request) -> bool:
 
 
 def _applying(compiled_rules: Sequence[CompiledRule]) -> Sequence[CompiledRule]:
-    """The rules that no other one replaces."""
     if not any(each.rule.replaces for each in compiled_rules):
         return compiled_rules
     listed = [each.rule for each in compiled_rules if not each.is_decorator]
@@ -108,28 +103,23 @@ def _applying(compiled_rules: Sequence[CompiledRule]) -> Sequence[CompiledRule]:
 
 
 EXEMPT = RuleMatch(())
-"""Stands for requests to which no rule applies, and none of the decorators either."""
 
 
 class RequestPlan(NamedTuple):
-    """The charges of one request, and the rules behind them."""
+    """The charges of one request and their rules."""
 
     plan: Plan | None
-    """None where no rule applies."""
     compiled_rules: Sequence[CompiledRule]
-    """The rules behind the plan's charges, in their order."""
     is_by_outcome: bool = False
-    """True if a rule is charged by the outcome."""
     has_slots: bool = False
-    """True if it takes slots for requests in flight, which have to be given back."""
 
     @property
     def bans(self) -> bool:
-        """True if a rule bans clients that it refuses too often."""
+        """True if a rule has a ``ban``."""
         return any(each.rule.ban is not None for each in self.compiled_rules)
 
     def row(self, charge: Charge) -> RuleSeries | None:
-        """The figures of the rule behind a charge; None without observers."""
+        """Return the metrics of a charge's rule; None without observers."""
         charges = self.plan.charges if self.plan else ()
         rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)
         return next(rows, None)
@@ -147,11 +137,10 @@ def costs_by(
     told: Mapping[str | None, int] = MappingProxyType({}),
     any_has_own_cost: bool = False,
 ) -> list[int]:
-    """What charges cost by the outcome of their request, and by the costs that `Decision.settle` was ``told``.
+    """Return the final costs by outcome and by ``told``, the costs from `Decision.settle`.
 
-    ``compiled_rules`` are those behind the charges, and ``status`` is that of the response, None while it is unknown. A slot
-    costs nothing once the response is sent. A cost told without a rule is that of the rules with a cost of their own, or of
-    all if ``any_has_own_cost`` is false.
+    ``compiled_rules`` belong to the charges. ``status`` is None if unknown. A slot costs nothing once the response is sent. A
+    cost without a rule applies to rules with an individual cost, or to all if ``any_has_own_cost`` is False.
     """
     costs = []
     for charge, compiled_rule in zip(charges, compiled_rules):
@@ -169,17 +158,16 @@ def costs_by(
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMatch:
-    """The adaptive limits of requests of one tier, method and route, which take about the same time."""
+    """Adaptive limits for requests that take about the same time."""
 
     compiled_rules: Sequence[CompiledRule]
-    """Those that refuse before shadows."""
     request_class: Hashable
 
 
 class PreparedPlan:
-    """Plan of requests of one tier, method, path and root path; what who asks contributes to the keys is all that is missing.
+    """A plan for a tier, method, path and root path, without the client's parts of the keys.
 
-    ``keys`` are those of the rules, and ``costs`` what each rule charges, None for one that works it out for each request.
+    ``costs`` has the cost of each rule; None if it depends on the request.
     """
 
     __slots__ = (
@@ -219,58 +207,46 @@ class PreparedPlan:
         messages: PreparedPlan | None = None,
     ) -> None:
         self.compiled_rules = compiled_rules
-        """The rules behind the charges; none where nothing is charged."""
         self.keys = keys
-        """The keys less what the client contributes."""
         self.costs = costs
         self.is_ready = None not in costs
-        """True unless `with_costs` has to be asked before anything is charged."""
+        """False if `with_costs` has to compute costs."""
         self.marks = marks
-        """Decorators that were taken into account."""
         self.adaptive = adaptive
-        """Adaptive limits to ask before; None for none."""
         self.denying = denying
-        """A rule that denies the requests, or if that is a shadow, would; None if nothing is denied."""
         self.messages = messages
-        """The plan of each message over a WebSocket; None where these are not limited."""
         self.charged_rules = compiled_rules
-        """The rule behind each charge of the template."""
+        """The rule of each charge in the template."""
         self.suffixes: Sequence[Sequence[str]] | None = None
-        """Per rule the ends of its buckets' keys, for `spread`; None where each rule has a bucket whose key has none."""
+        """Suffixes for `spread`; None if there are none."""
         self.template = self._template()
-        """The charges, if they are plain and all that is due; else None. See `limitgate.limits.template`."""
+        """None if the charges are not plain, see `limitgate.limits.template`."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
         self.counter = PlainCounter(self.template, rows) if self.template and rows else None
-        """Counts the decisions of plain plans; None without observers."""
         self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
-        """Rules whose keys clients may make up, with their places."""
+        """Rules with keys that clients may invent, and their positions."""
         self.is_by_address = bool(keys) and all(key.is_by_address for key in keys)
-        """True if there are keys, and nothing of a request but its client's address is in them."""
+        """True if the keys depend only on the client's address."""
         self.is_by_outcome = any(each.is_by_outcome for each in compiled_rules)
-        """True if a rule is charged by the outcome."""
         self.has_slots = any(each.has_slots for each in compiled_rules)
-        """True if it takes slots for requests in flight, which have to be given back."""
         is_settled = not (self.is_by_outcome or self.has_slots)
         self.bans = any(each.rule.ban is not None for each in compiled_rules)
-        """True if a rule bans clients that it refuses too often."""
         self.is_simple = self.template is not None and self.template.is_enforced and is_settled
-        """True if rate fields are all that is due where the template is carried out."""
+        """True if an admitted request needs only rate fields."""
         self.given: GivenPlans | None = None
-        """Finds the plans of callers with limits of their own; None where nothing of these is limited."""
         self._field_writer: Writer | None = None
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
-        """Refunds by the status of the response, and by whether all of it is sent."""
         self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
-        """Plans by what the rules charge; None for costs that were met once."""
+        """By costs. None marks costs seen only once."""
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """The plan of a request whose caller has these limits of its own; None where limits have yet to be awaited."""
+        """Return the plan for a caller with individual limits; None if limits have to be awaited."""
         return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
-        """The plan at the costs of a request. Each callable is called once for it; raises whatever one does.
+        """Return the plan with the costs of a request. Errors of callables propagate.
 
-        Costs that come again are prepared. Others, such as numbers of tokens, would each take longer to prepare than to charge.
+        Recurring costs are prepared. For others, such as numbers of tokens, preparation would take longer than the charge.
         """
         costs = tuple([each.rule.cost_of(request) for each in self.compiled_rules])
         known = self._by_costs.get(costs, self)
@@ -291,25 +267,25 @@ class PreparedPlan:
         return known
 
     def keys_of(self, subject: Subject) -> Sequence[str]:
-        """Keys for a subject of the same tier."""
+        """Return the keys for a subject."""
         keys = [key.of(subject) for key in self.keys]
         for place, compiled_rule in self.guarded:
             keys[place] = compiled_rule.admitted_key(keys[place], subject)
         return keys
 
     def spread(self, keys: Iterable[str]) -> Sequence[str]:
-        """The keys of all buckets, by those of the rules."""
+        """Return the keys of all buckets."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
     def field_writer(self, styles: tuple[Style, ...], rules: frozenset[str]) -> Writer:
-        """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
+        """Return the writer of the rate fields."""
         if self._field_writer is None:
             buckets = tuple([(each.name, each.rule.buckets) for each in self.compiled_rules])
             self._field_writer = prepared_fields(styles, buckets, rules)
         return self._field_writer
 
     def refund(self, spent: PlainSpend, status: int | None, *, is_sent: bool) -> PlainRefund:
-        """The refund of a plan of the template, by the status of the response. It may be one of no charge."""
+        """Return the refund by response status. It may be empty."""
         if self._refunds is None:
             self._refunds = {}
         found = self._refunds.get((status, is_sent))
@@ -320,11 +296,11 @@ class PreparedPlan:
         return found.of(spent)
 
     def request_plan(self, plan: Plan) -> RequestPlan:
-        """The plan of one request, made of the template with its keys."""
+        """Return the request plan for a general plan."""
         return RequestPlan(plan, self.charged_rules, self.is_by_outcome, has_slots=self.has_slots)
 
     def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
-        """The plan of one request of a caller, with its keys."""
+        """Return the request plan for these keys."""
         if self.template is not None:
             return self.request_plan(self.template.asked(keys).whole_plan)
         if not self.compiled_rules:
@@ -340,7 +316,7 @@ class PreparedPlan:
         return RequestPlan(plan.named() if self.has_slots else plan, behind, self.is_by_outcome, self.has_slots)
 
     def _template(self) -> PlanTemplate | None:
-        """The template of the charges; None if there is none. Notes which rules are behind them."""
+        """Return the charges if they are plain, and record the rules behind them."""
         rules, costs = self.compiled_rules, self.costs
         if not rules or self.denying is not None or None in costs or any(each.is_graded for each in rules):
             return None
@@ -356,38 +332,30 @@ class PreparedPlan:
 
 
 _NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
-"""That of all plans that never ask, so that none of them has one for itself."""
 _MOST_COSTS = 256
-"""Costs of a plan that are remembered."""
 _MOST_REFUNDS = 64
-"""Statuses of responses whose refunds are remembered."""
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:
-    """Remember a value, in the place of the oldest one where there are as many as may be already."""
+    """Add an entry. A full cache drops the oldest one."""
     if len(kept) >= most:
-        with suppress(RuntimeError):  # another thread was faster
+        with suppress(RuntimeError):
             kept.pop(next(iter(kept)), None)
     kept[key] = value
 
 
 _LONG = 200
-"""Characters that the text of limits may have which are remembered."""
 _MOST_MET = 256
-"""Combinations of conditions whose plans are remembered for one route."""
 _AT_HAND = (str, Limit, list, tuple, type(None))
 _AS_WRITTEN = object()
-"""Stands for the limits of a rule to which none are given."""
 _TOLD = 200
-"""Characters of a mistake that are logged."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""Part of the text of an object that is another one for each object."""
 
 
 class PendingLimits:
-    """Limits of a request that async callables have yet to give: to be awaited before it is planned again.
+    """Limits from async callables. Await this, then plan the request again.
 
-    They are those of rules with these ids; without ``keys`` all that are known to be pending.
+    ``keys`` are ids of rules; None means all pending ones.
     """
 
     __slots__ = ("_given", "_keys")
@@ -397,14 +365,12 @@ class PendingLimits:
         self._keys = [key for key, limits in given.items() if isawaitable(limits)] if keys is None else keys
 
     def __bool__(self) -> bool:
-        """True if there is anything to await."""
         return bool(self._keys)
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self._complete().__await__()
 
     async def _complete(self) -> None:
-        """Await the limits. Raises whatever a callable does."""
         try:
             for key in self._keys:
                 if isawaitable(limits := self._given[key]):
@@ -414,17 +380,14 @@ class PendingLimits:
             raise
 
     def close(self) -> None:
-        """Give up, and leave no coroutine that nobody has awaited."""
+        """Close the remaining coroutines, which would otherwise warn."""
         for key in self._keys:
             if isawaitable(self._given[key]):
                 getattr(self._given[key], "close", bool)()
 
 
 class GivenLimits:
-    """Puts limits that are given at run time in the place of those that are written.
-
-    ``names`` says how much of a caller's name is logged.
-    """
+    """Applies limits from run time. ``names`` defines how much of a caller's name is logged."""
 
     def __init__(self, names: Names = "masked") -> None:
         self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
@@ -434,10 +397,10 @@ class GivenLimits:
     def applied(
         self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
     ) -> tuple[tuple[CompiledRule, ...], Sequence[int]]:
-        """Rules with the limits of a request, without those that do not limit it, and the ids of rules that have to be awaited.
+        """Return the rules that limit a request, with its limits, and the ids of rules with pending limits.
 
-        ``own`` are the limits of its caller. ``remembers`` is false for who remembers the rules by itself. Each callable is
-        called once for a request. Raises `ConfigError` where limits cannot be read and none are written.
+        ``own`` are the caller's individual limits. Without ``remembers``, the result is not cached. Raises `ConfigError` for
+        invalid limits of a rule without written ones.
         """
         given = request.given_limits
         found, pending = [], []
@@ -461,7 +424,7 @@ class GivenLimits:
         return tuple(found), pending
 
     def _limited(self, compiled_rule: CompiledRule, limits: Any, request: Request, *, remembers: bool) -> CompiledRule | None:
-        """A rule with these limits, None if they are; as it was written if they cannot be read."""
+        """Invalid limits keep the rule unchanged."""
         if limits is None:
             return None
         try:
@@ -479,13 +442,11 @@ class GivenLimits:
             return compiled_rule
 
     def _report(self, rule: str, reason: str, request: Request) -> None:
-        """Log limits that cannot be read once for a rule and a mistake, which repeats them (LG026)."""
         name = shown("caller", request.caller.id, self._names) if request.caller is not None else ""
         said = f"{reason} (caller {name})" if name else reason
         self._unreadable.log((rule, _ADDRESS.sub("", reason)), rule, said)
 
     def _read(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule:
-        """A rule with limits that are not known yet. Raises `ConfigError` if they cannot be read."""
         limited = compiled_rule.having_limits(read_limits(limits))
         if remembers and not (isinstance(limits, str) and len(limits) > _LONG):
             self._remembered.add((compiled_rule, limits), limited)
@@ -494,10 +455,9 @@ class GivenLimits:
 
 @final
 class GivenPlans:
-    """Stands for the prepared plan of requests whose limits are given at run time: there is one for all that have the same.
+    """Selects among prepared plans by limits from run time.
 
-    ``compiled_rules`` are those that limit the requests, with their ``keys``. ``marks``, ``adaptive`` and ``denying`` are those
-    of each plan.
+    ``marks``, ``adaptive`` and ``denying`` apply to every plan.
     """
 
     __slots__ = (
@@ -514,7 +474,6 @@ class GivenPlans:
         "marks",
     )
     is_ready: Final = False
-    """The plan of a request has to be found first."""
 
     def __init__(
         self,
@@ -527,24 +486,22 @@ class GivenPlans:
         denying: CompiledRule | None,
     ) -> None:
         self.adaptive = adaptive
-        """Adaptive limits to ask before; None for none."""
         self._given = given
         self._compiled_rules = compiled_rules
         self._every_key = tuple(keys)
         self._keys = {id(each.written): key for each, key in zip(compiled_rules, self._every_key)}
         self.marks = marks
-        """Decorators that were taken into account."""
         self._denying = denying
         self._sources = [(each.name, id(each.written), each.limits_by) for each in compiled_rules]
         self._callables = [(key, limits_by) for _, key, limits_by in self._sources if limits_by is not None]
         remembered = Remembered[tuple[Any, ...], PreparedPlan]()
         self._remember = remembered.add
         self._plans = remembered.values
-        """By what each callable gives; and where callers have limits of their own, by what is given to each rule."""
+        """By result of each callable, or for callers with individual limits, by limits of each rule."""
 
     @property
     def as_written(self) -> PreparedPlan | GivenPlans:
-        """The plan of callers without limits of their own; itself where that depends on what callables give."""
+        """The plan for callers without individual limits, or this object if callables decide."""
         if self._callables:
             return self
         prepared = self._prepared(self._compiled_rules)
@@ -552,7 +509,7 @@ class GivenPlans:
         return prepared
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """The plan of a request whose caller has these limits of its own; None where limits have yet to be awaited."""
+        """Return the plan for a caller with individual limits; None if limits have to be awaited."""
         given = request.given_limits
         if given is None:
             given = request.given_limits = {}
@@ -567,14 +524,14 @@ class GivenPlans:
             return self._plans[limits]
         except KeyError:
             pass
-        except TypeError:  # there are lists in it
+        # Lists cannot be hashed.
+        except TypeError:
             limits = tuple([tuple(each) if isinstance(each, list) else each for each in limits])
             with suppress(KeyError, TypeError):
                 return self._plans[limits]
         return self._plan_with(request, own, limits)
 
     def _limits(self, request: Request, own: Mapping[str, Any], given: dict[int, Any]) -> tuple[Any, ...]:
-        """What is given to each rule, by the caller or else by its callable."""
         limits: list[Any] = []
         for name, key, limits_by in self._sources:
             if name in own:
@@ -588,7 +545,6 @@ class GivenPlans:
         return tuple(limits)
 
     def _plan_with(self, request: Request, own: Mapping[str, Any] | None, limits: tuple[Any, ...]) -> PreparedPlan | None:
-        """Make the plan of a request that was given these limits, which are not remembered."""
         limited, pending = self._given.applied(self._compiled_rules, request, own, remembers=False)
         if pending:
             return None
@@ -599,7 +555,6 @@ class GivenPlans:
         return prepared
 
     def _prepared(self, limited: CompiledRules) -> PreparedPlan:
-        """The plan of requests that these rules limit, and of their messages."""
         counted = tuple([each for each in limited if each.rule.has_counts])
         of_messages = tuple([each for each in counted if each.rule.per == "message"])
         messages = PreparedPlan(of_messages, *self._keys_and_costs(of_messages), self.marks) if of_messages else None
@@ -609,7 +564,6 @@ class GivenPlans:
         return PreparedPlan(counted, keys, costs, self.marks, self.adaptive, denying=self._denying, messages=messages)
 
     def _keys_and_costs(self, compiled_rules: CompiledRules) -> tuple[Sequence[PreparedKey], tuple[int | None, ...]]:
-        """What a plan of these rules needs besides."""
         keys = self._every_key
         if len(compiled_rules) < len(keys):
             keys = tuple([self._keys[id(each.written)] for each in compiled_rules])
@@ -618,10 +572,9 @@ class GivenPlans:
 
 @final
 class ConditionalPlans:
-    """Stands for the prepared plan of requests whose rules have conditions: there is one for all that meet the same ones.
+    """Selects among prepared plans by conditions.
 
-    ``prepare`` makes it of the rules that are for a request and all that are like it. ``unlimited`` is the plan of requests
-    that a rule exempts.
+    ``prepare`` makes a plan for the rules of a request. ``unlimited`` is the plan of exempt requests.
     """
 
     __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_unlimited")
@@ -637,10 +590,9 @@ class ConditionalPlans:
         self._prepare = prepare
         self._unlimited = unlimited
         self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans] = {}
-        """By what each condition says."""
 
     def plan_of(self, request: Request) -> PreparedPlan | GivenPlans:
-        """The plan of a request. Raises whatever a condition does."""
+        """Return the plan of a request. Errors of conditions propagate."""
         match = self._match
         if match.exempting and match.exempts(request):
             return self._unlimited
@@ -654,5 +606,5 @@ class ConditionalPlans:
 
 
 def is_short(limits: Iterable[Any]) -> bool:
-    """True if limits that were given may be remembered."""
+    """Return True if the limits fit into the cache."""
     return sum([len(each if type(each) is str else repr(each)) for each in limits if each is not _AS_WRITTEN]) <= _LONG

@@ -1,4 +1,4 @@
-"""Counts of refusals in a store: their keys, and the plans that count and forget them, see `limitgate.algorithms.refusals`."""
+"""Keys and plans of refusal counts, see `limitgate.algorithms.refusals`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _COUNT = Bucket((kept_as("refusals"),))
 
 
 def count_key(key: str) -> str:
-    """Key of the count of a bucket's refusals: in the same hash slot, and with the same beginning.
+    """Return the key of a refusal count, in the same hash slot as the bucket.
 
-    Raises `ConfigError` for a key with a brace in its prefix that makes no hash tag (Redis Cluster specification).
+    Raises `ConfigError` for a prefix with a brace outside a hash tag (Redis Cluster specification).
     """
     before, brace, rest = key.partition("{")
     tag, closing, _ = rest.partition("}")
@@ -28,9 +28,9 @@ def count_key(key: str) -> str:
 
 
 def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
-    """The plan that counts refusals by the bucket of a charge, and bans the bucket if there are too many.
+    """Return the plan that counts refusals, and bans the bucket if there are too many.
 
-    The bucket stands before the count, which may ban it, and behind, so that the reading has the ban.
+    The bucket comes before the count, which may ban it, and after it, to read the ban.
     """
     charge = charge._replace(max_wait_us=0, slot=0, adjustment=None)
     amount = Amount(
@@ -46,7 +46,7 @@ def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
 
 
 def forgetting(charges: Iterable[Charge]) -> Plan:
-    """The plan that forgets the refusals by buckets, and the bans that they led to."""
+    """Return the plan that forgets refusals and the resulting bans."""
     return Plan.reset([_counter(charge) for charge in charges])
 
 

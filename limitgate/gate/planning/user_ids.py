@@ -1,4 +1,4 @@
-"""The one rule for the id of a user, whichever framework or application has made it."""
+"""Extracts the id of a user, for all frameworks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from uuid import UUID
 
 NAMES = ("identity", "id", "pk", "get_id", "user_id", "sub", "username", "display_name", "email")
-"""Attributes, or keys of a mapping, that may hold the id, in this order: the first that is present counts.
+"""Attributes or mapping keys that may hold the id, in order of preference.
 
-``identity`` is Starlette's, ``pk`` Django's, the method ``get_id`` Flask-Login's, ``sub`` that of OpenID Connect.
+``identity`` is Starlette's, ``pk`` Django's, ``get_id`` Flask-Login's, ``sub`` OpenID Connect's.
 """
 EXPECTED = "text, a number, a UUID, or an object with identity, id, pk or username, or a tuple or mapping of these"
 
 
 class NoIdError(TypeError):
-    """A user has nothing that tells it from others."""
+    """A user has no id."""
 
 
 def user_id(user: Any) -> str | None:
-    """The text that stands for a user; None if there is none, or an anonymous one.
+    """Return the text for a user; None for an anonymous one.
 
-    Integers and UUIDs count as their text, so ``1`` is the user ``"1"``. No text equals a tuple. Raises `NoIdError` for a
-    user without an id.
+    Integers and UUIDs count as their text, so ``1`` and ``"1"`` are the same user. Tuples never equal text. Raises `NoIdError`
+    for a user without an id.
     """
     if isinstance(user, _PLAIN):
         return _text(user)
@@ -43,12 +43,12 @@ def _field(user: Any, fields: Mapping[Any, Any] | None, name: str, *, default: A
     try:
         value = getattr(user, name, default) if fields is None else fields.get(name, default)
         return value() if name == "get_id" and callable(value) else value
-    except NotImplementedError:  # the base classes of Starlette and Flask-Login, where an application does not override them
+    # Raised by base classes of Starlette and Flask-Login.
+    except NotImplementedError:
         return default
 
 
 def _text(value: Any) -> str | None:
-    """Text of an attribute; None if it is empty, or would tell one object in memory from another instead of users."""
     if isinstance(value, _PLAIN):
         return None if isinstance(value, NoneType | bool) else _plain(str(value))
     if isinstance(value, tuple):
@@ -61,7 +61,7 @@ def _text(value: Any) -> str | None:
 
 _PLAIN = (str, int, UUID, NoneType)
 _TUPLE = "\0"
-"""Marks a tuple's text. Other text that begins with it gets one more."""
+"""Prefix of a tuple's text. Other text with this prefix gets it twice."""
 
 
 def _plain(text: str) -> str | None:
@@ -69,7 +69,7 @@ def _plain(text: str) -> str | None:
 
 
 def _joined(users: tuple[Any, ...]) -> str | None:
-    """Text of a composite id; None if it is empty. Raises `NoIdError` if an element is absent: strangers may share the rest."""
+    """Raise `NoIdError` for a missing element, because strangers may share the others."""
     texts = [user_id(each) for each in users]
     if None in texts:
         raise NoIdError(f"a tuple with an empty element, expected {EXPECTED}")

@@ -15,69 +15,70 @@ from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.protocol import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
-"""Plan, deadline in seconds of Redis' silence (see `Batcher`), future, and timeout in seconds."""
+"""A plan, the silence of Redis at which it is overdue (see `Batcher`), its future reading, and its timeout in seconds. Beside
+`wire.NO_PLAN` the future is that of a `StoredConfig`."""
 
 
 class Batch(wire.Call):
-    """Requests that share a call; configuration has a separate batch."""
+    """Requests that share a call; one alone for configuration."""
 
     __slots__ = ("_due", "requests", "silence", "since")
     plans: list[AnyPlan]
     requests: list[Request]
     since: float
-    """`ListeningClock` time of the latest send."""
+    """Time of the first sending, or of the latest answer that has asked for another one, by the `ListeningClock`."""
     silence: float
-    """Seconds of Redis' silence before `since`."""
+    """Seconds for which Redis had been silent until then."""
     _due: float | None
 
     def __init__(
         self, requests: list[Request], shape: ScriptVariant | None = None, config: ConfigRequest | None = None
     ) -> None:
         plans = [requests[0][0]] if len(requests) == 1 else [plan for plan, _, _, _ in requests]
-        wire.Call.__init__(self, plans, shape, config)  # ``super()`` is slower
+        wire.Call.__init__(self, plans, shape, config)  # ``super()`` takes longer
         self.requests = requests
         self.since = self.silence = 0.0
         self._due = None
 
     @property
     def is_wanted(self) -> bool:
-        """True if a caller still waits."""
-        for _, _, waiting, _ in self.requests:  # noqa: SIM110 - any() would create a generator per call
+        """True if anybody still waits for it."""
+        for _, _, waiting, _ in self.requests:  # noqa: SIM110 - any() would make a generator for every call
             if not waiting.done():
                 return True
         return False
 
     @property
     def due(self) -> float:
-        """`ListeningClock` time at or before its first deadline."""
+        """Time by which its first request is overdue, or before, by the `ListeningClock`; infinity if nobody waits."""
         if self._due is None:
             first = min([due for _, due, waiting, _ in self.requests if not waiting.done()], default=math.inf)
             self._due = self.since + first - self.silence
         return self._due
 
     def silence_at(self, now: float) -> float:
-        """Seconds of silence at ``now``, by the `ListeningClock`."""
+        """Seconds of silence that its requests have met by now, by the `ListeningClock`."""
         passed = now - self.since
-        return self.silence + passed if passed > 0 else self.silence  # max() is slower
+        return self.silence + passed if passed > 0 else self.silence  # max() takes longer
 
     def heard(self, seconds: float, now: float) -> None:
-        """Record an answer that asks for another send."""
+        """Note that Redis has answered, but wants to be told more: what the clock has not counted by then was no silence."""
         self.silence, self.since, self._due = self.silence_at(seconds), now, None
 
     def overdue(self, now: float) -> list[Request]:
-        """Return the requests past their deadline."""
+        """Its requests that have waited too long."""
         self._due = None
         silence = self.silence_at(now)
         return [request for request in self.requests if request[1] <= silence and not request[2].done()]
 
     def follow(self, other: wire.Call) -> None:
-        """See `wire.Call.follow`."""
+        """Be sent as another batch that it is a part of."""
         super().follow(other)
         if isinstance(other, Batch):
             self.since, self.silence = other.since, other.silence
 
     def repeated(self) -> Batch:
-        """Return the requests to resend: those with a waiting caller, except refunds."""
+        """The requests to send once more: those that somebody waits for, and that give nothing back."""
         left = [request for request in self.requests if not (request[0].has_adjustments or request[2].done())]
         again = Batch(left, self.shape)
         again.follow(self)
@@ -85,7 +86,7 @@ class Batch(wire.Call):
         return again
 
     def each(self) -> list[Batch]:
-        """Split into one batch per request."""
+        """Its requests as batches of their own, their plans just as they are."""
         alone = []
         for plan, request in zip(self.plans, self.requests):
             batch = Batch([request], self.shape)
@@ -96,7 +97,10 @@ class Batch(wire.Call):
 
 
 class RequestQueue:
-    """Unsent requests in arrival order; plain plans of one shape form batches."""
+    """Requests that wait to be sent, in the order in which they came; plain plans of one shape side by side.
+
+    A plain plan joins those of its shape that wait already, as many as may share a call.
+    """
 
     __slots__ = ("_entries", "_most", "_open", "_room", "size")
 
@@ -104,9 +108,11 @@ class RequestQueue:
         self._most = most
         self._entries: deque[Request | Batch] = deque()
         self._open: dict[ScriptVariant, Batch] = {}
+        """The batches that plain plans may still join."""
         self._room = Room()
-        """Room for `OF_ANY` plans, which can be expensive."""
+        """Room in the batch of those that the script for all plans carries out, which may be costly."""
         self.size = 0
+        """Number of requests."""
 
     def __iter__(self) -> Iterator[Request]:
         for entry in self._entries:
@@ -134,17 +140,17 @@ class RequestQueue:
         self._entries.append(entry)
 
     def appendleft(self, request: Request) -> None:
-        """Add a request at the front."""
+        """Add a request that goes before all others."""
         self._entries.appendleft(request)
         self.size += 1
 
     def first(self) -> Request | None:
-        """Return the first request, unless it is in a plain batch."""
+        """The request of any kind that is next; None if plain plans are, or nothing."""
         entry = self._entries[0] if self._entries else None
         return None if isinstance(entry, Batch) else entry
 
     def popleft(self) -> Request:
-        """Remove and return the request that `first` returns."""
+        """Take out the request that is `first`."""
         entry = self._entries.popleft()
         if isinstance(entry, Batch):
             raise TypeError("plain plans are next, expected first() to be asked before")
@@ -152,7 +158,7 @@ class RequestQueue:
         return entry
 
     def pop_plain(self) -> Batch | None:
-        """Remove and return the first entry if it is a plain batch."""
+        """Take out the plain plans that are next and share a call; None if a request of any kind is, or nothing."""
         entries, still_open = self._entries, self._open
         if not entries or type(batch := entries[0]) is not Batch:
             return None
@@ -164,13 +170,13 @@ class RequestQueue:
         return batch
 
     def keep(self, requests: Iterable[Request]) -> None:
-        """Keep only these requests."""
+        """Keep these requests only."""
         self.clear()
         for request in requests:
             self.append(request)
 
     def clear(self) -> None:
-        """Remove all requests."""
+        """Forget all requests."""
         self._entries.clear()
         self._open.clear()
         self.size = 0

@@ -1,7 +1,7 @@
-"""One pipelined connection to Redis on asyncio.
+"""One connection to Redis on asyncio, on which calls are pipelined: sent as they come, answered in the same order.
 
-After redis-py has connected, the transport feeds a `Session` directly. redis-py's streams would need a task and several
-wake-ups per reply.
+Connecting, TLS, AUTH and the protocol's version are redis-py's. Once it has connected, the transport hands what arrives
+straight to a `Session`: a reply then costs one callback, where redis-py's streams cost a task and several wake-ups.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustCl
 
 
 class Owner(Protocol):
-    """User of a connection."""
+    """Uses a connection."""
 
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
-        """Handle an event other than the last."""
+        """Deal with an event, any but the last."""
 
     def lost(self, connection: AsyncConnection) -> None:
-        """Handle a lost connection. The calls in ``session.flying`` will get no reply."""
+        """Let go of a connection that has ended: the calls still in ``session.flying`` will get no reply."""
 
 
 class AsyncConnection(asyncio.Protocol):
-    """Drives a session on a redis-py connection.
+    """Drives a session on a connection that redis-py has opened.
 
-    It refers to its ``owner`` weakly, so that a dropped store is freed.
+    The event loop refers to this, so this refers to its ``owner`` weakly: a store that is dropped is freed, and closes.
     """
 
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
@@ -40,7 +40,7 @@ class AsyncConnection(asyncio.Protocol):
         self.session.asked_at = monotonic()
         self.given_up = False
         self.silent_since = 0.0
-        """Start of the silence, valid with calls in flight."""
+        """Time since which calls have been waiting and none was answered, by the clock; without calls of no meaning."""
         self._unsent: list[bytes] = []
         self._clock = clock
         self._owner = ref(owner)
@@ -48,42 +48,43 @@ class AsyncConnection(asyncio.Protocol):
         self._transport: Any = self._writer.transport
         self._transport.set_protocol(self)
         self.is_closing: Callable[[], bool] = self._transport.is_closing
+        """True unless the connection is open, as far as is known."""
 
     def send(self, batch: Batch) -> None:
-        """Queue a batch for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
+        """Send a batch with the next `flush`. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
         session = self.session
         if not session.flying:
             self.silent_since = self._clock.seconds
         self._unsent.append(session.send(batch))
 
     def flush(self) -> None:
-        """Send the queued batches together."""
+        """Send what waits to be sent, together."""
         unsent = self._unsent
         if unsent:
             self._transport.write(b"".join(unsent))
             unsent.clear()
 
     def silence(self) -> float:
-        """Seconds without an answer while calls are in flight."""
+        """Seconds for which calls have been waiting and none was answered."""
         return self._clock.seconds - self.silent_since if self.session.flying else 0.0
 
     def give_up(self) -> None:
-        """Close at once, without resending calls."""
+        """Close the connection at once. Nothing on it is sent again."""
         self.session.give_up()
         self._abort()
 
     def retire(self) -> None:
-        """Accept no more calls and close after the last reply."""
+        """Take no further calls, and close the connection with the last reply."""
         self.session.retire()
         if not self.session.flying:
             self.give_up()
 
     def has_news(self) -> bool:
-        """True if the kernel has unread data."""
+        """True if the event loop has yet to read what the kernel has: a server that was only slow has answered by then."""
         return has_data(self._transport.get_extra_info("socket"))
 
     def replace(self) -> None:
-        """Close at once and discard unsent data; another connection takes over."""
+        """Close the connection at once: another one takes over its calls. What the kernel has not sent yet is not sent."""
         self.session.replaced()
         reset_on_close(self._transport.get_extra_info("socket"))
         self._abort()
@@ -93,7 +94,7 @@ class AsyncConnection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Pass complete replies to the owner."""
+        """Pass on what has arrived whole."""
         session, owner = self.session, self._owner()
         if owner is None:
             self.give_up()
@@ -108,7 +109,7 @@ class AsyncConnection(asyncio.Protocol):
             owner.heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report the end to the owner."""
+        """Say so."""
         owner = self._owner()
         if owner is not None:
             owner.lost(self)

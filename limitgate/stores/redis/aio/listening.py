@@ -1,7 +1,8 @@
-"""Listening time of an event loop, the measure of a server's silence.
+"""Time for which an event loop listened: what a server's silence is measured by.
 
-A blocked or suspended loop receives no replies, so that time must not count. While a request waits, a `ListeningClock` ticks
-every `GRAIN` seconds, counts little of a late tick, and advances after the loop has polled its sockets again.
+A loop that is blocked, starved or suspended hears no reply, so that time is nobody's silence. While somebody waits, a
+`ListeningClock` looks at the loop's own clock every `GRAIN` seconds, counts little of a time in which it could not look, and
+goes on only after the loop has polled its sockets once more: whoever is answered by then has not waited.
 """
 
 from __future__ import annotations
@@ -17,36 +18,40 @@ from limitgate.internal_errors import logged_errors
 from limitgate.process.clock import asyncio_is_stopped, call_later, monotonic
 
 GRAIN, SHORTEST = 0.01, 0.004
-"""Maximum and minimum seconds between two ticks."""
+"""Seconds between two looks, at most and at least."""
 LONGEST = 0.05
-"""Maximum seconds that count per tick. A late tick counts as well, because the loop polls its sockets in between."""
+"""Seconds that count between two looks, at most: of more the loop was away. So much of it counts all the same, as it polls its
+sockets in between, and a server that is silent each time is silent."""
 LATE = 0.002
-"""A tick this late means that the loop was away; GIL waits take 5 ms."""
+"""Seconds by which a look comes late if the loop was away: threads that want the GIL keep it for 5 ms each."""
 ASLEEP = 1.0
-"""Seconds without a tick that mean the process was suspended."""
+"""Seconds without a look after which the process was stopped, rather than busy."""
 AWAY = 0.1
-"""Share of a timeout that counts, up to `GRAIN`, if the loop was away while connecting."""
+"""Share of a timeout that counts of a time in which the loop was away while a connection is made, which takes such a loop
+several turns; `GRAIN` at most."""
 
 
 class Listener(Protocol):
-    """Receiver of clock ticks."""
+    """Somebody who waits."""
 
     def listened(self) -> float | None:
-        """Handle a tick. Return the seconds until the next deadline; None to stop."""
+        """Note that the clock has gone on. Seconds that are left until a time is over; None once nobody waits."""
 
 
 class ListeningClock:
-    """Seconds of listening of the running event loop. Stops without listeners."""
+    """Seconds for which the running event loop has listened in vain. It stands still while nobody waits."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._is_stopped, self._time = False, self._loop.time
         self.seconds = 0.0
+        """Seconds at the latest look."""
         self._passed = 0.0
+        """Seconds that count as soon as sockets have been polled."""
         self.was_away = False
-        """The loop was away before one of the latest two ticks."""
+        """True if the loop was away before one of the latest two looks: a starved one is in time by chance."""
         self.sleeps = 0
-        """Number of times the loop or process stood still."""
+        """How often the loop stood still while somebody waited: it was not run, or the process was stopped."""
         self._run: object = None
         self._was_late = False
         self._looked = self._pause = 0.0
@@ -54,14 +59,14 @@ class ListeningClock:
         self._listeners: dict[Listener, None] = {}
 
     def now(self) -> float:
-        """Return the seconds up to now."""
+        """Seconds by now: what waits from now on has waited for nothing of them."""
         if not self._ticks:
             return self.seconds
         since = self._time() - self._looked
-        return self.seconds + self._passed + (since if since < LONGEST else LONGEST)  # noqa: FURB136 - min() is slower
+        return self.seconds + self._passed + (since if since < LONGEST else LONGEST)  # noqa: FURB136 - min() takes longer
 
     def watch(self, listener: Listener) -> None:
-        """Call a listener at each tick until it returns None."""
+        """Tell somebody of each look, until nobody waits there."""
         self._listeners[listener] = None
         if not self._ticks:
             self._ticks = True
@@ -69,12 +74,12 @@ class ListeningClock:
             self._look_later(GRAIN)
 
     def forget(self, listener: Listener) -> None:
-        """Remove a listener."""
+        """Nobody waits there any more."""
         self._listeners.pop(listener, None)
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the block to ``seconds`` of listening. Raises `TimeoutError`."""
+        """Give what is awaited inside so many seconds of listening, else raise `TimeoutError`."""
         async with asyncio.timeout(None) as limit:
             deadline = _Deadline(self, seconds, limit)
             self.watch(deadline)
@@ -89,13 +94,12 @@ class ListeningClock:
             self._is_stopped = not self._is_stopped
             self._time = monotonic if self._is_stopped else self._loop.time
             self._looked = self._time()
-        # The timer outlives the request's context.
-        call_later(self._loop, pause, self._look)
+        call_later(self._loop, pause, self._look)  # it goes on after the request that waits now
 
     def _look(self) -> None:
-        """Tick, and count the time after socket data has been read.
+        """Look at the clock, and count once what has arrived by now is read.
 
-        asyncio and uvloop both read sockets before the iteration after next.
+        asyncio reads after the callbacks that are due already, uvloop after its timers: both before the turn after the next.
         """
         now = self._time()
         is_late = now - self._looked > self._pause + LATE
@@ -112,7 +116,7 @@ class ListeningClock:
         soonest = GRAIN
         for listener in list(self._listeners):
             left: float | None = GRAIN
-            with logged_errors():
+            with logged_errors():  # else no time would ever be over again
                 left = listener.listened()
             if left is None:
                 self.forget(listener)
@@ -124,12 +128,12 @@ class ListeningClock:
 
 
 def _run() -> object:
-    """Identify the run of this thread's event loop, which installs new asyncgen hooks."""
+    """An object that is another one whenever the event loop of this thread is run anew: it sets new hooks each time."""
     return sys.get_asyncgen_hooks().firstiter
 
 
 class Silence:
-    """Seconds of listening without an owed answer. Stops without callers."""
+    """Time for which a server owed answers and gave none while the loop listened. It stands still while nobody waits."""
 
     __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
 
@@ -140,19 +144,19 @@ class Silence:
         self._was_broken = False
 
     def watch(self, listener: Listener) -> None:
-        """Start to count for a new waiting listener."""
+        """Have a listener that waits from now on told of each look."""
         if self._looked is None:
             self._looked = self._clock.now()
             self._clock.watch(listener)
 
     def break_(self) -> None:
-        """Record an answer, which ends the silence."""
+        """Note that something was answered: the time since the last look was no silence."""
         self._was_broken = True
 
     def go_on(self, *, connecting: float = math.inf) -> bool:
-        """Count the time since the last tick. Return False if none of it was silence.
+        """Count the time since the last look. False if none of it was silence.
 
-        ``connecting`` is the timeout of a connection attempt; then little counts after a late tick.
+        While a connection is made for those who wait for ``connecting`` seconds, little counts if the loop was away.
         """
         now, looked = self._clock.seconds, self._looked
         passed = 0.0 if looked is None or self._was_broken else max(0.0, now - looked)
@@ -163,11 +167,13 @@ class Silence:
         return passed > 0
 
     def stop(self) -> None:
-        """Stop counting."""
+        """Nobody waits any more."""
         self._looked = None
 
 
 class _Deadline:
+    """The end of `ListeningClock.within`."""
+
     def __init__(self, clock: ListeningClock, seconds: float, limit: asyncio.Timeout) -> None:
         self._clock = clock
         self._at = clock.now() + seconds

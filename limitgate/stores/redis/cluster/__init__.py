@@ -1,1 +1,1 @@
-"""Redis Cluster: the slot map and the routes of redirected calls, without I/O."""
+"""A Redis Cluster: which node has which bucket, and where calls go whose bucket has moved. No I/O."""

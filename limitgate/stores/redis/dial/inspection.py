@@ -1,6 +1,7 @@
-"""Inspects servers on each new connection: missing rights, eviction, and replaced data.
+"""Inspection of servers on each new connection: rights that are missing, eviction, and whose data they have.
 
-Inspection never fails a connection. It logs connection failures that retrying cannot fix, such as a TLS mismatch.
+No connection fails by it. Where there is none, it tells what no waiting cures, such as a server that speaks TLS where its URL
+says otherwise: neither side tells, each waits or hangs up.
 """
 
 from __future__ import annotations
@@ -33,25 +34,26 @@ from limitgate.stores.redis.errors import NO_CERTIFICATE, hindrance_of, unknown_
 INSPECT = (files("limitgate") / "lua" / "inspect.lua").read_text("utf-8")
 
 FORGETS_NOBODY = frozenset({"noeviction", "volatile-ttl"})
-"""Eviction policies that keep refused callers."""
+"""Policies of a full server that keep those who were refused."""
 
 
 FORGOTTEN = 600.0
-"""Seconds until a repeated error is logged again."""
+"""Seconds without an error of calls after which it is logged again. Other calls may be answered in between."""
 
 
 class Data(NamedTuple):
     """Origin of a server's data."""
 
     run: str
-    """Changes with each start."""
+    """Another one each time that a server is started."""
     history: str
-    """Replication ID. Changes after a restart, a promotion, or an hour without replicas."""
+    """The history of writes that its data comes from. It is another one after a restart, and once a replica is promoted; and
+    where nobody has replicated a server for an hour."""
     parent: str
-    """Previous replication ID, or zeros."""
+    """The history that this one has followed, zeros if none is known."""
 
     def continues(self, before: Data) -> bool:
-        """True if these data contain all of ``before``."""
+        """True if it has all that the same place, or another one, had before."""
         forgot_its_replicas = self.run == before.run and not self.parent.strip("0")
         return self.history == before.history or forgot_its_replicas
 
@@ -60,16 +62,17 @@ class Report(NamedTuple):
     """A server's report."""
 
     rights: Sequence[str]
-    """Missing rights, in ACL SETUSER syntax."""
+    """Rights that are missing, as ACL SETUSER spells them."""
     evicts: str
-    """Eviction policy that can drop buckets; empty if none does."""
+    """The policy by which it forgets buckets when its memory is full, empty if it forgets none that matter."""
     data: Data | None
-    """None for a replica."""
+    """None where it does not say, or follows another server."""
     unknown: Sequence[str] = ()
+    """Commands that it does not know."""
 
 
 def read_report(reply: object) -> Report | None:
-    """Read the inspection script's reply; None for another reply."""
+    """Read a reply of the script. None if it is none of the script's."""
     if isinstance(reply, NoPermissionError):
         return Report(["+eval"], "", None)
     match reply:
@@ -98,26 +101,28 @@ def _data(said: dict[str, str]) -> Data | None:
 
 
 class Inspection:
-    """Logs problems in the reports of a store's servers, each once."""
+    """Remembers the reports of a store's servers, and logs what is odd about them, each once."""
 
     replacements = 0
-    """Connections to a server that may have lost data."""
+    """Connections that led to a server which may have forgotten something since the one before."""
 
     def __init__(self) -> None:
         self._prefixes: tuple[str, ...] = ()
         self._data: dict[str, Data] = {}
+        """By what log lines call the server."""
         self._lacks = Once(Diagnosis.RIGHTS)
         self._evicts = Once(Diagnosis.EVICTS)
         self._replaced = Once(Diagnosis.REPLACED)
         self._unknown = Once(Diagnosis.COMMANDS)
         self._told: dict[str, Diagnosis] = {}
+        """Errors that no waiting cures, by server, until a connection to it comes about."""
         self._refused: dict[tuple[str, Diagnosis], float] = {}
-        """`time.monotonic` time of the last such error."""
+        """When a call to a server met such an error last, by `time.monotonic`."""
         self._masters: set[str] = set()
-        """Servers that accepted writes."""
+        """Servers that took writes when the latest connection to them was made."""
 
     def expect(self, prefix: str) -> None:
-        """Add a key prefix to check."""
+        """Keys of a prefix will be used."""
         if prefix not in self._prefixes:
             self._prefixes = (*self._prefixes, prefix)
 
@@ -127,13 +132,16 @@ class Inspection:
         return "EVAL", INSPECT, "0", *self._prefixes
 
     def failed(self, server: str, error: Exception) -> None:
-        """Log a connection failure that retrying cannot fix, once until a connection succeeds."""
+        """Log what no waiting cures of the reasons why there is no connection to a server, once until there is one."""
         hindrance = hindrance_of(error)
         if hindrance is not None:
             self._tell(server, *hindrance)
 
     def refused(self, server: str, error: BaseException) -> None:
-        """Log an error reply that retrying cannot fix, except of a former master: the next connection finds the new one."""
+        """Log what no waiting cures of the errors by which a server answers calls, once until there is none for a while.
+
+        A master that has become a replica is not meant: the next connection leads to the new master.
+        """
         hindrance = hindrance_of(error)
         if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
             return
@@ -149,7 +157,7 @@ class Inspection:
                 diagnosis.log(server, reason)
 
     def tell_tls(self, server: str, reason: str) -> None:
-        """Log a TLS mismatch between a server and its URL."""
+        """Log that a server and its URL do not agree on TLS."""
         self._tell(server, Diagnosis.TLS, reason)
 
     def _tell(self, server: str, diagnosis: Diagnosis, reason: str) -> None:
@@ -158,7 +166,7 @@ class Inspection:
             diagnosis.log(server, reason)
 
     def heard(self, server: str, reply: object) -> None:
-        """Process a server's reply or error."""
+        """Note what a server has said, be it an error or nonsense."""
         self._told.pop(server, None)
         with logged_errors():
             report = read_report(reply)
@@ -185,6 +193,7 @@ class Inspection:
                 self._replaced.log(server)
 
     def _followed(self, data: Data) -> Data | None:
+        """The data of another node, which this one has replicated and now takes the place of."""
         for server, other in list(self._data.items()):
             if other.history == data.parent:
                 return self._data.pop(server, None)
@@ -192,13 +201,13 @@ class Inspection:
 
 
 APART = 60.0
-"""Seconds between two checks of a server."""
+"""Seconds between two looks at a server that does not answer."""
 _TIMEOUT = 0.5
-"""Seconds per step of a check."""
+"""Seconds that each step of a look may take."""
 
 
 class TLSCheck:
-    """Checks unreachable servers in background threads."""
+    """Looks at servers to which no connection comes about, in threads that nobody waits for."""
 
     def __init__(self, inspection: Inspection, *, uses_tls: bool, has_certificate: bool) -> None:
         self._inspection = inspection
@@ -207,7 +216,7 @@ class TLSCheck:
         self._looked: dict[str, float] = {}
 
     def look(self, server: str, connection: Any, error: Exception) -> None:
-        """Check a server whose connection failed, if TLS may be the cause."""
+        """Look at a server to which redis-py's connection has failed, if that may be for want of TLS, or for too much of it."""
         host = getattr(connection, "host", None)
         if host is None or not self._may_be_for_tls(error):
             return
@@ -218,15 +227,14 @@ class TLSCheck:
                 background.start("tls", self._look, server, address)
 
     def look_again(self, server: str, connection: Any, error: Exception) -> None:
-        """Check after the first command has failed: some servers request a certificate only then."""
+        """`look` where a connection with TLS has ended with the first command: a server may want a certificate only then."""
         if self._uses_tls:
             self.look(server, connection, error)
 
     def _may_be_for_tls(self, error: Exception) -> bool:
         ended = isinstance(error.__cause__ or error.__context__, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
         if self._uses_tls and isinstance(error, RedisTimeoutError | TimeoutError):
-            # A server without TLS reads the handshake as a command and waits for its end.
-            return True
+            return True  # a server without TLS waits for the end of what it takes for a command
         return isinstance(error, RedisConnectionError) and (ended or str(error) == CLOSED_BY_SERVER)
 
     def _look(self, server: str, address: Address) -> None:
@@ -240,6 +248,7 @@ class TLSCheck:
 
 
 def _holds(look: Callable[[Address], bool], address: Address) -> bool:
+    """True if a look at a server finds what it looks for."""
     try:
         return look(address)
     except OSError:
@@ -247,31 +256,31 @@ def _holds(look: Callable[[Address], bool], address: Address) -> bool:
 
 
 def _answers_plainly(address: Address) -> bool:
-    """True if a server answers a command without TLS."""
+    """True if a server answers a command without TLS, by an error or otherwise."""
     with socket.create_connection(address, _TIMEOUT) as plain:
         plain.sendall(b"PING\r\n")
         return plain.recv(1) in (b"+", b"-")
 
 
 def _shakes_hands(address: Address) -> bool:
-    """True if a TLS handshake succeeds with any certificate. Sends no data."""
+    """True if a server begins to speak TLS, whatever certificate it has or wants. Nothing is sent through it."""
     with _spoken_to(address):
         return True
 
 
 def _wants_certificate(address: Address) -> bool:
-    """True if the server closes after the handshake, as TLS 1.3 does without a client certificate."""
+    """True if a server ends the connection unasked after the handshake, as TLS 1.3 has it where no certificate was shown."""
     with _spoken_to(address) as encrypted:
         try:
             return not encrypted.recv(1)
         except TimeoutError:
             return False
-        # The server's alert may be lost.
-        except OSError:
+        except OSError:  # what the server says of it may be lost
             return True
 
 
 def _spoken_to(address: Address) -> ssl.SSLSocket:
+    """A connection with TLS to a server of whatever certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context.wrap_socket(socket.create_connection(address, _TIMEOUT))

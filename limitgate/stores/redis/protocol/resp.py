@@ -1,4 +1,4 @@
-"""RESP, by hiredis if installed, else in Python."""
+"""RESP, the protocol of Redis: by hiredis where it is installed, else in Python. Pure: bytes and replies, no connection."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from redis.exceptions import (
 
 try:
     from hiredis import ProtocolError, PushNotification, Reader, pack_command
-# hiredis before 3.2 cannot distinguish push messages from replies.
-except ImportError:
+except ImportError:  # not installed, or before 3.2, which cannot tell push messages from replies
     from limitgate.stores.redis.protocol.python_resp import (  # type: ignore[assignment]
         ProtocolError,
         PushNotification,
@@ -49,13 +48,13 @@ _KINDS: Mapping[str, Callable[[Any], RedisError]] = {
     "TRYAGAIN": TryAgainError,
     "WRONGPASS": AuthenticationError,
 }
-"""redis-py's parser knows ASK, MOVED and TRYAGAIN only since 7.2."""
+"""Kinds of errors by their code. redis-py itself knows ASK, MOVED and TRYAGAIN since 7.2, before that on its cluster client."""
 
 
 def error_of(text: str) -> RedisError:
-    """Return the error for an error reply.
+    """Return the error that an error reply stands for, without its code if the kind says as much.
 
-    Raises `ValueError` if a redirection's address is unreadable.
+    Raises `ValueError` if the reply redirects to an address that cannot be read.
     """
     code, _, message = text.partition(" ")
     kind = _KINDS.get(code)

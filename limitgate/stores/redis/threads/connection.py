@@ -1,6 +1,7 @@
-"""A sync connection to Redis, used by one thread at a time.
+"""One connection of threads to Redis, used by one at a time: calls out, events in, both with patience.
 
-After redis-py has connected, a `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply.
+Connecting, TLS, AUTH and the protocol's version are redis-py's. Bytes are read straight from the socket into a `Session`:
+redis-py would give each piece of a reply as long as the whole, so that a trickle could go on for ever.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads.listen_deadline import SHORTEST, SLICE, ListenDeadline
 
 _CHUNK = 16_384
+"""Bytes to read at a time."""
 
 
 class OtherConnections(Protocol):
@@ -26,32 +28,33 @@ class OtherConnections(Protocol):
     doubts: Doubts
 
     def make_another(self) -> None:
-        """Start to connect, if a thread can be started."""
+        """Begin to connect, if a thread can be started for it."""
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been opened since ``since``, by `time.monotonic`."""
+        """True if a connection has been made since a time by `time.monotonic`."""
 
 
 class SyncConnection:
     """Drives a session on a connection that redis-py has opened."""
 
     others: OtherConnections | None = None
+    """Where another connection can be had instead of one that was dropped."""
     closings = 0
-    """Pool closings before it was dialed."""
+    """How often its pool had been closed when it was dialed."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
         self._connection = connection
-        # redis-py would send with the connect timeout.
-        self._socket = socket_of(connection)
-        self._timeout = -1.0
+        self._socket = socket_of(connection)  # redis-py sends under the timeout of connecting
+        self._timeout = -1.0  # unknown
         self._left = 0.0
+        """Seconds of patience that were left when the latest call was sent."""
         self._doubted_at: float | None = None
         self.session.asked_at = self.looked_at = monotonic()
-        """Last check without calls in flight, monotonic seconds."""
+        """Time at which the socket was last looked at while no call was on its way, monotonic, in seconds."""
 
     def is_quiet(self) -> bool:
-        """True if the connection is open and has no unexpected data."""
+        """True if it is open and nothing was sent that no call waits for."""
         self.looked_at = monotonic()
         try:
             self._set_timeout(0.0)
@@ -63,11 +66,10 @@ class SyncConnection:
         return self.session.is_quiet()
 
     def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
-        """Send bytes. Raises `TimeoutError`; any other `OSError` becomes an event."""
+        """Send what the session has packed. Raises `TimeoutError`; any other `OSError` is the session's next event."""
         self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
-        # Usually all bytes are sent at once, so the first wait is not measured.
-        began = 0.0
+        began = 0.0  # the first wait is not counted unless it is in vain: almost always all is sent at once
         while True:
             if self._timeout != SLICE or listen_deadline.left < SLICE:
                 self._set_timeout(listen_deadline.slice())
@@ -88,11 +90,10 @@ class SyncConnection:
             began = monotonic()
 
     def next_event(self, listen_deadline: ListenDeadline) -> Event[Call]:
-        """Wait for the session's next event. Raises `TimeoutError`."""
+        """Wait for what Redis says next. Raises `TimeoutError`."""
         session = self.session
         while not session.has_more or (event := session.next_event()) is NEED_DATA:
-            # Usually the timeout stays the same.
-            if self._timeout != SLICE or listen_deadline.left < SLICE:
+            if self._timeout != SLICE or listen_deadline.left < SLICE:  # else it stays as it is, from call to call
                 if listen_deadline.is_exhausted:
                     raise TimeoutError
                 self._set_timeout(listen_deadline.slice() if self._doubted_at is None else SHORTEST)
@@ -113,17 +114,16 @@ class SyncConnection:
         return event
 
     def _doubt(self, others: OtherConnections, silence: float) -> None:
-        """Open a second connection beside a doubtful one, see `session`."""
+        """Make another connection beside this one, which may have been dropped while it lay idle, see `session`."""
         if self._doubted_at is not None:
-            # A server that was only slow has answered here before it accepts another connection.
+            # A server that was only slow has answered on this connection by the time it has accepted another.
             if others.have_another(self._doubted_at) and not has_data(self._socket):
                 others.doubts.confirmed()
                 reset_on_close(self._socket)
                 self.session.replaced()
         elif silence >= others.doubts.silence_allowed(self._left):
             self._doubted_at = monotonic()
-            # To notice the other connection soon.
-            self._set_timeout(SHORTEST)
+            self._set_timeout(SHORTEST)  # so as to see the other one soon
             others.doubts.begun()
             others.make_another()
 
@@ -132,7 +132,7 @@ class SyncConnection:
         self._connection.disconnect()
 
     def _waited_in_vain(self, listen_deadline: ListenDeadline) -> None:
-        """Count a slice. Raises `TimeoutError` after the deadline."""
+        """The socket was not ready in time. Raises `TimeoutError` once patience is over."""
         listen_deadline.waited_in_vain(self._timeout)
         if listen_deadline.is_over:
             raise TimeoutError
