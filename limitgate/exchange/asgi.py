@@ -265,9 +265,12 @@ class ASGIExchange(Exchange):
                 self._shown = len(inside)
                 fields = admission.raw_fields()
                 if fields:
-                    headers, initials = [*(message.get("headers") or ())], admission.rules.raw_initials
+                    headers = message.get("headers") or ()
+                    if type(headers) is not list:
+                        headers = [*headers]
+                    initials = admission.rules.raw_initials
                     for name, _ in headers:
-                        if name[:1] in initials:
+                        if not name or name[0] in initials:
                             headers = raw_without(headers, fields)
                             break
                     message = {**message}
@@ -288,7 +291,7 @@ class ASGIExchange(Exchange):
             if kind in _STARTS and (fields := raw_response_fields(admission)):
                 headers, initials = [*(message.get("headers") or ())], admission.rules.raw_initials
                 for name, _ in headers:
-                    if name[:1] in initials or admission.is_nested:
+                    if not name or name[0] in initials or admission.is_nested:
                         headers = raw_without(headers, fields)
                         break
                 message = {**message}

@@ -130,7 +130,7 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
         else:
             initials = admission.rules.initials
             for name, _ in headers:
-                if name[:1] in initials or admission.is_nested:
+                if not name or name[0] in initials or admission.is_nested:
                     headers = without(headers, fields)
                     break
         fields = [*headers, *fields]

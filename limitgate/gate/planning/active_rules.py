@@ -57,7 +57,7 @@ class ActiveRules:
         initials = [name[0] for name in names_of(header_styles)]
         self.initials = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
         """A quick check for rate fields set by the application."""
-        self.raw_initials = frozenset(map(str.encode, self.initials))
+        self.raw_initials = frozenset(map(ord, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured
         self.counts = counts
