@@ -1,4 +1,4 @@
-"""The errors that LimitGate raises. All of them derive from LimitGateError."""
+"""The errors that LimitGate raises. All derive from `LimitGateError`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LISTS = {
     "status_not": "['5xx']",
     "trusted_proxies": "['10.0.0.0/8']",
 }
-"""Examples of the lists that fields are."""
+"""Examples of list fields."""
 
 _MAPPINGS = {
     "header": "{X-Caller: billing}",
@@ -37,7 +37,7 @@ _MAPPINGS = {
     "headers": "{X-Caller: billing}",
     "limits": "{api: 500/minute}",
 }
-"""Examples of the mappings that fields are."""
+"""Examples of mapping fields."""
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -61,26 +61,25 @@ _EXPECTED = {
     "string_type": "text",
     "too_short": "at least one, or to be left out",
 }
-"""Values that were expected, by pydantic's type of a mistake. The only model within a model is `ChargeIf`, the only pattern is
-a name's."""
+"""Expected values, by pydantic's type of error. The only nested model is `ChargeIf`, the only pattern is that of names."""
 
 _RATES = frozenset({"qps", "qpm", "qph", "qpd"})
-"""Fields that are a count in a period that their name says."""
+"""Fields that are a count in the period of their name."""
 
 _SECONDS = frozenset({"timeout"})
-"""Fields that are numbers of seconds."""
+"""Fields in seconds."""
 
 SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
-"""Fields whose values are never repeated in a message."""
+"""Fields whose values never appear in a message."""
 
 Field = tuple[str | int, ...]
-"""Path to a field inside of an object, for example ``("limits", 0)``."""
+"""Path to a field inside an object, for example ``("limits", 0)``."""
 
 MOST_MISTAKES = 100
-"""Mistakes of one kind after which no others are looked for: files may come from people who mean no good."""
+"""Maximum number of errors of one kind in a report. Files may be hostile."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
-"""Kind of a store's failure: too late, unreachable, out of memory, an error or malformed reply; or this process cannot send."""
+"""Kind of a store's failure: too late, unreachable, out of memory, an error or malformed reply, or this process cannot send."""
 
 
 class LimitGateError(Exception):
@@ -88,10 +87,10 @@ class LimitGateError(Exception):
 
 
 class ConfigError(LimitGateError, ValueError):
-    """A mistake in a rule, a limit, a file or an option. The message ends with the expected value.
+    """An error in a rule, a limit, a file or an option. The message ends with the expected value.
 
-    ``field`` is the path to the mistake inside the checked object; ``reason`` is the message without that path, and without
-    the ``file`` and ``line`` that it stands on, if it is in one. ``others`` are further mistakes that were found with it.
+    ``field`` is the path to the error inside the checked object. ``reason`` is the message without the path, ``file`` and
+    ``line``. ``others`` are further errors found with this one.
     """
 
     def __init__(self, message: str, field: Field = (), reason: str | None = None) -> None:
@@ -104,12 +103,12 @@ class ConfigError(LimitGateError, ValueError):
 
     @property
     def every(self) -> tuple[ConfigError, ...]:
-        """This mistake and those that were found with it."""
+        """This error and the others found with it."""
         return self, *self.others
 
     @classmethod
     def in_file(cls, file: str, line: int | None, field: Field, reason: str) -> ConfigError:
-        """Make an error of a mistake on a line of a file, counted from 1; None if it is on no line."""
+        """Make an error for a line of a file, counted from 1; None if there is no line."""
         place = file if line is None else f"{file}:{line}"
         mistake = cls(f"{place}: {f'{spelled(field)}: ' if field else ''}{reason}", field, reason)
         mistake.file, mistake.line = file, line
@@ -117,25 +116,25 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def first_of(cls, mistakes: Sequence[ConfigError]) -> ConfigError:
-        """The first of several mistakes, with all others of them and of those found with them, each once."""
+        """Return the first of several errors, with all others, each once."""
         first, *others = dict.fromkeys([each for mistake in mistakes for each in mistake.every])
         first.others = tuple(others)
         return first
 
     @classmethod
     def explaining(cls, error: ValidationError, what: str, known: Iterable[str]) -> ConfigError:
-        """Make an error of all mistakes that pydantic reports about ``what``, whose fields are ``known``."""
+        """Make an error from all errors that pydantic reports about ``what``. ``known`` are its valid fields."""
         every = [mistake for detail in error.errors(include_url=False) for mistake in _mistakes(detail, known)]
         return cls.first_of([cls.at(field, reason, what) for field, reason in every])
 
     @classmethod
     def at(cls, field: Field, reason: str, what: str = "") -> ConfigError:
-        """Make an error of a mistake at a place, inside of ``what`` if that has a name."""
+        """Make an error for a field, of ``what`` if that has a name."""
         return cls(": ".join(filter(None, (what, spelled(field), reason))), field, reason)
 
     @classmethod
     def check_each(cls, values: Iterable[T], check: Callable[[T], object]) -> None:
-        """Check each entry of a list, and have the `ConfigError` of those that are wrong say where they stand."""
+        """Check each entry of a list. The `ConfigError` contains the index of each invalid entry."""
         mistakes = []
         for place, value in enumerate(values):
             try:
@@ -147,7 +146,7 @@ class ConfigError(LimitGateError, ValueError):
 
 
 def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Field, str]]:
-    """Field and reason of what pydantic reports as one mistake: several, where a validator of ours has found as many."""
+    """Field and reason of each error in pydantic's report. A validator may report several."""
     field, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     own = context.get("error")
     if isinstance(own, ConfigError):
@@ -173,7 +172,7 @@ def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Fiel
 
 
 def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
-    """Say what was expected where pydantic found something else; ``said`` by it where there are no better words."""
+    """Return the expected value, or pydantic's message ``said`` if none is known."""
     named = [part for part in field if isinstance(part, str)]
     if kind in ("tuple_type", "frozen_set_type", "list_type"):
         example = _LISTS.get(named[-1]) if named else None
@@ -188,20 +187,19 @@ def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
 
 
 def spelled(field: Field) -> str:
-    """A field as people write it: ``rules[0].limits[1]``; a name that is too long for one is cut."""
+    """Format a field: ``rules[0].limits[1]``. Long names are cut."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part:.80}" for part in field).removeprefix(".")
 
 
 class HeadersTooLargeError(LimitGateError):
-    """A request has more header fields than are read, or longer ones. The gate answers it with a 431."""
+    """A request's header fields are too many or too long. The gate answers 431."""
 
 
 class StoreError(LimitGateError):
-    """The store could not decide in time. ``fault`` names the kind of failure.
+    """The store did not decide in time. ``fault`` is the kind of failure.
 
-    ``keys`` are the buckets of a cluster's node that does not answer, while others may still be asked for; empty if the whole
-    store failed. ``waited`` is the time in seconds for which the store was silent while this process was listening, as far as
-    the store measures that.
+    ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` is the time in
+    seconds for which the store was silent while this process listened, if the store measures it.
     """
 
     def __init__(self, message: str, fault: StoreFault = "connection", keys: frozenset[str] = frozenset()) -> None:
@@ -212,9 +210,9 @@ class StoreError(LimitGateError):
 
 
 def called_as(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function whose `TypeError` for arguments that it does not take is to say how it is called.
+    """Decorate a function so that its `TypeError` for wrong arguments ends with an example of a call.
 
-    It costs a frame, so it is not for what is called for each request.
+    Not for functions called per request, because it costs a frame.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -223,7 +221,7 @@ def called_as(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # it has begun
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # the function has started
                     raise
                 raise TypeError(f"{error}, expected {example}") from None
 

@@ -1,8 +1,7 @@
-"""For tests of limited applications: `off`, `frozen` and `reset`, for all gates, limiters and memory stores of this process.
+"""For tests of limited applications: `off`, `frozen` and `reset`, for all gates, limiters and memory stores of the process.
 
-They reach whatever was made before, too, in all threads and event loops. `off` sets the switch that gates, limiters and clients
-ask, `limitgate.process.switch`; `frozen` replaces the clocks of memory stores and of `limitgate.process.waiting`, and has a
-memory store asked in place of each Redis.
+They also affect objects made before, in all threads and event loops. `off` sets `limitgate.process.switch`. `frozen` replaces
+the clocks of memory stores and of `limitgate.process.waiting`, and uses a memory store instead of each Redis.
 """
 
 from __future__ import annotations
@@ -38,43 +37,42 @@ T = TypeVar("T")
 
 _SECOND = 1_000_000
 _LATEST = 2**33
-"""Unix time in seconds before which a clock starts, in the year 2242: further on dates are not what algorithms expect."""
+"""Latest start of a clock in Unix seconds, in the year 2242: algorithms don't expect later times."""
 _CLOCK = "_clock"
-"""Attribute of a `MemoryStore`, its clock."""
 _REPLACED = ("monotonic", "require_running_clock", "sleep", "asleep", "sleep_until", "call_at")
-"""Functions of `limitgate.process.waiting` in whose place a `FrozenClock` has methods of the same names."""
+"""Functions of `limitgate.process.waiting` that methods of a `FrozenClock` replace."""
 _ASK_REDIS = ((RedisStore, "spend"), (RedisStore, "config"), (AsyncRedisStore, "aspend"), (AsyncRedisStore, "aconfig"))
-"""Methods by which a store on Redis asks it for something."""
+"""Methods that send a request to Redis."""
 
 
 @called_as("a with block, with off():, or the fixture limitgate_off of pytest")
 def off() -> AbstractContextManager[None]:
-    """Limit nothing for the length of a ``with`` block. Stores are not asked, and need not be there.
+    """Disable all limits in a ``with`` block. Stores are not used, and need not be available.
 
-    Requests pass as if they were exempt: their decision is None, no rate field is sent, and limited functions need no gate.
-    Limiters admit everything, each time as if nobody had used the key before; ``ban``, ``configure`` and the like have no
-    effect. Outbound clients send at once and return whatever the service answers. Requests that are under way already keep
-    their decision, and go on waiting where they wait. May be nested.
+    Requests pass as if they were exempt: their decision is None, responses have no rate headers, and limited functions need
+    no gate. Limiters admit everything with full buckets; ``ban``, ``configure`` and similar methods have no effect. Outbound
+    clients send at once and return any response. Requests that are already running keep their decision and continue to wait.
+    May be nested.
     """
     return _Block(_OFF, lambda: None)
 
 
 def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenClock]:
-    """Stop the clock of all stores for a ``with`` block, which gets a `FrozenClock` to move it on.
+    """Stop the clock of all stores in a ``with`` block. The block receives a `FrozenClock` to advance it.
 
-    ``at`` is Unix time in seconds, or a datetime, in UTC unless it has a zone; None for now. Waiting takes no time: whatever
-    sleeps for its turn, `Limiter.wait`, ``max_delay``, ``pace`` or an outbound client, moves the clock on to that moment
-    instead and goes on at once. Redis is not asked, and need not be there: for this block its buckets are in memory, empty at
-    first, and shared by all stores with the same URL. Nested, the inner clock counts.
+    ``at`` is Unix time in seconds, or a datetime (UTC unless it has a zone); None for now. Waiting takes no time: a sleep in
+    `Limiter.wait`, ``max_delay``, ``pace`` or an outbound client advances the clock. Redis is not used, and need not be
+    available: its buckets are in memory, empty at first, and shared by all stores with the same URL. If nested, the inner
+    clock applies.
     """
     return _Block(_FROZEN, lambda: FrozenClock(at))
 
 
 def reset() -> None:
-    """Forget every bucket, and every ban, in all memory stores. What is configured under a name stays.
+    """Remove every bucket and every ban from all memory stores. Named configurations stay.
 
-    Outbound clients forget for how long services asked to be left alone, and how loaded they are; adaptive limits, everything
-    that they have learned and what is in flight. What is on Redis stays there.
+    Outbound clients forget the back-off that services requested, and their load. Adaptive limits forget what they have
+    learned, and requests in flight. Data in Redis stays.
     """
     for store in living(MemoryStore):
         store.forget()
@@ -82,14 +80,14 @@ def reset() -> None:
         guard.forget()
     for places in living(ConcurrencyLimiter):
         places.forget()
-    outbound = sys.modules.get("limitgate.outbound.throttle")  # else there is no client either
+    outbound = sys.modules.get("limitgate.outbound.throttle")  # without this module there is no client
     for throttle in list(outbound.throttles) if outbound else ():
         throttle.forget()
 
 
 @lacking("the clock", dict.fromkeys(("move_to", "shift", "tick"), "clock.advance(seconds)"))
 class FrozenClock:
-    """A clock that goes on only when told. Called, it gives Unix time in integer microseconds, as `MemoryStore` takes it."""
+    """A clock that advances only on request. A call returns Unix time in integer microseconds, as `MemoryStore` expects."""
 
     def __init__(self, at: float | datetime | None = None) -> None:
         self._now = self._began = _unix_us(at)
@@ -109,9 +107,9 @@ class FrozenClock:
         return self._now / _SECOND
 
     def advance(self, seconds: float | str) -> None:
-        """Go on by some seconds, or ``"2m"``, rounded up to a microsecond. Slots in flight are renewed on the way.
+        """Advance by seconds, or by text such as ``"2m"``, rounded up to a microsecond. Slots in flight are renewed.
 
-        Raises `ValueError` for less than 0, as time does not run backwards.
+        Raises `ValueError` for less than 0.
         """
         seconds = as_seconds(seconds, "seconds")
         if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
@@ -120,30 +118,30 @@ class FrozenClock:
             self._go_on_to(self._now + _rounded_up(seconds))
 
     def monotonic(self) -> float:
-        """Time of `time.monotonic`, if it went on with this clock alone."""
+        """The time of `time.monotonic` if it advanced with this clock."""
         return max(self._reached, self._monotonic + (self._now - self._began) / _SECOND)
 
     def require_running_clock(self) -> None:
-        """Nothing: a wait moves this clock on."""
+        """Nothing: waiting advances this clock."""
 
     def sleep(self, seconds: float) -> None:
-        """Go on by some seconds, in place of `time.sleep`."""
+        """Advance by seconds, instead of `time.sleep`."""
         self.sleep_until(self.monotonic() + seconds)
 
     async def asleep(self, seconds: float) -> None:
-        """Let others have their turn and go on by some seconds, in place of `asyncio.sleep`."""
+        """Yield to other tasks and advance by seconds, instead of `asyncio.sleep`."""
         due_at = self.monotonic() + seconds
         await asyncio.sleep(0)
         self.sleep_until(due_at)
 
     def sleep_until(self, due_at: float) -> None:
-        """Go on to a time of `monotonic`, unless it is over."""
+        """Advance to a time of `monotonic`, unless it is past."""
         with self._lock:
             self._go_on_to(self._began + _rounded_up(due_at - self._monotonic))
-            self._reached = max(self._reached, due_at)  # whatever became of its last digits
+            self._reached = max(self._reached, due_at)  # independent of rounding
 
     def call_at(self, loop: asyncio.AbstractEventLoop, due_at: float, callback: Callable[[], None]) -> asyncio.Handle:
-        """Let others have their turn on an event loop, go on to a time of `monotonic` and call back."""
+        """Yield to an event loop, advance to a time of `monotonic`, and call back."""
 
         def call() -> None:
             self.sleep_until(due_at)
@@ -161,7 +159,7 @@ class FrozenClock:
 
 
 def _rounded_up(seconds: float) -> int:
-    """Whole microseconds. What is that but for the last digits of a float is not rounded up to the next."""
+    """Whole microseconds. Ignores rounding errors of floats."""
     return math.ceil(seconds * _SECOND - 0.01)
 
 
@@ -179,7 +177,7 @@ def _unix_us(at: float | datetime | None) -> int:
 
 
 class _Switch(Generic[T]):
-    """The values of all blocks that are open, the latest last. ``apply`` is called with them whenever they change."""
+    """The values of all open blocks, latest last. Changes call ``apply`` with them."""
 
     def __init__(self, apply: Callable[[Sequence[T]], None]) -> None:
         self._open: list[T] = []
@@ -187,24 +185,21 @@ class _Switch(Generic[T]):
 
     @property
     def latest(self) -> T | None:
-        """The latest value; None if no block is open."""
         return self._open[-1] if self._open else None
 
     def begin(self, value: T) -> None:
-        """Open a block."""
         with _lock:
             self._open.append(value)
             self._apply(self._open)
 
     def end(self, value: T) -> None:
-        """Close a block."""
         with _lock:
             del self._open[next(place for place, each in enumerate(self._open) if each is value)]
             self._apply(self._open)
 
 
 class _Block(AbstractContextManager[T]):
-    """A ``with`` block, entered any number of times, each time with a new value."""
+    """A reusable ``with`` block. Each entry makes a new value."""
 
     def __init__(self, switch: _Switch[T], make: Callable[[], T]) -> None:
         self._switch = switch
@@ -218,7 +213,7 @@ class _Block(AbstractContextManager[T]):
         return value
 
     def __call__(self, *_: object) -> NoReturn:
-        """Say that it is no decorator: around an async function it would be over before that runs."""
+        """Reject use as a decorator, because it would end before an async function runs."""
         raise TypeError("off() and frozen() are no decorators, expected a with block, or the fixtures of pytest")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -226,7 +221,7 @@ class _Block(AbstractContextManager[T]):
 
 
 class _SameForAll:
-    """Attribute of a class that goes before that of each instance, and comes to light again when this is taken out."""
+    """A class attribute that overrides those of the instances until it is removed."""
 
     def __init__(self, name: str, value: object) -> None:
         self._name = name
@@ -258,15 +253,14 @@ def _set_clock(clocks: Sequence[FrozenClock]) -> None:
 
 
 def _asks_memory(name: str) -> Callable[..., Any]:
-    """Method of a store on Redis that asks the memory store in its place."""
     return lambda store, *args: getattr(_in_memory(store), name)(*args)
 
 
 def _in_memory(store: object) -> MemoryStore | None:
-    """A memory store, or the one in place of a store on Redis; None for any other."""
+    """A memory store, or the one that replaces a store on Redis; None for other stores."""
     if isinstance(store, RedisStore | AsyncRedisStore):
         with _lock:
-            return _memory.setdefault(store._dialer._where, MemoryStore())  # noqa: SLF001 - of interest to tests alone
+            return _memory.setdefault(store._dialer._where, MemoryStore())  # noqa: SLF001 - only tests need it
     return store if isinstance(store, MemoryStore) else None
 
 
@@ -278,35 +272,31 @@ _lock = RLock()
 _OFF: _Switch[None] = _Switch(_set_null_store)
 _FROZEN: _Switch[FrozenClock] = _Switch(_set_clock)
 _own_functions: dict[str, Any] = {}
-"""The functions of `limitgate.process.waiting` to be put back."""
+"""Functions of `limitgate.process.waiting` to restore."""
 _own_methods: list[tuple[type, str, Any]] = []
-"""The methods of stores on Redis to be put back."""
+"""Methods of stores on Redis to restore."""
 _memory: dict[StoreUrl, MemoryStore] = {}
-"""Memory stores in place of those on Redis, by where their URLs lead."""
+"""Memory stores that replace Redis, by the target of their URLs."""
 
 
 class _NullStore:
-    """A store in which nobody has used anything, everything fits, and nothing stays."""
+    """A store without usage that admits everything and keeps nothing."""
 
     measures_silence = True
 
     def spend(self, plan: Plan, timeout: float = 0) -> Reading:
-        """Admit a plan whose buckets are all full."""
         now = time.time_ns() // 1000
         states = [charge.bucket.algorithm.initial(now, charge.bucket) for charge in plan.charges]
         buckets = [BucketReading(charge._replace(max_wait_us=0), each, each) for charge, each in zip(plan.charges, states)]
         return Reading(now, buckets, admitted=True)
 
     async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
-        """`spend`, for async callers."""
         return self.spend(plan)
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
-        """Answer that a text was kept, or that there is none."""
         return StoredConfig(0 if request.text is None else 1, request.text)
 
     async def aconfig(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
-        """`config`, for async callers."""
         return self.config(request)
 
     def close(self) -> None:

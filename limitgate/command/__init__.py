@@ -1,7 +1,4 @@
-"""The command ``limitgate``, of the extra ``cli``. A verb is imported when it is asked for.
-
-Verbs print facts that other modules find: they read options, call these, and choose the exit status.
-"""
+"""The command ``limitgate``, of the extra ``cli``. A verb's module is imported when the verb runs."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from limitgate.messages.extras import extra
 
 
 def main() -> None:
-    """Run the command. Where the extra is missing, say in one line what installs it, and exit with 2."""
+    """Run the command. Without the extra, print how to install it, and exit with 2."""
     try:
         with extra("cli", "click", "rich"):
-            from limitgate.command.group import limitgate  # noqa: PLC0415 - what it needs may not be installed
+            from limitgate.command.group import limitgate  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
         sys.exit(_told(error))
     limitgate(prog_name="limitgate")

@@ -1,4 +1,4 @@
-"""Applications that are named on the command line, ``MODULE:APP`` or ``MODULE:FACTORY``, and their routes."""
+"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``, and their routes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from limitgate.routes.overview import Listed
 
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
 _made: dict[str, tuple[Any, Any]] = {}
-"""By name what a factory has made, with the factory: each is called once, and its application lives as long as the process."""
+"""By name, the factory and its application. Each factory is called once."""
 
 
 def application(name: str) -> Any:
-    """Import the application of a name, or make it by a factory, ``create_app`` or ``create_app("test")``.
+    """Import an application, or call its factory: ``create_app`` or ``create_app("test")``.
 
-    Raises `click.UsageError` where there is none.
+    Raises `click.UsageError` if the name is invalid or the import fails.
     """
     module, colon, expression = name.partition(":")
     if not (colon and module and expression):
@@ -53,7 +53,6 @@ def application(name: str) -> Any:
 
 
 def _called(name: str, expression: str) -> tuple[str, tuple[list[Any], dict[str, Any]] | None]:
-    """The attribute that an expression names, and the arguments that it is called with, None if it is not called."""
     attribute, bracket, _ = expression.partition("(")
     if not bracket:
         return attribute, None
@@ -67,25 +66,25 @@ def _called(name: str, expression: str) -> tuple[str, tuple[list[Any], dict[str,
 
 
 def _is_factory(found: Any) -> bool:
-    """True for a function that can be called without arguments, as no application can: a server passes each two or three."""
+    """True if every parameter has a default. Servers pass two or three arguments to an application."""
     if not inspect.isroutine(found):
         return False
     try:
         parameters = inspect.signature(found).parameters.values()
-    except ValueError:  # some that are written in C
+    except ValueError:  # some functions in C
         return False
     return all(each.default is not each.empty or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def look_here() -> None:
-    """Have modules of the working folder imported, as servers do it."""
+    """Add the working folder to the import path, as servers do."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
 def inwards(app: Any) -> Iterator[Any]:
-    """An application and those within it, from the outside, each once: a wrapper may name itself."""
+    """Yield an application and those it wraps, outermost first. A wrapper that contains itself ends the search."""
     known = set()
     while app is not None and id(app) not in known:
         known.add(id(app))
@@ -100,19 +99,19 @@ def inwards(app: Any) -> Iterator[Any]:
 
 
 def is_of_django(app: object) -> bool:
-    """True for what ``get_wsgi_application`` and ``get_asgi_application`` give."""
+    """True for the result of ``get_wsgi_application`` or ``get_asgi_application``."""
     return type(app).__module__.startswith("django.core.handlers.")
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """The routes of an application of any framework, behind the middleware around it; none if it shows none."""
+    """Return the routes of an application of any framework, inside its middleware; none if it shows none."""
     if any(map(is_of_django, inwards(app))):
         from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
 
         return routes_of_django()
     flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
     if flask is not None:
-        from limitgate.flask import routes_of as routes_of_flask  # noqa: PLC0415 - Flask is there where an application of it is
+        from limitgate.flask import routes_of as routes_of_flask  # noqa: PLC0415 - Flask is installed if the application uses it
 
         return list(routes_of_flask(flask))
     return starlette_listing.routes_of(app)

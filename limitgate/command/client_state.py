@@ -1,4 +1,4 @@
-"""One client's state in a live store, named on the command line: by a rule and the parts of its key, or by a Limiter's key."""
+"""State of one client in a store, named by a rule and key parts, or by a key of a `Limiter`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
-"""Characters that no server hands on in a value (RFC 9110 section 5.5)."""
+"""Characters that servers never pass on in a value (RFC 9110 section 5.5)."""
 _PLACEHOLDERS = frozenset("{<*^")
-"""Characters of templates, of any framework's."""
+"""Characters of route templates in any framework."""
 _VALUE = re.compile(r"[0-9@]")
-"""What a segment of a path has that is a value, and no word of a route."""
+"""A path segment with one of these is probably a value."""
 _WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
-"""Words of routes that have digits, such as ``v2`` and ``oauth2``."""
+"""Words of routes that contain digits, such as ``v2`` and ``oauth2``."""
 
 
 class StoreOptions(TypedDict):
-    """Options that say which store, and how its keys are made. None are those of the service."""
+    """Options that select a store and its keys. None means the option of the service."""
 
     app: str | None
     store: str | None
@@ -59,7 +59,7 @@ class StoreOptions(TypedDict):
 
 
 class StateOptions(StoreOptions):
-    """Options that name one client's state."""
+    """Options that select one client's state."""
 
     words: tuple[str, ...]
     rules: str | None
@@ -80,7 +80,7 @@ class Timeout(click.FloatRange):
     """Seconds, or text such as ``500ms``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read a timeout in seconds."""
+        """Parse a timeout in seconds."""
         with suppress(ConfigError):
             value = as_seconds(value, self.name)
         return super().convert(value, param, ctx)
@@ -117,7 +117,7 @@ def store_options(verb: Verb) -> Verb:
 
 
 def state_options(verb: Verb) -> Verb:
-    """Add the options of `StateOptions`, and the words that are a key and limits."""
+    """Add the options of `StateOptions`, and the arguments KEY and LIMIT."""
     return _decorated(
         store_options(verb),
         click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
@@ -157,35 +157,34 @@ def _decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
 
 
 class ClientState:
-    """State of one client; under a rule that counts by path in several buckets: by the route's template, and by the pattern."""
+    """State of one client. Under a rule that counts by path, it may cover several buckets: by template and by pattern."""
 
     def __init__(
         self, name: str, keys: Sequence[str], buckets: Sequence[RuleBucket | _KeyBucket], if_unused: str | None = None
     ) -> None:
         self.name = name
-        """Name for people: who is asked for is masked in it."""
+        """Name in output, with the client masked."""
         self.keys = keys
-        """Keys in the store."""
         self._buckets = buckets
         self._if_unused = if_unused
 
     def hint(self) -> str | None:
-        """What to check if these buckets are unused, as others may be meant; None if these are certain."""
+        """Return what to check if these buckets are unused; None if they are certainly the right ones."""
         if self._if_unused is None:
             return None
         decision = self.peek()
         return self._if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
 
     def peek(self) -> Decision:
-        """The decision about a request, which charges nothing: of several buckets the one that leaves least."""
+        """Return the decision about a request, without a charge. Of several buckets, the one with the least remaining."""
         return min([bucket.peek() for bucket in self._buckets], key=_room)
 
     def reset(self, reason: str | None) -> Decision:
-        """Forget all charges, and decide about a request after that."""
+        """Remove all charges, and return the decision about a request afterwards."""
         return min([bucket.reset(reason=reason) for bucket in self._buckets], key=_room)
 
     def ban(self, seconds: float | None, reason: str | None) -> None:
-        """Refuse all requests for so many seconds, permanently if None."""
+        """Refuse all requests for this many seconds, permanently if None."""
         for bucket in self._buckets:
             bucket.ban(seconds, reason=reason)
 
@@ -196,13 +195,10 @@ class ClientState:
 
 
 def _room(decision: Decision) -> tuple[float, int]:
-    """Order of decisions by how little they leave."""
     return -decision.retry_after, decision.remaining
 
 
 class _KeyBucket(NamedTuple):
-    """What is done to the limits of a Limiter's key."""
-
     peek: Callable[[], Decision]
     reset: Callable[..., Decision]
     ban: Callable[..., Decision]
@@ -210,7 +206,7 @@ class _KeyBucket(NamedTuple):
 
 
 class Opened:
-    """The store of a service, opened; ``service`` is None if neither rules nor an application are named."""
+    """The open store of a service. ``service`` is None without rules or application."""
 
     def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
         self.service = named
@@ -220,7 +216,7 @@ class Opened:
         self.limiter = Limiter(store, timeout=timeout, key_prefix=settings.key_prefix, secret=secret)
 
     def bucket(self, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-        """One client's bucket of a rule, as the gate of the service counts in it. Raises `ConfigError` as `Limiter.bucket`."""
+        """Return one client's bucket, as the gate of the service counts. Raises `ConfigError` like `Limiter.bucket`."""
         settings = self._settings
         operations = rule_bucket(
             rule,
@@ -241,7 +237,7 @@ class Opened:
 
 @contextmanager
 def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened]:
-    """The store that the options name, opened. Raises `click.UsageError` for one that cannot be used."""
+    """Open the store that the options select. Raises `click.UsageError` if it is unusable."""
     given: Mapping[str, Any] = options
     chosen = {name: given[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
     named = service(rules, options["app"], **chosen) if rules or options["app"] else None
@@ -258,9 +254,9 @@ def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened
 
 
 def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> ClientState:
-    """The state that the options name.
+    """Return the state that the options select.
 
-    Raises `click.UsageError` where they name none, or with a part or a limit that makes no sense; `ConfigError` for rule files.
+    Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
     """
     words, rule = options["words"], options["rule"]
     if words and (rule or options["rules"]):
@@ -279,7 +275,7 @@ def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> Cl
 
 
 def _by_options(message: str) -> str:
-    """A message of `Limiter.bucket` that names the parts of a key by the options that give them."""
+    """Replace argument names of `Limiter.bucket` in a message by the options of the command."""
     message = re.sub(r"headers=\{'(.+?)': \.\.\.\}", r"-H '\1: ...'", message)
     return re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
 
@@ -304,7 +300,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
         if identified is not None:
             parts["caller"] = caller = identified
         elif not asked.rules.callers.list_keys:
-            parts.pop("api_key", None)  # which counts as none then
+            parts.pop("api_key", None)  # an unidentified key counts as none
     rule = _rule(asked, name, caller, options)
     told = {**parts, **({} if options["path"] is None else {"path": options["path"]})}
     named = [f"{label}={_shown(label, value)}" for label, value in told.items() if label != "limits"]
@@ -322,14 +318,12 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
 
 
 def _listed_caller(rules: RuleSet, options: StateOptions) -> Caller | None:
-    """The caller of the rule files that the options name, by id or by API key."""
     if options["caller"] is not None:
         return rules.callers.named(options["caller"])
     return None if options["api_key"] is None else rules.callers.with_key(options["api_key"])
 
 
 def _request(asked: Service, options: StateOptions) -> Request:
-    """A request of the client's."""
     headers = [header_of(text) for text in options["header"]]
     if options["api_key"] is not None:
         name, key = asked.settings.api_key_header, options["api_key"]
@@ -341,7 +335,7 @@ def _request(asked: Service, options: StateOptions) -> Request:
 
 
 def _rule(asked: Service, name: str, caller: Caller | None, options: StateOptions) -> Rule:
-    """The rule of a name that limits the client: that of the client's tier, as far as it is known; or a limit in code."""
+    """Prefer the rule of the client's tier, if it is known. May be a limit in code."""
     rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"]
     if tier is not None and tier not in rules.tiers:
         raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
@@ -373,14 +367,14 @@ def _parts(options: StateOptions) -> BucketParts:
 
 
 def _as_sent(value: str) -> str:
-    """The value of a header as servers hand it on: its bytes read as latin-1."""
+    """Servers decode the bytes of headers as latin-1."""
     return value.encode().decode("latin-1")
 
 
 def _templates(asked: Service, rule: Rule, options: StateOptions) -> list[str | None]:
-    """What may stand for the path in the key: templates of routes, None for the rule's pattern.
+    """Possible values of the path in the key: templates of routes, None for the rule's pattern.
 
-    Raises `click.UsageError` for a path that the rule is not for, and for one that names no bucket by itself.
+    Raises `click.UsageError` for a path that the rule does not match, or that selects no single bucket.
     """
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
@@ -408,7 +402,7 @@ def _hosts(options: StateOptions) -> list[tuple[str, str]]:
 
 
 def target_of(text: str) -> tuple[str, str | None]:
-    """Path and query of what people call a URL, and the host that it names, if any."""
+    """Split a URL or path into the target (path and query) and the host, if any."""
     scheme, mark, rest = text.partition("://")
     if not (mark and scheme.isalpha()):
         return text.partition("#")[0], None
@@ -417,7 +411,6 @@ def target_of(text: str) -> tuple[str, str | None]:
 
 
 def _check_is_for(rule: Rule, target: str) -> None:
-    """Raise `click.UsageError` for a path that a rule is not for, whose bucket is never used."""
     path = unquote(target.partition("?")[0])
     why = path_reason(rule, interpretations(path))
     if why is not None:
@@ -425,10 +418,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """The template that a path is, where the routes are not known.
-
-    Raises `click.UsageError` for the path of one request: a service counts by the template of its route.
-    """
+    """Raises `click.UsageError` for the path of a single request, because services count by the route's template."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]
@@ -444,7 +434,7 @@ def _template_of(rule: Rule, path: str) -> str:
 
 
 def _probable_template(rule: Rule, sent: str) -> str:
-    """The template that a path is probably of: with placeholders where the rule has them, and for what looks like a value."""
+    """Replace segments by placeholders where the rule has them, or if they look like values."""
     given = sent.split("/")
     for pattern in rule.paths:
         *first, last = pattern.split("/")
@@ -460,7 +450,7 @@ def _or_placeholder(segment: str) -> str:
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Tell people if a rule has a bucket for each route, while that of its pattern is looked at."""
+    """Warn if a rule has a bucket for each route, but the output is that of its pattern."""
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(
@@ -471,7 +461,7 @@ def tell_of_routes(rule: Rule, expected: str) -> None:
 
 
 def header_of(text: str) -> tuple[str, str]:
-    """Name and value of ``Name: value``. Raises `click.UsageError` for anything else."""
+    """Split ``Name: value``. Raises `click.UsageError`."""
     name, colon, value = text.partition(":")
     if not (colon and _HEADER_NAME.fullmatch(name.strip())) or _NO_VALUE & set(value.strip()):
         raise click.UsageError(f"{text!r:.80} is no header, expected 'Name: value'")

@@ -1,4 +1,4 @@
-"""Decisions as the command shows them."""
+"""Formats decisions for the command."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from limitgate.command.output import print_table, say
 from limitgate.limits.decision import Decision, Window
 
 _AGES = ban.FOR_EVER / 2e6
-"""Seconds beyond which a ban was made to have no end."""
+"""Seconds of remaining time beyond which a ban is permanent."""
 
 
 def decision_fields(decision: Decision) -> dict[str, Any]:
-    """The fields of a decision, as ``--json`` has them: seconds, the windows as objects."""
+    """Return the fields of a decision for ``--json``. Times are seconds, windows are objects."""
     return {
         "allowed": decision.allowed,
         "limit": decision.limit,
@@ -31,13 +31,13 @@ def decision_fields(decision: Decision) -> dict[str, Any]:
 
 
 def window_fields(window: Window) -> dict[str, Any]:
-    """The fields of a window, as ``--json`` has them."""
+    """Return the fields of a window for ``--json``."""
     times = {"reset_after": _endless(window.reset_after), "retry_after": _endless(window.retry_after)}
     return window._asdict() | times
 
 
 def _endless(number: float) -> float:
-    """Seconds, ``inf`` for what is left of a ban without an end."""
+    """Seconds, or ``inf`` for a permanent ban."""
     return math.inf if number > _AGES else number
 
 
@@ -65,12 +65,11 @@ def print_decision(decision: Decision) -> None:
 
 
 def _is_banned(decision: Decision) -> bool:
-    """True if a ban refuses: what was used does not say so."""
+    """True if a ban refuses, because the used amounts don't show it."""
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
 
 def _why(decision: Decision) -> str:
-    """For how long a request would be refused, and if it is a ban, that."""
     is_endless = _endless(decision.retry_after) == math.inf
     if _is_banned(decision):
         return "as it is banned permanently" if is_endless else f"again in {seconds(decision.retry_after)}, as it is banned"
@@ -78,13 +77,13 @@ def _why(decision: Decision) -> str:
 
 
 def banned(by: str, retry_after: float) -> str:
-    """A ban as people read it: who has set it, and for how much longer it holds."""
+    """Describe a ban: its author, and the remaining time in seconds."""
     is_endless = _endless(retry_after) == math.inf
     return f"banned permanently by {by}" if is_endless else f"banned by {by} for {seconds(retry_after)} more"
 
 
 def seconds(number: float) -> str:
-    """A time as people read it."""
+    """Format a duration in seconds for people."""
     if _endless(number) == math.inf:
         return "never"
     if number < 60:

@@ -1,4 +1,4 @@
-"""Findings in files: mistakes and what is odd, as text for people, annotations for GitHub, and JSON."""
+"""Errors and warnings about files, as text, GitHub annotations, or JSON."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Level = Literal["error", "warning"]
 
 
 class Finding(NamedTuple):
-    """Something that was found in a file."""
+    """An error or warning about a file."""
 
     file: str | None
     line: int | None
-    """Counted from 1; None for what stands on no line."""
+    """Counted from 1; None if the finding has no line."""
     field: str | None
-    """As people write it: ``rules[0].limits[1]``."""
+    """Path of the field: ``rules[0].limits[1]``."""
     level: Level
     message: str
 
     @property
     def text(self) -> str:
-        """One line, as compilers and editors have it: ``file:line: field: message``."""
+        """One line, as compilers print it: ``file:line: field: message``."""
         file = None if self.file is None else shown_path(self.file)
         place = f"{file}:{self.line}" if self.line else file
         parts = [place, "warning" if self.level == "warning" else None, self.field, self.message]
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
     @property
     def annotation(self) -> str:
-        """A workflow command of GitHub, which shows the finding beside its line.
+        """A workflow command that makes GitHub show the finding beside its line.
 
         Source: docs.github.com, "Workflow commands for GitHub Actions"; escapes as in ``@actions/core``.
         """
@@ -41,12 +41,12 @@ class Finding(NamedTuple):
 
 
 def shown_path(path: str) -> str:
-    """A path as a line may begin with it: what begins with ``::`` would be a workflow command of GitHub."""
+    """Return a path that is safe at the start of a line. ``::`` would start a workflow command of GitHub."""
     return f"./{path}" if path.lstrip().startswith("::") else path
 
 
 def found(error: ConfigError) -> list[Finding]:
-    """The mistakes of an error, as findings."""
+    """Return the findings of an error."""
     return [Finding(each.file, each.line, spelled(each.field) or None, "error", each.reason) for each in error.every]
 
 

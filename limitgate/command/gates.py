@@ -1,4 +1,4 @@
-"""The gates around an application, which is not served for it: their rules and their options."""
+"""The gates around an application that is imported, but not served."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class GateAround(NamedTuple):
     door: Door
     rules: RuleSet
     options: Mapping[str, Any]
-    """The options that it is given in code."""
 
 
 def gates(app: Any) -> Iterator[GateAround]:
-    """The gates around an application, from the outside: in front of it, and among its middleware."""
+    """Yield the gates around an application, outermost first: its wrappers and its middleware."""
     for each in inwards(app):
         if isinstance(each, LimitGate | LimitGateWSGI):
             door: Door = "asgi" if isinstance(each, LimitGate) else "wsgi"

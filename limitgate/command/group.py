@@ -1,4 +1,4 @@
-"""The command and the verbs that it knows: their names, and which errors become which exit status."""
+"""The command and its verbs. Maps errors to exit statuses."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ VERBS = {
     "pardon": "Lift a ban.",
     "bans": "List who is banned, and why.",
 }
-"""One line of help per verb. ``command/verbs/VERB.py`` has the click command of the name ``verb``."""
+"""Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``."""
 _OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})
-"""Verbs that are click commands of their own names in ``command/verbs/clients.py``."""
+"""Verbs defined in ``command/verbs/clients.py`` under their own names."""
 
 
 class _Verbs(click.Group):
-    """A group whose verbs are imported when they are asked for, so that the command starts in no time."""
+    """Imports a verb when it runs, so that the command starts fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -48,7 +48,8 @@ class _Verbs(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:  # as click does since 8.2; before, it exits with 0
+        # click before 8.2 exits with 0.
+        if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(WRONG_USAGE)
         for argument in args:
@@ -66,7 +67,7 @@ class _Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. Mistakes in rules exit with 1, a store that does not answer with 3, an end from outside as in shells."""
+        """Run a verb. Maps invalid rules to exit status 1, and a store that does not answer to 3."""
         try:
             with told_at_the_end():
                 return super().invoke(ctx)
@@ -77,28 +78,28 @@ class _Verbs(click.Group):
         except StoreError as error:
             say(f"limitgate: {error}", err=True)
             ctx.exit(NO_STORE)
-        except click.ClickException as error:  # printed by click as it is
+        except click.ClickException as error:  # printed by click without escapes
             vars(error)["message"] = printable(error.message)
             raise
         except KeyboardInterrupt:
-            say(err=True)  # a terminal shows ^C without an end of its line
+            say(err=True)  # the terminal shows ^C without a line break
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
             ctx.exit(NO_READER)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="limitgate", message="%(prog)s %(version)s")
 def limitgate() -> None:
-    """Check rules, explain decisions, replay access logs, and see to clients and rules while a service runs.
+    """Check rules, explain decisions, replay access logs, and manage clients of a running service.
 
-    Exit status 0: fine; 1: something was found; 2: wrong usage; 3: the store does not answer.
+    Exit status 0: success; 1: a problem was found; 2: wrong usage; 3: the store does not answer.
     """
 
 
 def _check_is_text(argument: str) -> None:
-    """Raise `click.UsageError` for bytes that are not UTF-8, unless they name a file: no key, path or reason has them."""
+    """Reject bytes that are not UTF-8, unless they name a file."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -110,27 +111,26 @@ def _check_is_text(argument: str) -> None:
 
 
 class _Lines(logging.Handler):
-    """Keeps log lines, each with the reason that it ends with."""
+    """Keeps log lines, each with its last argument."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.told: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
         reason = record.args[-1] if isinstance(record.args, tuple) and record.args else record.msg
         self.told.append((record.getMessage(), str(reason)))
 
     def drop(self, known: str) -> None:
-        """Drop lines whose reason is known from a text."""
         self.told = [each for each in self.told if each[1] not in known]
 
 
 @contextmanager
 def told_at_the_end() -> Iterator[None]:
-    """Print warnings of the service when a verb has ended, but for those that say no more than the store's own failure."""
+    """Print the service's warnings when a verb ends, except those that repeat the store's error."""
     log, lines = logging.getLogger("limitgate"), _Lines()
-    log.addHandler(lines)  # so that Python does not print them itself
+    # Prevents Python from printing them itself.
+    log.addHandler(lines)
     try:
         yield
     except StoreError as error:
@@ -138,5 +138,5 @@ def told_at_the_end() -> Iterator[None]:
         raise
     finally:
         log.removeHandler(lines)
-        for line in dict.fromkeys(line for line, _ in lines.told):  # the gate of an application, and the one made to explain
+        for line in dict.fromkeys(line for line, _ in lines.told):  # two gates may log the same
             say(line, err=True)

@@ -1,7 +1,7 @@
-"""From the id of a refusal to the client: lines of logs that are about the bucket which refused.
+"""Finds the log lines about the bucket of a refusal, and so the client.
 
-The log of a service has the id of the first refusal of an episode, which the key of ids shows to be of the same bucket. An
-access log has clients and paths, which lead to the keys of their buckets. Both need the key of ids, so the public finds nobody.
+A service's log contains the id of the first refusal of an episode. An access log contains clients and paths, which lead to
+bucket keys. Both need the key of ids, so outsiders cannot identify clients.
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ from limitgate.stores import MemoryStore
 
 _ID = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{%d}(?![A-Za-z0-9_-])" % LENGTH)
 _MOST = 10
-"""Lines that are told."""
 _REMEMBERED = 100_000
-"""Requests of an access log that are known to be of other buckets."""
+"""Requests of an access log that are known to belong to other buckets."""
 
 
 class Trace(NamedTuple):
-    """A line of a log about a bucket."""
+    """A log line about a bucket."""
 
     file: str
     line: int
     text: str
     client: str | None
-    """The client of an access log; None in other logs, whose text names it as ``names`` allows."""
+    """The client, for an access log; None in other logs, whose text shows it as ``names`` allows."""
 
 
 def search(
     logs: Sequence[str], keys: Sequence[RefusalKey], refusal: RefusalId, buckets: Sequence[str], asked: Service
 ) -> list[Trace]:
-    """Find the first lines about the bucket of a refusal, whose id is one of these ``keys``. Raises `ConfigError` as `Log`."""
+    """Return the first lines about the bucket of a refusal. ``keys`` decrypt ids. Raises `ConfigError` like `Log`."""
     matcher = _Matcher(keys, refusal, tuple(buckets), asked)
     found: list[Trace] = []
     for name in logs:
@@ -58,8 +57,6 @@ def _lines(name: str) -> Iterator[bytes]:
 
 
 class _Matcher:
-    """Tells lines about one bucket from all others."""
-
     def __init__(self, keys: Sequence[RefusalKey], refusal: RefusalId, buckets: tuple[str, ...], asked: Service) -> None:
         self._keys = keys
         self._refusal = refusal
@@ -71,7 +68,6 @@ class _Matcher:
         self._gate: Gate | None = None
 
     def match(self, line: bytes) -> tuple[bool, str | None]:
-        """True for a line about the bucket, and the client if it is of an access log, each client once."""
         for named in _ID.findall(line):
             read = [key.read(named.decode()) for key in self._keys]
             if any((each.tag, each.digest) == (self._refusal.tag, self._refusal.digest) for each in read):
@@ -94,7 +90,6 @@ class _Matcher:
         return False
 
     def _keys_of(self, entry: Entry) -> list[str]:
-        """Keys of the buckets that a request of a log is counted in."""
         asked, client = self._service, entry.client.decode("utf-8", "replace")
         if self._gate is None:
             self._gate = offline_gate(asked.rules, MemoryStore(), asked.settings, asked.routes)

@@ -1,4 +1,4 @@
-"""What verbs print: one JSON value, tables, and plain lines where there is no terminal; and what they exit with."""
+"""Output of verbs: JSON, tables, and lines. Exit statuses."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ import click
 from limitgate.messages.text import ORDERS, printable
 
 _ORDER = re.compile(r"\s*::.*::")
-"""A line that is an order to GitHub; of ``::1`` it makes none."""
+"""A line that GitHub would run as a command, unlike ``::1``."""
 
 FOUND = 1
-"""Exit status of a mistake, a request that would be refused, a process that does not follow."""
+"""Exit status: invalid rules, a request that would be refused, or a process that does not follow."""
 WRONG_USAGE = 2
-"""click's own."""
 NO_STORE = 3
-"""The store does not answer."""
+"""Exit status: the store does not answer."""
 INTERRUPTED = 130
-"""128 and the number of SIGINT, as shells have it: Ctrl-C ended it, and nothing was found."""
+"""128 plus SIGINT, as in shells."""
 NO_READER = 141
-"""128 and the number of SIGPIPE: whoever read the output has gone."""
+"""128 plus SIGPIPE, as in shells."""
 
 
 def write(text: str, *, err: bool = False) -> None:
-    """Write a text and an end of line. Raises `click.ClickException` where it cannot be written, as on a disk that is full."""
+    """Write a line. Raises `click.ClickException` if writing fails, for example on a full disk."""
     try:
         click.echo(text, err=err)
     except BrokenPipeError:
@@ -38,19 +37,16 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines; an empty one if there are none.
+    """Print lines, an empty one if there are none.
 
-    Names from files and clients may stand in them, so nothing in them is an order to a terminal, and no name begins a line,
-    which may be an order to CI.
+    Lines may contain names from files and clients, so control characters and CI commands are escaped. No name may start a
+    line.
     """
     write("\n".join(map(printable, lines)), err=err)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value. Infinite numbers become ``null``, as JSON has none; what is not printable is escaped.
-
-    So is what would be an order to CI.
-    """
+    """Print one JSON value. Infinite numbers become ``null``; unprintable characters and CI commands are escaped."""
     text = ORDERS.sub(r"#\\u0023", json.dumps(_finite(value), indent=2, ensure_ascii=False))
     write("\n".join([line if line.isprintable() else _escaped(line) for line in text.split("\n")]))
 
@@ -60,8 +56,8 @@ def _escaped(line: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table; columns are two spaces apart, without frames, so that it can be cut and searched."""
-    from rich.console import Console  # noqa: PLC0415 - takes a third of the time in which the command has to start
+    """Print a table without frames, two spaces between columns, so that other tools can cut and search it."""
+    from rich.console import Console  # noqa: PLC0415 - importing rich takes a third of the start-up time
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -78,13 +74,13 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
 
 
 def _cell(text: str) -> str:
-    """A text that may begin a line."""
+    """Escape text that may start a line."""
     text = printable(text)
     return text.replace(":", r"\x3a", 1) if _ORDER.match(text) else text
 
 
 _WIDE = 10_000
-"""Characters of a line without a terminal: nothing is cut or folded for a program that reads it."""
+"""Characters per line without a terminal: nothing is cut or folded."""
 
 
 def _finite(value: Any) -> Any:

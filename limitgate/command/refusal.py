@@ -1,4 +1,4 @@
-"""What the id of a refusal says: when it was, which rule refused, and how the bucket stands that had no room."""
+"""Explains the id of a refusal: its time, its rule, and the current state of its bucket."""
 
 from __future__ import annotations
 
@@ -29,32 +29,29 @@ from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 
 class Refused(NamedTuple):
-    """A bucket that may have refused: mostly the only one, as few rules share a tag."""
+    """A bucket that may have refused. Usually there is one, because few rules share a tag."""
 
     rule: Rule
     tiers: Sequence[str]
-    """Tiers in which the rule has this name and these limits."""
     key: str
     decision: Decision | None
-    """How the bucket stands now; None without a store, and for limits that a callable gives."""
+    """Current state of the bucket; None without a store, or if a callable gives the limits."""
     ban: Ban | None
-    """The ban that somebody has set by this command, None if there is none."""
 
 
 class Resolved(NamedTuple):
-    """An id with what is known of it."""
+    """An id, decoded and looked up."""
 
     id: RefusalId
     found: Sequence[Refused]
     traces: Sequence[Trace] | None
-    """Lines of logs that are about the bucket; None if no log was searched."""
+    """Log lines about the bucket; None if no log was searched."""
 
 
 def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> Resolved:
-    """Resolve an id by the rules of a service and its limits in code; its key comes from the secret, or from the store.
+    """Resolve an id with the rules of a service and its limits in code. The secret or the store has the key of ids.
 
-    Raises `click.UsageError` for what is none and without a key, `ConfigError` if the store has no key, and `StoreError` as the
-    store does.
+    Raises `click.UsageError` for an invalid id or a missing key, `ConfigError` if the store has no key, and `StoreError`.
     """
     settings = asked.settings
     try:
@@ -82,7 +79,6 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
 
 
 def _standing(store: SyncStore, timeout: float, bans: Sequence[Ban], candidate: tuple[Rule, Sequence[str], str]) -> Refused:
-    """How the bucket of a rule stands now, and the ban that somebody has set."""
     rule, tiers, key = candidate
     charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in rule.buckets]
     plan = Plan.look(charges)
@@ -105,7 +101,6 @@ def _no_key(key_prefix: str) -> ConfigError:
 
 
 def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[RefusalId, list[tuple[Rule, Sequence[str], str]]]:
-    """Read an id by the first key under which there are rules that may have made it, else by the first one."""
     read = [key.read(text) for key in keys]
     for refusal in read:
         if candidates := list(_candidates(refusal, asked)):
@@ -114,12 +109,11 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
 
 
 def _candidates(refusal: RefusalId, asked: Service) -> Iterator[tuple[Rule, Sequence[str], str]]:
-    """Rules that may have made an id, with their tiers and the key of the bucket."""
     every = asked.rules.tiers
     of_tiers = [(tier, rule) for tier, of_tier in every.items() for rule in of_tier if tag_of(id_name(rule)) == refusal.tag]
     places: list[Rule] = []
     for rule in asked.in_code:
-        if tag_of(id_name(rule)) == refusal.tag and rule not in places:  # places of one name may share their limits
+        if tag_of(id_name(rule)) == refusal.tag and rule not in places:  # places with the same name share their limits
             places.append(rule)
             of_tiers += [(tier, rule) for tier in ([rule.tier] if rule.tier else every)]
     for rule in {id(rule): rule for _, rule in of_tiers}.values():
@@ -131,7 +125,7 @@ def _candidates(refusal: RefusalId, asked: Service) -> Iterator[tuple[Rule, Sequ
 
 
 def as_json(resolved: Resolved) -> dict[str, Any]:
-    """The value of ``--json``."""
+    """Return the value of ``--json``."""
     return {
         "at": resolved.id.at,
         "digest": resolved.id.digest,
@@ -154,7 +148,7 @@ def _ban(ban: Ban) -> dict[str, Any]:
 
 
 def show(resolved: Resolved) -> None:
-    """Print it for people."""
+    """Print a resolved id."""
     at = resolved.id.at
     say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
     for place, (rule, tiers, key, decision, ban) in enumerate(resolved.found):

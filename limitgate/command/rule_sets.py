@@ -1,4 +1,4 @@
-"""Rule sets that are named on the command line: by the path of files, or by ``MODULE:NAME`` where rules stand in Python."""
+"""Rule sets named on the command line: the path of files, or ``MODULE:NAME`` in Python."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from limitgate.rules.files import load_rules, rules_of
 from limitgate.rules.rule import Rule, RuleSet, placed_rules
 
 RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application or a list in Python"
-"""Help of options that name a rule set."""
 
 
 def rules_named(name: str) -> RuleSet:
-    """The rules in the files at a path, or of ``MODULE:NAME``: a `RuleSet`, a list of `Rule`, or an application with its gate.
+    """Return the rules at a path, or of ``MODULE:NAME``: a `RuleSet`, a list of `Rule`, or an application with a gate.
 
-    Raises `ConfigError` as `load_rules` does, `click.UsageError` for a name that leads to no rules.
+    Raises `ConfigError` like `load_rules`, and `click.UsageError` if there are no rules.
     """
     if not is_in_python(name):
         return load_rules(name)
-    from limitgate.command.applications import application  # noqa: PLC0415 - imports what knows routes
+    from limitgate.command.applications import application  # noqa: PLC0415 - imports the frameworks' routing
     from limitgate.command.gates import gates  # noqa: PLC0415 - as above
 
     found = application(name)
@@ -34,22 +33,22 @@ def rules_named(name: str) -> RuleSet:
 
 
 def is_rules(found: object) -> bool:
-    """True for rules in Python, which `rules_of` reads."""
+    """True for rules in Python, which `rules_of` accepts."""
     return isinstance(found, RuleSet | Rule | list | tuple)
 
 
 def no_gate(name: str) -> click.UsageError:
-    """The error for an application without rules that can be seen."""
+    """Return the error for an application without visible rules."""
     return click.UsageError(f"{name}: no LimitGate around it is seen, expected an application with one, or --rules")
 
 
 def is_in_python(name: str) -> bool:
-    """True for a name like ``MODULE:NAME``, and not for the path of a file that happens to look like one."""
+    """True for ``MODULE:NAME``, unless a file has this name."""
     return ":" in name and not Path(name).exists()
 
 
 def limits_in_code(app: Any) -> list[Rule]:
-    """The limits of decorators, dependencies and throttles of an application."""
+    """Return the limits of an application's decorators, dependencies and throttles."""
     from limitgate.command.applications import inwards, is_of_django  # noqa: PLC0415 - as above
 
     if any(map(is_of_django, inwards(app))):
@@ -57,5 +56,5 @@ def limits_in_code(app: Any) -> list[Rule]:
 
         for route in routes_of():  # imports the views
             for method in route.methods:
-                route.marks(method)  # makes the limits of throttles by rates
+                route.marks(method)  # makes the limits of throttles by rate
     return placed_rules()

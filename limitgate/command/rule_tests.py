@@ -1,4 +1,4 @@
-"""The tests of rule files, run through the gate on a clock of their own: no store, no network, no waiting."""
+"""Runs the tests of rule files through a gate on a simulated clock: no store, no network, no waiting."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore
 
 BEGINNING = 1_767_225_600
-"""Unix time at which the clock of each file's tests begins: a Thursday, so windows of every length begin with it."""
+"""A Thursday, so windows of every length start with it."""
 _SECOND = 1_000_000
 _CLOSE = 0.001
-"""Seconds by which a wait may differ from an expected one that is no whole number."""
+"""Tolerance in seconds for expected waits with a fraction."""
 
 
 def failures(read: RuleFiles) -> Iterator[Finding]:
-    """What is not as the tests expect it, by file and line. Who clients and callers are is told by ``LIMITGATE_*``."""
+    """Yield the failed expectations, by file and line. ``LIMITGATE_*`` variables identify clients and callers."""
     settings = GateSettings()
     with _without_logs():
         for file in read.files:
@@ -51,7 +51,7 @@ def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iter
 class _Bench:
     """A gate for the tests of one file, and their clock.
 
-    Requests that come at the same time are in flight together; they are over when the clock goes on.
+    Requests at the same time are in flight together, until the clock advances.
     """
 
     def __init__(self, rules: RuleSet, settings: GateSettings) -> None:
@@ -60,7 +60,6 @@ class _Bench:
         self._in_flight: list[Admission] = []
 
     def answer(self, given: Given) -> dict[str, Any]:
-        """What is decided about a request, by the fields of `limitgate.rules.rule_tests.Expected`."""
         if given.at is not None:
             self._go_on_to(BEGINNING * _SECOND + round(given.at * _SECOND))
         headers = {name.lower(): value for name, value in given.headers.items()}
@@ -93,12 +92,10 @@ def _fits(expected: object, actual: object) -> bool:
 
 
 def _told(answer: dict[str, Any]) -> str:
-    """An answer as it would be written in the file."""
     return "{" + ", ".join(f"{name}: {_shown(value)}" for name, value in answer.items()) + "}"
 
 
 def _shown(value: object) -> str:
-    """A value as YAML has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
@@ -108,7 +105,7 @@ def _shown(value: object) -> str:
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """Keep quiet what a gate logs about its rules: `limitgate.rules.review.review` tells it with file and line."""
+    """Suppress what a gate logs about rules. `limitgate.rules.review.review` reports it with file and line."""
     log = logging.getLogger("limitgate")
     level = log.level
     log.setLevel(logging.CRITICAL)

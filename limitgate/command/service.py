@@ -1,7 +1,7 @@
-"""The service that a verb is about: its rules, its options and its routes.
+"""The service that a verb works on: its rules, options and routes.
 
-Options come from the command line, else from the gate around the application, which is imported for it, else from
-``LIMITGATE_*``. So keys and clients are those of the service, wherever its options stand.
+Options come from the command line, then from the gate around the imported application, then from ``LIMITGATE_*``, so that
+keys and clients are those of the service.
 """
 
 from __future__ import annotations
@@ -33,28 +33,26 @@ from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import GateSettings, Settings
 
 Lines = Iterable[tuple[str, str]]
-"""Names and values of header lines."""
 
 
 class Service:
-    """A service: rules, settings, routes, and requests to it that are described by hand."""
+    """A service: its rules, settings and routes, and requests that simulate those of its server."""
 
     def __init__(self, rules: RuleSet, settings: Settings, app: Any, name: str | None, door: Door) -> None:
         self.rules = rules
         self.settings = settings
         self.name = name
-        """The application's name; None without one."""
         self._app = app
         self._door = door
 
     @property
     def awaits(self) -> bool:
-        """True if its gate runs on an event loop."""
+        """True if the gate runs on an event loop."""
         return self._door == "asgi" or (self._door == "django" and iscoroutinefunction(self.settings.identify))
 
     @cached_property
     def routes(self) -> Routes:
-        """Its routes, as its gate knows them."""
+        """The routes, as the gate knows them."""
         if self._app is None:
             return NoRoutes()
         if self._door == "django":
@@ -65,52 +63,52 @@ class Service:
 
     @property
     def knows_routes(self) -> bool:
-        """True if its gate counts by the templates of routes."""
+        """True if the gate counts by the templates of routes."""
         return not isinstance(self.routes, NoRoutes)
 
     @cached_property
     def templates(self) -> dict[str, Pattern]:
-        """The templates of all its routes, with what they match."""
+        """Templates of all routes, with their patterns."""
         return {route.template: route.pattern for route in routes_of(self._app)}
 
     def templates_for(self, rule: Rule) -> list[str]:
-        """The templates of routes with requests that a rule is for."""
+        """Return the templates of routes that a rule may match."""
         patterns = [*map(segments, rule.paths)]
         return [text for text, route in self.templates.items() if any(meet(each, route) is not None for each in patterns)]
 
     @cached_property
     def in_code(self) -> list[Rule]:
-        """The limits that stand in its code, of decorators, dependencies and throttles."""
+        """Limits of decorators, dependencies and throttles."""
         return [] if self._app is None else limits_in_code(self._app)
 
     def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
-        """A request as its server would hand it on. ``target`` is the path, and maybe a query, as a client sends them."""
+        """Return a request as the server passes it on. ``target`` is the raw path, with an optional query."""
         sent, _, query = target.partition("?")
         described = _Described(method, sent, query, peer, headers, user)
         if self._door == "asgi":
             return ASGIRequest(described.scope())
         if self._door == "wsgi":
             return WSGIRequest(described.environ())
-        from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest  # noqa: PLC0415 - as above
+        from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest  # noqa: PLC0415 - needs Django
 
-        from limitgate.django.request import DjangoRequest  # noqa: PLC0415 - as above
+        from limitgate.django.request import DjangoRequest  # noqa: PLC0415 - needs Django
 
         return DjangoRequest(DjangoWSGIRequest(described.environ()))
 
     def caller_of(self, request: Request) -> Caller | None:
-        """The caller that its ``identify`` finds behind a request; None where it finds none, raises, or where there is none."""
+        """Return the caller that ``identify`` returns; None if there is none or if it raises."""
         identify = self.settings.identify
         found = None if identify is None else lenient(identify)(request)
         return asyncio.run(found) if isinstance(found, Coroutine) else found
 
 
 def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """An ``identify`` that is called outside of the service. One that raises, as it misses something, names nobody."""
+    """Wrap an ``identify`` so that it returns None if it raises, for use outside of the service."""
 
     def find(request: Request) -> Any:
         try:
             found = identify(request)
-        except Exception as error:  # noqa: BLE001 - it is code of the service's
+        except Exception as error:  # noqa: BLE001 - user code
             return _told(error)
         return wait(found) if isawaitable(found) else found
 
@@ -129,9 +127,9 @@ def _told(error: Exception) -> None:
 
 
 def service(rules: str | None, app: str | None, **given: Any) -> Service:
-    """The service of ``--rules`` and ``--app``; ``given`` are options of the command line, None where they are not given.
+    """Return the service of ``--rules`` and ``--app``. ``given`` are further command line options, None if omitted.
 
-    Raises `click.UsageError` for what leads to none and for options that make no sense, `ConfigError` for rule files.
+    Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
     """
     name = app or (rules if rules is not None and is_in_python(rules) else None)
     found = None if name is None else application(name)
@@ -155,9 +153,9 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
 
 
 def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
-    """The options of a service: those that are given and not None, else those of its gate, else those of ``LIMITGATE_*``.
+    """Return the options of a service: those given, then those of its gate, then ``LIMITGATE_*``.
 
-    Raises `click.UsageError` for one that makes no sense.
+    Raises `click.UsageError` for an invalid option.
     """
     options = {} if gate is None else dict(gate.options)
     options |= {name: value for name, value in given.items() if value is not None}
@@ -168,7 +166,6 @@ def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) 
 
 
 def _door_of(app: Any) -> Door:
-    """How an application without a gate is called."""
     if any(map(is_of_django, inwards(app))):
         return "django"
     is_wsgi = hasattr(app, "wsgi_app") or (callable(app) and accepts(app, 2) and not accepts(app, 3))
@@ -176,18 +173,15 @@ def _door_of(app: Any) -> Door:
 
 
 class _Described(NamedTuple):
-    """A request that is described by hand."""
-
     method: str
     sent: str
-    """The path as it is sent, with its escapes."""
+    """The raw path, with escapes."""
     query: str
     peer: str | None
     headers: Lines
     user: str | None
 
     def scope(self) -> dict[str, Any]:
-        """The scope that a server of ASGI makes of it."""
         scope: dict[str, Any] = {
             "type": "http",
             "http_version": "1.1",
@@ -204,7 +198,6 @@ class _Described(NamedTuple):
         return scope if self.user is None else {**scope, "user": self.user}
 
     def environ(self) -> dict[str, Any]:
-        """The environ that a server of WSGI makes of it."""
         environ: dict[str, Any] = {
             "REQUEST_METHOD": self.method,
             "SCRIPT_NAME": "",
@@ -226,5 +219,5 @@ class _Described(NamedTuple):
 
 
 def _native(text: str) -> str:
-    """Text as WSGI has it: its bytes as latin-1 (PEP 3333)."""
+    """The bytes as latin-1 (PEP 3333)."""
     return text.encode().decode("latin-1")

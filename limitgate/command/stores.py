@@ -1,4 +1,4 @@
-"""The store of a service, as verbs use it: by calls that block, whatever kind it is of."""
+"""The store of a service for blocking calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class BlockingStore:
-    """An async store for code that blocks, on an event loop of its own in a thread."""
+    """A blocking interface to an async store, on an event loop in a thread."""
 
     measures_silence = True
 
@@ -30,7 +30,7 @@ class BlockingStore:
         self._thread.start()
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
-        """Carry a plan out."""
+        """Run a plan on the store."""
 
         async def spend() -> Reading:
             return await self._store.aspend(plan, timeout)
@@ -42,7 +42,7 @@ class BlockingStore:
         return self._run(self._store.aconfig(request, timeout))
 
     def close(self) -> None:
-        """Let go of connections, and end the thread."""
+        """Close connections, and end the thread."""
         self._run(self._store.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -53,9 +53,9 @@ class BlockingStore:
 
 
 def store_of(settings: Settings) -> SyncConfigStore | None:
-    """The store of a service, None for one in memory: that is of one process, and no other one can ask it.
+    """Return the store of a service; None for a memory store, which other processes cannot reach.
 
-    Raises `click.UsageError` for one that cannot be used.
+    Raises `click.UsageError` for an unusable store.
     """
     try:
         store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store

@@ -1,1 +1,1 @@
-"""What LimitGate says to people: diagnoses, masked names, and the words in which errors help."""
+"""Messages for people: diagnostics, masked names, and suggestions in errors."""

@@ -1,6 +1,6 @@
-"""Diagnoses for whoever runs the service: log lines, each with a permanent code and an entry in the docs.
+"""Diagnostics for operators: log lines, each with a permanent code and an entry in the docs.
 
-The only place of these codes and texts. None contains anything that a client has sent.
+The only place of these codes and texts. They never contain data of a client.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("limitgate")
 
 
 class Diagnosis(Enum):
-    """Code and text of a diagnosis. A code is never reused for another one."""
+    """Code and text of a diagnostic. Codes are never reused."""
 
     MEMORY_PER_WORKER = "LG001", "%d workers on memory:// limit each by itself; use Redis to limit them together"
     SERVER_TRUSTS_ALL = (
@@ -114,21 +114,21 @@ class Diagnosis(Enum):
         self.code = code
         self.level = level
         self.place = len(type(self).__members__)
-        """Place among all diagnoses."""
+        """Index among all diagnostics."""
         self.line = f"{code} {text} ({PAGE}#{code.lower()})"
 
     def log(self, *values: object) -> None:
-        """Log the diagnosis."""
+        """Log the diagnostic with these values."""
         times_logged[self.place] += 1
         log.log(self.level, self.line, *values)
 
 
 times_logged = [0] * len(Diagnosis)
-"""How often each diagnosis was logged in this process, by its place."""
+"""How often this process has logged each diagnostic, by `Diagnosis.place`."""
 
 
 class OncePerValue:
-    """Logger of a diagnosis that is logged once for each value, of at most `MOST` values."""
+    """Logs a diagnostic once per value, for at most `MOST` values."""
 
     __slots__ = ("_diagnosis", "_logged")
     MOST = 1000
@@ -138,14 +138,14 @@ class OncePerValue:
         self._logged: set[Hashable] = set()
 
     def log(self, value: Hashable, *said: object) -> None:
-        """Log the diagnosis, which says this, unless it was logged for the value before."""
+        """Log the diagnostic with ``said``, unless it was logged for ``value`` before."""
         if value not in self._logged and len(self._logged) < self.MOST:
             self._logged.add(value)
             self._diagnosis.log(*said)
 
 
 class Once:
-    """Logger of a diagnosis that is logged once, whichever thread comes first."""
+    """Logs a diagnostic once, also if several threads call it."""
 
     __slots__ = ("_diagnosis", "_times")
 
@@ -154,6 +154,6 @@ class Once:
         self._times = count()
 
     def log(self, *values: object) -> None:
-        """Log the diagnosis unless this object has logged it before."""
+        """Log the diagnostic, unless this object has logged it before."""
         if next(self._times) == 0:
             self._diagnosis.log(*values)

@@ -1,4 +1,4 @@
-"""Packages that only some modules need, and the extra that brings each of them."""
+"""Optional packages, and the extras that install them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from importlib.util import find_spec
 
 @contextmanager
 def extra(name: str, *packages: str) -> Iterator[None]:
-    """Import ``packages`` inside; if one is missing, the error names the first that is, and the ``pip install`` that brings it.
-
-    Raises `ModuleNotFoundError`, as the import itself.
-    """
+    """Import ``packages`` inside. If one is missing, the `ModuleNotFoundError` names it and the ``pip install`` command."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Names that were probably meant by unknown ones, and what stands for those of others, for messages about mistakes. Pure."""
+"""Suggestions for unknown names in error messages, including the names of other libraries. Pure."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ _ELSEWHERE = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
-"""Names that other rate limiters and servers have for what is called otherwise here, and looks too different to be found."""
+"""Names in other rate limiters and servers that differ too much from LimitGate's to be found by similarity."""
 
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
-"""Said of names that are of limits elsewhere."""
+"""Explains names that other libraries use for limits."""
 
 _MOST = 100
-"""Names that are all told: fields and options are fewer, names of rules may be more, of which none is likelier than others."""
+"""Names that are all listed. There are fewer fields and options, but possibly more rules, all equally likely."""
 
 _LONG = 5
-"""Letters of a part of a name by which the whole of it can be meant, as ``socket_timeout`` by ``timout``."""
+"""Shortest part of a name that can suggest the whole, such as ``socket_timeout`` for ``timout``."""
 
 
 def meant(name: object, known: Iterable[str]) -> str | None:
-    """The name out of ``known`` that was probably meant by an unknown one, None if there is none."""
+    """Return the name out of ``known`` that an unknown one probably means, or None."""
     names = {_letters(each): each for each in known}
     parts = {part: each for letters, each in sorted(names.items(), key=_by_length, reverse=True) for part in letters.split("_")}
     parts = {part: each for part, each in parts.items() if len(part) >= _LONG}
@@ -92,10 +92,10 @@ def _letters(name: object) -> str:
 
 
 def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
-    """Nearness of a name that is spelled much like a wrong one: letters in common, in their order, then in the alphabet.
+    """Similarity of a misspelt name: letters in common, then their order, then their distance in the alphabet.
 
-    Of ``qps``, ``qpm``, ``qph`` and ``qpd``, all of which are one letter from ``qpn`` and from ``qmp``, that is ``qpm``; of
-    ``path`` and ``qph``, which have as many letters in common with ``pth``, it is ``path``.
+    ``qps``, ``qpm``, ``qph`` and ``qpd`` are all one letter from ``qpn`` and from ``qmp``: the result is ``qpm``. ``path``
+    and ``qph`` have equally many letters of ``pth``: the result is ``path``.
     """
     shared = (Counter(wrong) & Counter(known)).total() - abs(len(wrong) - len(known))
     alike = SequenceMatcher(None, wrong, known).ratio()
@@ -103,7 +103,7 @@ def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
 
 
 def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
-    """Say which name was probably meant by an unknown one, and which there are, with what all of them begin with."""
+    """Return the probable meaning of an unknown name, and the valid names, each after ``prefix``."""
     names = list(known)
     near = meant(name, names)
     guess = "" if near is None else f"did you mean {prefix + near!r}? "
@@ -112,7 +112,7 @@ def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
 
 
 class _Lacking:
-    """Attribute that a class has not, though others have it: whoever asks for it is told what to write instead."""
+    """An attribute that other libraries have. Access raises an error that names the alternative."""
 
     def __init__(self, of: str, name: str, instead: str) -> None:
         self._said = f"{of} has no {name!r}, expected {instead}"
@@ -123,9 +123,9 @@ class _Lacking:
 
 
 def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
-    """Decorate a class whose users know these names from elsewhere, each with what to write instead; ``of`` is one of its kind.
+    """Decorate a class whose users may look for these names, each with its alternative. ``of`` describes an instance.
 
-    Type checkers and ``dir`` of an object do not see the names. Attributes that there are cost nothing more by it.
+    Type checkers and ``dir`` of an instance don't see the names. Other attributes are as fast as before.
     """
 
     def decorate(kind: Kind) -> Kind:
@@ -138,7 +138,7 @@ def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
 
 
 def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
-    """Make the ``__getattr__`` of a module (PEP 562) where these names are looked for by mistake, each with what to write."""
+    """Return a module's ``__getattr__`` (PEP 562) for names that users may look for, each with its alternative."""
 
     def missing(name: str) -> NoReturn:
         if name in instead:

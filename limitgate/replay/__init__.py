@@ -1,8 +1,8 @@
-"""Access logs sent through rules: what would have been refused, and which limits would have fitted.
+"""Sends access logs through rules: what would have been refused, and which limits would have fitted.
 
-access_log.py    lines of a log become entries
-engine.py        entries go through a gate on the log's own clock
-figures.py       what came of it, of one process or of several
-suggestion.py    the smallest limits under which nobody, or almost nobody, would have been refused
-shares.py        one log among several processes, by client
+access_log.py    parses lines of a log
+engine.py        sends entries through a gate, on the log's clock
+figures.py       results, of one or several processes
+suggestion.py    the smallest limits that would have refused no request, or almost none
+shares.py        divides a log among processes, by client
 """

@@ -1,7 +1,7 @@
-"""Lines of access logs: the common and combined formats, uvicorn's own, and JSON with an object on each line.
+"""Parses access logs: the common and combined formats, uvicorn's, and one JSON object per line.
 
-A log is read as bytes, and only so much of a line as rules look at: it may have millions of lines. `TimeOrder` sorts requests
-as they came: servers write a line when a response ends, or each worker in its turn.
+Logs may have millions of lines, so parsing works on bytes and skips fields that rules don't use. `TimeOrder` restores the
+order of requests, because servers log when a response ends.
 """
 
 from __future__ import annotations
@@ -26,70 +26,69 @@ from limitgate.http.client_ip import canonical
 Format = Literal["combined", "common", "json"]
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line; a longer one is none of a request."""
+"""Bytes of a line. Longer ones are skipped."""
 _TOO_LONG = b"-"
-"""Stands for a line that is too long: no format reads it as a request."""
+"""Replaces a line that is too long. No format parses it."""
 _REQUEST = rb'\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: (?:HTTP/)?[0-9.]+)?"(?: ([0-9]{3})(?= |$))?'
-"""Time, method, target and status; hypercorn writes the version without ``HTTP/``."""
+"""Time, method, target and status. hypercorn writes the version without ``HTTP/``."""
 _TEXT = re.compile(rb"(\S+) \S+ \S+ " + _REQUEST)
-"""Client, ident and user before a request, and nothing else: almost all lines."""
+"""Client, ident and user before a request. Matches almost all lines."""
 _PREFIXED = re.compile(rb"(.*?) ?" + _REQUEST)
-"""The same after a virtual host, or after what syslog, Docker or Kubernetes put before a line; a user may have blanks."""
+"""The same after a virtual host, or after a prefix of syslog, Docker or Kubernetes. A user may contain blanks."""
 _UVICORN = re.compile(
     rb' - "(?:([A-Z]{1,20}) (\S+) HTTP/[0-9.]+" ([0-9]{3})(?![0-9])|WebSocket (\S+)" (?:\[accepted\]|([0-9]{3})))'
 )
-"""Method, target and status behind a client; of a WebSocket its target, and the status if it was refused."""
+"""Method, target and status after a client. A WebSocket has a target, and a status if it was refused."""
 _ANY_REQUEST = re.compile(rb'"(?:[A-Z]{1,20}|WebSocket) /\S*(?: [^"]*)?"')
-"""What looks like a request of a line that is not read."""
+"""The request of an unread line."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _ISO_TIME = re.compile(
     rb"(?<![0-9])([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,]([0-9]{1,9}))?"
     rb"(?: ?(Z|[+-][0-9]{2}:?[0-9]{2}))?"
 )
-"""The time that Docker, Kubernetes, rsyslog and Python's logging put before a line; UTC if it names no zone."""
+"""Time in a prefix of Docker, Kubernetes, rsyslog or Python's logging; UTC unless it has a zone."""
 _SYSLOG_TIME = re.compile(rb"(?:^|[ >])([A-Z][a-z]{2}) ([ 0-9][0-9]) ([0-9]{2}:[0-9]{2}:[0-9]{2}) ")
-"""The time of RFC 3164, which journalctl prints, too. It has no year."""
+"""Time of RFC 3164, which journalctl also prints. It has no year."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
-"""End of the year 9999 in Unix microseconds. Times in milliseconds are later."""
+"""End of the year 9999 in Unix microseconds. Times in milliseconds exceed it."""
 _BLOCK = LONGEST_LINE
-"""Bytes that are read at a time."""
 _DAYS = 100
-"""Days and zones that are remembered."""
+"""Cached days and zones."""
 
 
 class Entry(NamedTuple):
     """A request of a log."""
 
     at: int
-    """Unix time in microseconds; whole seconds where the log has no more."""
+    """Unix time in microseconds, often rounded down to seconds."""
     client: bytes
-    """Address of the client, as it stands in the log."""
+    """Address of the client as logged."""
     method: str
     path: str
-    """The path, decoded, without the query."""
+    """The decoded path, without the query."""
     status: int | None = None
-    """Status of the response, None where the log has none."""
+    """Status of the response; None if the log has none."""
     headers: Mapping[str, str] | None = None
-    """By lower-case name; None where the log has none."""
+    """By lower-case name; None if the log has none."""
 
 
 Parse = Callable[[bytes], Entry | None]
-"""Reads a line; None if it is none of a request."""
+"""Parses a line; None if it has no request."""
 
 
 class TextParser:
-    """Parses lines in the common, the combined and uvicorn's format, whatever a log driver has put before them."""
+    """Parses the common, combined and uvicorn formats, after any prefix of a log driver."""
 
     def __init__(self) -> None:
         self.untimed = 0
-        """Requests whose lines have no time. They count as of the time of the line before."""
+        """Requests without a time. They have the time of the previous line."""
         self._clock, self._paths = _Clock(), _Paths()
         self._latest = 0
 
     def __call__(self, line: bytes) -> Entry | None:
-        """Read a line; None if it is none of a request of a known client."""
+        """Parse a line; None if it has no request of a known client."""
         found = _TEXT.match(line)
         if found is not None:
             client, time, method, target, status = found.groups()
@@ -129,14 +128,14 @@ class TextParser:
 
 
 def text_parser() -> Parse:
-    """A parser of lines in the common, the combined and uvicorn's format."""
+    """Return a parser of the common, combined and uvicorn formats."""
     return TextParser()
 
 
 def _client_in(before: bytes) -> bytes | None:
-    """The client in what stands before the time of a request; None if that does not tell it from a host or a process.
+    """Client in the text before the time of a request; None if it is ambiguous.
 
-    A client is followed by its ident, which is ``-``, and by the user. A user may have blanks: clients choose it.
+    The client is followed by its ident, which is ``-``, and by the user. Clients choose the user, which may contain blanks.
     """
     words = before.split()
     if words[1:2] == [b"-"] or len(words) == 3:
@@ -145,7 +144,7 @@ def _client_in(before: bytes) -> bytes | None:
         if ident == b"-" and _is_address(client):
             return client
     if len(words) == 4 and words[2] == b"-" and (b":" in words[0] or b"." in words[0]):
-        return words[1]  # behind a virtual host
+        return words[1]  # after a virtual host
     return words[0] if len(words) in (1, 2) and _is_address(words[0]) else None
 
 
@@ -154,7 +153,7 @@ def _is_address(word: bytes) -> bool:
 
 
 def _time_before(before: bytes) -> int | None:
-    """Unix time in microseconds that a log driver or a logger has put before a line; None if there is none."""
+    """Unix time in microseconds from the prefix of a line; None if it has none."""
     if (found := _ISO_TIME.search(before)) is not None:
         date, fraction, zone = found.groups()
         text = b"%b.%b%b" % (date, (fraction or b"0")[:6].ljust(6, b"0"), zone or b"Z")
@@ -171,7 +170,7 @@ def _time_before(before: bytes) -> int | None:
 
 
 def why_unread(line: bytes) -> str | None:
-    """Why a line with a request in it is not read; None for a line that is of no request."""
+    """Return the reason why a line with a request is not parsed; None for a line without a request."""
     text = _COLOURS.sub(b"", line)
     if not _ANY_REQUEST.search(text):
         return None
@@ -182,7 +181,7 @@ def why_unread(line: bytes) -> str | None:
 
 
 def parse_json(line: bytes) -> Entry | None:
-    """Read a JSON object with ``time``, ``client``, ``method``, ``path``, and maybe ``status`` and ``headers``."""
+    """Parse a JSON object with ``time``, ``client``, ``method``, ``path``, and optionally ``status`` and ``headers``."""
     try:
         entry = json.loads(line)
         if "log" in entry and "client" not in entry:
@@ -200,19 +199,19 @@ def parse_json(line: bytes) -> Entry | None:
 
 
 def _of_docker(entry: dict[str, Any]) -> Entry | None:
-    """Read a line of Docker's json-file driver. Its time is Docker's, unless the line has its own."""
+    """Docker's json-file driver. Docker's time applies unless the line has its own."""
     untimed = _DOCKER.untimed
     found = _DOCKER(entry["log"].encode())
     return found._replace(at=_json_time(entry["time"])) if found is not None and _DOCKER.untimed > untimed else found
 
 
 def parser_of(form: Format) -> Parse:
-    """The parser of a format."""
+    """Return the parser of a format."""
     return parse_json if form == "json" else text_parser()
 
 
 def format_of(lines: Sequence[bytes], name: str) -> Format:
-    """Tell the format of a log by its first lines. Raises `ConfigError` if there are some, and none is of a request."""
+    """Detect the format of a log by its first lines. Raises `ConfigError` if no line has a request."""
     forms: tuple[Format, ...] = ("combined", "json")
     for form in forms:
         if any(map(parser_of(form), lines)):
@@ -226,9 +225,9 @@ def format_of(lines: Sequence[bytes], name: str) -> Format:
 
 
 class Log:
-    """An access log: a file, compressed by gzip or not, or standard input under the name ``-``.
+    """An access log: a file, optionally compressed by gzip, or standard input as ``-``.
 
-    Raises `ConfigError` if it cannot be read, or has no line of a request.
+    Raises `ConfigError` if it is unreadable or has no request.
     """
 
     def __init__(self, name: str, form: Format | None = None) -> None:
@@ -236,20 +235,20 @@ class Log:
         self._blocks = self._read_blocks()
         self._first = next(self._blocks, [])
         self.format: Format = form or format_of(self._first, name)
-        """Its format; by its first lines if it is not given."""
+        """The given format, or the detected one."""
 
     @property
     def is_file(self) -> bool:
-        """True if it can be read again: no pipe, nor standard input."""
+        """True if the log can be read again, unlike a pipe or standard input."""
         return self.name != "-" and Path(self.name).is_file()
 
     @property
     def size(self) -> int:
-        """Bytes of the file; 0 if that is not known."""
+        """Bytes of the file; 0 if unknown."""
         return Path(self.name).stat().st_size if self.is_file else 0
 
     def blocks(self) -> Iterator[tuple[list[bytes], int]]:
-        """Its lines, once, in lists of some thousands, each with the bytes of the file that were read by then."""
+        """Yield the lines once, in blocks of thousands, each with the number of bytes read so far."""
         yield self._first, self._at
         for lines in self._blocks:
             yield lines, self._at
@@ -262,15 +261,15 @@ class Log:
                 lines: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
                 rest, mark = b"", BOM_UTF8
                 while block := lines.read(_BLOCK):
-                    self._at = raw.tell() if raw.seekable() else 0  # a pipe may have a name, too
+                    self._at = raw.tell() if raw.seekable() else 0  # a named pipe is not seekable
                     *whole, rest = (rest + block.removeprefix(mark)).split(b"\n")
                     mark, rest = b"", rest[: LONGEST_LINE + 1]
                     if whole:
-                        whole[0] = _bounded(whole[0])  # no other one is longer than a block
+                        whole[0] = _bounded(whole[0])  # no other line is longer than a block
                         yield whole
                 if rest:
                     yield [_bounded(rest)]
-        except (OSError, EOFError, zlib.error) as error:  # a compressed file that was cut off, for one
+        except (OSError, EOFError, zlib.error) as error:  # for example a truncated gzip file
             message = f"{self.name}: {getattr(error, 'strerror', None) or error}, expected an access log that can be read"
             raise ConfigError(message) from error
 
@@ -280,7 +279,7 @@ def _bounded(line: bytes) -> bytes:
 
 
 class _Clock:
-    """Reads times such as ``17/May/2015:10:05:03 +0000``. The day and zone of one line are mostly those of the next."""
+    """Parses times such as ``17/May/2015:10:05:03 +0000``. Caches the last days, because most lines share them."""
 
     def __init__(self) -> None:
         self._text = b""
@@ -288,7 +287,7 @@ class _Clock:
         self._days: dict[tuple[bytes, bytes], int] = {}
 
     def time(self, text: bytes) -> int | None:
-        """Unix time in microseconds, None if it is none."""
+        """Unix time in microseconds; None if invalid."""
         if text == self._text:
             return self._at
         self._text, self._at = text, None
@@ -306,7 +305,7 @@ class _Clock:
 
 
 class _Paths:
-    """Decodes targets, and remembers those of the last thousands: most of a log's requests ask for the same few."""
+    """Decodes targets. Caches thousands, because most requests of a log have the same few."""
 
     _MOST = 4096
 
@@ -323,11 +322,11 @@ class _Paths:
 
 
 _DOCKER = TextParser()
-"""Reads what Docker has put into JSON."""
+"""Parses what Docker wraps in JSON."""
 
 
 def _midnight(date: bytes, zone: bytes) -> int:
-    """Unix seconds of the midnight at which a day such as ``17/May/2015`` begins. Raises `ValueError`."""
+    """Unix seconds of the start of a day such as ``17/May/2015``. Raises `ValueError`."""
     month = _MONTHS.get(date[3:6])
     if month is None or date[2:3] + date[6:7] != b"//":
         raise ValueError(date)
@@ -336,7 +335,7 @@ def _midnight(date: bytes, zone: bytes) -> int:
 
 
 def _path(target: bytes) -> str:
-    """The path of a request's target (RFC 9112 section 3.2), decoded as servers decode it."""
+    """The path of a target (RFC 9112 section 3.2), decoded as servers do."""
     if not target.startswith(b"/") and b"://" in target:
         target = b"/" + target.split(b"://", 1)[1].partition(b"/")[2]
     path = target.partition(b"?")[0].partition(b"#")[0]
@@ -344,7 +343,7 @@ def _path(target: bytes) -> str:
 
 
 def _json_time(value: object) -> int:
-    """Unix time in microseconds of a number of seconds, or of a date in ISO 8601. Raises `ValueError`."""
+    """Unix time in microseconds from a number of seconds, or an ISO 8601 date. Raises `ValueError`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _within_range(round(value * _SECOND))
     text = str(value)
@@ -361,32 +360,31 @@ def _json_time(value: object) -> int:
 
 
 def _within_range(at: int) -> int:
-    """Unix time in microseconds that a clock may show. Raises `ValueError` for any other."""
+    """Raise `ValueError` for Unix microseconds outside of the years 1970 to 9999."""
     if not 0 <= at < _LATEST:
         raise ValueError(f"{at} µs is before 1970 or after 9999")
     return at
 
 
 LATE = 120
-"""Seconds that a line may be late. One that is later is decided as it comes, and the clock stays."""
+"""Seconds by which a line may be late. A later one is decided at the current time of the clock."""
 MOST = 500_000
-"""Requests that wait for earlier ones at most."""
+"""Maximum number of requests kept for sorting."""
 _at = itemgetter(0)
 
 
 class TimeOrder:
-    """Sorts requests that are nearly in order. Those of the same time keep their order."""
+    """Sorts requests that are almost in order. Requests with equal times keep their order."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[Entry]] = {}
-        """By second."""
         self._count = 0
         self._latest = 0
         self._next = 0
-        """The first second of which nothing was given out."""
+        """The first second that is not emitted yet."""
 
     def push(self, entry: Entry) -> Sequence[Entry]:
-        """Take a request, and give out those that no line can come before any more."""
+        """Add a request, and return those that no later line can precede."""
         second = max(entry.at // _SECOND, self._next)
         waiting = self._waiting.get(second)
         if waiting is None:
@@ -400,11 +398,10 @@ class TimeOrder:
         return [*self._until(min(self._waiting) + 1)] if self._count > MOST else ()
 
     def rest(self) -> Sequence[Entry]:
-        """Give out all that is left."""
+        """Return all remaining requests."""
         return [*self._until(self._latest + 1)]
 
     def _until(self, end: int) -> Iterator[Entry]:
-        """The requests of all seconds before ``end``."""
         for second in sorted(each for each in self._waiting if each < end):
             entries = self._waiting.pop(second)
             self._count -= len(entries)

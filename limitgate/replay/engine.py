@@ -1,4 +1,4 @@
-"""Entries of a log go through a gate, one after the other, on the log's own clock."""
+"""Sends the entries of a log through a gate, on the log's clock."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
 Describe = Callable[[str, str, str, Mapping[str, str] | None], Request]
-"""Makes the request of a method, path, peer and headers."""
+"""Makes a request from method, path, peer and headers."""
 MOST_BUCKETS = 1 << 24
-"""As good as unbounded: no bucket is dropped that Redis would keep."""
+"""Effectively unbounded, so that no bucket is evicted that Redis would keep."""
 
 
 class Engine:
-    """Decides about the requests of a log under a rule set, as a gate with these rules would have.
+    """Decides on the requests of a log under a rule set, as a gate with these rules would have.
 
-    Requests have to come in order: its clock never goes back. Those of a second come at once where a log has whole seconds. A
-    request is over as soon as it has come, since logs do not say how long it took: limits on requests in flight are left out.
-    One that would have waited for its turn counts as admitted.
+    Requests must be in order. If the log has whole seconds, the requests of a second are simultaneous. Each request ends
+    immediately, because logs have no durations: limits on requests in flight don't apply. A delayed request counts as
+    admitted.
 
-    ``settings`` say who clients and callers are. ``routes`` are those of the application, which looks them up in requests
-    that ``describe`` makes.
+    ``settings`` identify clients and callers. ``routes`` are those of the application, for requests that ``describe`` makes.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Engine:
     ) -> None:
         self.figures = Figures()
         self.arrivals: Arrivals | None = None
-        """Notes when each bucket was met, None for nobody."""
+        """Records the times of each bucket's requests; None to record nothing."""
         self._now = 0
         settings = settings or Settings.model_construct()
         store = MemoryStore(lambda: self._now, max_buckets=MOST_BUCKETS)
@@ -61,7 +60,7 @@ class Engine:
                     self.figures.rules.setdefault(rule.name, [0, 0])
 
     def decide(self, entry: Entry) -> bool:
-        """Decide about a request. True if it is admitted."""
+        """Decide on a request. True if it is admitted."""
         at, peer, method, path, status, headers = entry
         figures = self.figures
         self._now = max(self._now, at)
@@ -89,22 +88,22 @@ class Engine:
         return is_admitted
 
     def _counted_as(self, peer: bytes, request: Request) -> bytes:
-        """The client by the name that the gate counts it under: one for all spellings and ports, and for an IPv6 network."""
+        """The client as the gate counts it: normalized, without a port, and grouped by IPv6 network."""
         if self._proxies.trust_anybody:
             client = request.client or ""
             self.figures.of_proxies += self._proxies.trust(client)
             peer = client.encode()
-        elif peer.replace(b".", b"").isdigit():  # an IPv4 address is spelled in one way
+        elif peer.replace(b".", b"").isdigit():  # an IPv4 address has a single spelling
             return peer
         text = peer.decode("latin-1")
         return grouped(text, self._ipv6_prefix).encode("latin-1")
 
     def advance(self, at: int) -> None:
-        """Set the clock to Unix time in microseconds; it stays where that is past."""
+        """Move the clock to Unix time in microseconds, unless it is later already."""
         self._now = max(self._now, at)
 
     def skip(self, line: bytes = b"") -> None:
-        """Count a line that is not read as a request."""
+        """Count a line without a request."""
         self.figures.lines += 1
         self.figures.skipped += 1
         why = why_unread(line)
@@ -113,7 +112,7 @@ class Engine:
             self.figures.unread[why] = number + 1, first
 
     def finish(self) -> Figures:
-        """The figures of all requests so far."""
+        """Return the figures of all requests so far."""
         for template, number in self._admitted.items():
             self.figures.count(_rules_of(template.charges), 0, number)
         self._admitted.clear()
@@ -121,13 +120,11 @@ class Engine:
         return self.figures
 
     def _count_plain(self, reading: PlainSpend) -> None:
-        """Count a request that was admitted by a plain plan, as almost all are."""
         self._admitted[reading.template] += 1
         if self.arrivals is not None:
             self.arrivals.note(self._now, reading)
 
     def _count(self, admission: Admission, *, is_admitted: bool) -> None:
-        """Count a request for each of its rules."""
         decision = admission.decision
         if decision is None:
             return
@@ -150,14 +147,13 @@ def _rules_of(charges: Iterable[Charge]) -> tuple[str, ...]:
 
 
 def _without_places(rules: RuleSet) -> RuleSet:
-    """The same rules without limits on requests in flight."""
+    """Remove limits on requests in flight."""
     timed = copy(rules)
     timed.tiers = {tier: tuple(filter(None, map(_timed, of_tier))) for tier, of_tier in rules.tiers.items()}
     return timed
 
 
 def _timed(rule: Rule) -> Rule | None:
-    """A rule without limits on requests in flight; None if it has no others."""
     limits = [limit for limit in rule.every_limit if limit.period or not limit.count]
     if len(limits) == len(rule.every_limit):
         return rule

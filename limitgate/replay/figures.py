@@ -1,4 +1,4 @@
-"""What came of a replay: requests, rules and clients, of one process or added up over several."""
+"""Results of a replay: requests, rules and clients, which can be added up over processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SECOND, _MINUTE = 1_000_000, 60_000_000
 
 
 def name_of(client: bytes) -> str:
-    """Client as text, whatever stands in the log."""
+    """Decode a client."""
     return client.decode("utf-8", "backslashreplace")
 
 
 class OfClient(NamedTuple):
-    """A client's requests, and how many of them were refused."""
+    """Number of a client's requests and refusals."""
 
     client: str
     requests: int
@@ -24,7 +24,7 @@ class OfClient(NamedTuple):
 
 
 class Peaks:
-    """The most requests that one client made in a second and in a minute, as a clock on the wall counts these."""
+    """The most requests of one client in a second and in a minute of the clock."""
 
     def __init__(self) -> None:
         self.second = self.minute = (0, b"")
@@ -34,7 +34,7 @@ class Peaks:
         self._second_ends = self._minute_ends = 0
 
     def note(self, now: int, client: bytes) -> None:
-        """Note a request at Unix ``now`` in microseconds, which never goes back."""
+        """Record a request at Unix time ``now`` in microseconds, which never decreases."""
         if now >= self._second_ends:
             self._second_ends = (now // _SECOND + 1) * _SECOND
             self._in_second.clear()
@@ -53,7 +53,7 @@ class Peaks:
         self.second, self.minute = max(self.second, other.second), max(self.minute, other.minute)
 
     def as_json(self) -> dict[str, dict[str, Any]]:
-        """The peaks by unit."""
+        """Return the peaks by unit."""
         units = {"second": self.second, "minute": self.minute}
         return {
             unit: {"client": name_of(client) if number else None, "requests": number}
@@ -62,61 +62,59 @@ class Peaks:
 
 
 class Figures:
-    """Requests of a log under one rule set. Requests that no rule limits count as admitted."""
+    """Requests of a log under one rule set. Requests without a rule count as admitted."""
 
     def __init__(self) -> None:
         self.lines = 0
         self.skipped = 0
-        """Lines that are of no request, or not read as one."""
+        """Lines without a request, or that could not be parsed."""
         self.unread: dict[str, tuple[int, bytes]] = {}
-        """By reason the number of lines with a request that is not read, and the first of them."""
+        """By reason, the number of unread lines with a request, and the first of them."""
         self.untimed = 0
-        """Requests whose lines have no time."""
+        """Requests without a time."""
         self.of_proxies = 0
-        """Requests whose lines name a trusted proxy in the place of the client."""
+        """Requests logged under the address of a trusted proxy."""
         self.refused_by: Counter[bytes] = Counter()
-        """Refused requests by client."""
         self.requests_by: dict[bytes, int] = {}
-        """Requests by client."""
         self.rules: dict[str, list[int]] = {}
-        """Per rule the requests that it admitted and those that it refused."""
+        """Admitted and refused requests by rule."""
         self.first: int | None = None
-        """Unix time of the first request, microseconds."""
+        """Unix time of the first request in microseconds."""
         self.last = 0
         self.peaks = Peaks()
 
     @property
     def requests(self) -> int:
-        """All requests."""
+        """Number of requests."""
         return self.lines - self.skipped
 
     @property
     def refused(self) -> int:
-        """Refused requests."""
+        """Number of refused requests."""
         return self.refused_by.total()
 
     @property
     def admitted(self) -> int:
-        """Requests that were not refused."""
+        """Number of admitted requests."""
         return self.requests - self.refused
 
     def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
-        """Count a request for each of its rules: at place 0 what was admitted, at 1 what was refused."""
+        """Count requests for each of their rules: at place 0 as admitted, at 1 as refused."""
         for name in rules:
             self.rules.setdefault(name, [0, 0])[place] += number
 
     def clients(self, most: int) -> list[OfClient]:
-        """The clients with most refusals, then those with most requests."""
+        """Return the clients with most refusals, then those with most requests."""
         found = self.first_clients(most)
         return [OfClient(name_of(client), self.requests_by[client], self.refused_by[client]) for client in found]
 
     def first_clients(self, most: int) -> list[bytes]:
-        """`clients` as they stand in the log."""
+        """Return `clients` as logged."""
         requests, refused = self.requests_by, self.refused_by
         return nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
 
     def add(self, other: Figures) -> None:
-        """Add the figures of other clients, in the same log."""
+        """Add the figures of other clients in the same log."""
         self.refused_by.update(other.refused_by)
         for client, number in other.requests_by.items():
             self.requests_by[client] = self.requests_by.get(client, 0) + number
@@ -132,7 +130,7 @@ class Figures:
         self.of_proxies += other.of_proxies
 
     def as_json(self, most: int) -> dict[str, Any]:
-        """The figures as the command's ``--json`` has them."""
+        """Return the figures for ``--json``."""
         return {
             "lines": self.lines,
             "skipped": self.skipped,

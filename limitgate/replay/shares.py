@@ -1,4 +1,4 @@
-"""One log among several processes, where that is exact: each decides about its share of the clients."""
+"""Divides a log among processes by client, if that gives exact results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
 
 Progress = Callable[[int], None]
-"""Told the bytes of the file that were read so far."""
+"""Receives the number of bytes read so far."""
 
 
 class Comparison(NamedTuple):
-    """Figures under the rules of today, and beside them those under others."""
+    """Figures under the current rules, and under alternative ones."""
 
     figures: Figures
     tried: Figures | None = None
@@ -29,7 +29,7 @@ class Comparison(NamedTuple):
     newly_admitted: int = 0
 
     def added(self, other: Comparison) -> Comparison:
-        """These figures and those of other clients."""
+        """Return the sum of these figures and those of other clients."""
         self.figures.add(other.figures)
         if self.tried is not None and other.tried is not None:
             self.tried.add(other.tried)
@@ -40,21 +40,21 @@ class Comparison(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The clients of one process among several."""
+    """The clients of one process."""
 
     place: int
     among: int
     ipv6_prefix: int = 64
 
     def has(self, client: bytes) -> bool:
-        """True if a client is of this share. All addresses of an IPv6 network are of one."""
+        """True if a client belongs to this share. An IPv6 network belongs to one share."""
         if b":" in client:
             client = grouped(client.decode("latin-1"), self.ipv6_prefix).encode("latin-1")
         return crc32(client) % self.among == self.place
 
 
 def counts_by_client(rules: RuleSet) -> bool:
-    """True if no two clients share a bucket: every rule counts by address, or by what a log's requests do not have."""
+    """True if every rule counts by address, so that no two clients share a bucket."""
     every = [rule for of_tier in rules.tiers.values() for rule in of_tier if not (rule.exempt or rule.deny)]
     return all("ip" in rule.key for rule in every)
 
@@ -62,7 +62,7 @@ def counts_by_client(rules: RuleSet) -> bool:
 def replay(
     log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
 ) -> Comparison:
-    """Send a log, or a share of it, through an engine, and through that of other rules beside it. Empty lines are none."""
+    """Send a log, or a share of it, through one or two engines. Empty lines don't count."""
     parse, order, lane = parser_of(log.format), TimeOrder(), _Lane(engine, tried, share)
     for lines, read in log.blocks():
         for line in lines:
@@ -82,7 +82,7 @@ def replay(
 
 
 class _Lane:
-    """Has one engine or two decide about a share of the requests. The others move the clocks, so that all shares agree."""
+    """Sends a share of the requests to one or two engines. Other requests advance the clocks, so that all shares agree."""
 
     def __init__(self, engine: Engine, tried: Engine | None, share: Share | None) -> None:
         self._engine = engine
@@ -91,7 +91,6 @@ class _Lane:
         self._newly_refused = self._newly_admitted = 0
 
     def decide(self, entry: Entry) -> None:
-        """Decide about a request, unless it is of another share."""
         if self._share is not None and not self._share.has(entry.client):
             self._engine.advance(entry.at)
             if self._tried is not None:
@@ -103,20 +102,19 @@ class _Lane:
             self._newly_admitted += not is_admitted
 
     def skip(self, line: bytes) -> None:
-        """Count a line that is not read as a request, in one of the shares."""
+        """Count a line without a request, in the first share only."""
         if self._share is None or self._share.place == 0:
             self._engine.skip(line)
             if self._tried is not None:
                 self._tried.skip(line)
 
     def finish(self) -> Comparison:
-        """The figures."""
         tried = None if self._tried is None else self._tried.finish()
         return Comparison(self._engine.finish(), tried, self._newly_refused, self._newly_admitted)
 
 
 def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:
-    """Send a file through the rules of a path, and maybe through others, by several processes."""
+    """Send a file through one or two rule sets, given by path, in several processes."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         ipv6_prefix = 64 if settings is None else settings.ipv6_prefix
         shares = [Share(place, processes, ipv6_prefix) for place in range(processes)]
@@ -127,7 +125,7 @@ def replay_shared(log: Log, rules: str, against: str | None, processes: int, set
         return whole
 
 
-def _replay_share(  # noqa: PLR0917 - a pool gives them by place
+def _replay_share(  # noqa: PLR0917 - a pool passes them by position
     name: str, form: Format, rules: str, against: str | None, share: Share, settings: Settings | None
 ) -> Comparison:
     tried = Engine(load_rules(against), settings) if against is not None else None

@@ -1,4 +1,4 @@
-"""The smallest limits under which nobody in a log, or almost nobody, would have been refused."""
+"""Suggests the smallest limits that would have refused no request of a log, or almost none."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from limitgate.limits.template import PlainSpend
 
 UNITS = ("second", "minute", "hour", "day")
 TOLERATED = 1000
-"""One request of so many may be refused by limits for almost everybody."""
+"""One request of this many may be refused."""
 _SECOND_US = 1_000_000
 
 
 class Arrivals:
-    """When the requests of each bucket came: eight bytes for each, and some 250 for each bucket."""
+    """The times of each bucket's requests: eight bytes each, plus some 250 per bucket."""
 
     def __init__(self) -> None:
         self._of_rule: dict[str, dict[str, array[int]]] = {}
-        """Per rule and key the times in microseconds."""
+        """Microseconds by rule and key."""
 
     def note(self, now: int, evidence: Sequence[BucketReading]) -> None:
-        """Note a request for all its buckets, whether it was admitted or not."""
+        """Record a request, admitted or not, for all its buckets."""
         if isinstance(evidence, PlainSpend):
             charged = [(charge.rule, key) for charge, key in zip(evidence.template.charges, evidence.keys)]
         else:
@@ -37,7 +37,7 @@ class Arrivals:
             times.append(now)
 
     def suggestions(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Per rule and unit the smallest counts that refuse nobody, and at most one request in `TOLERATED`."""
+        """Return, by rule and unit, the smallest counts that refuse no request, and at most one in `TOLERATED`."""
         return {rule: _of_buckets(list(buckets.values())) for rule, buckets in self._of_rule.items()}
 
 
@@ -52,14 +52,14 @@ def _of_buckets(buckets: list[array[int]]) -> dict[str, tuple[int, int]]:
 
 
 def smallest_count(buckets: Sequence[Sequence[int]], period: int) -> int:
-    """The smallest count per ``period`` in microseconds that refuses none of these arrivals; the longest of them come first."""
+    """Return the smallest count per ``period`` in microseconds that refuses none of these arrivals, longest bucket first."""
     count = 1
     for times in buckets:
         if len(times) <= count:
             break
         if not refused(times, count, period, 0):
             continue
-        low, high = count, len(times)  # a burst of all of them holds them all
+        low, high = count, len(times)  # a burst of this size admits all of them
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if refused(times, middle, period, 0) else (low, middle)
@@ -68,7 +68,7 @@ def smallest_count(buckets: Sequence[Sequence[int]], period: int) -> int:
 
 
 def count_for_almost_all(buckets: Sequence[Sequence[int]], period: int, for_all: int) -> int:
-    """The smallest count that refuses at most one request in `TOLERATED`, given the one that refuses none."""
+    """Return the smallest count that refuses at most one request in `TOLERATED`. ``for_all`` refuses none."""
     most = sum(map(len, buckets)) // TOLERATED
     low, high = 0, for_all
     while high - low > 1:
@@ -83,9 +83,9 @@ def count_for_almost_all(buckets: Sequence[Sequence[int]], period: int, for_all:
 
 
 def refused(times: Sequence[int], count: int, period: int, most: int) -> int:
-    """Number of arrivals that GCRA of ``count`` per ``period`` refuses; no more than ``most + 1`` are looked for.
+    """Return how many arrivals GCRA with ``count`` per ``period`` refuses. Stops after ``most + 1``.
 
-    The arithmetic is that of `limitgate.algorithms.gcra`, in ticks of 1/count microseconds, for a burst of the count.
+    Same arithmetic as `limitgate.algorithms.gcra`, in ticks of 1/count microseconds, with the count as burst.
     """
     room, debt, last, number = (count - 1) * period, 0, times[0], 0
     for now in times:

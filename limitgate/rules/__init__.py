@@ -1,1 +1,1 @@
-"""Rules: which requests a limit is for; written in Python, in YAML or as decorators."""
+"""Rules written in Python, in YAML, or as decorators."""

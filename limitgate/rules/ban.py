@@ -1,4 +1,4 @@
-"""`Ban`: how a rule bans clients that it refuses too often, as users set it."""
+"""`Ban`: the ban options of a rule."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from limitgate.limits.duration import seconds_of
 from limitgate.messages.suggestions import expected_of
 
 MOST_REFUSALS = 10_000
-"""Highest ``after``."""
 HIGHEST_GROWTH = 100.0
-"""Highest ``growing``."""
 LONGEST_S = 366 * 86_400.0
-"""Seconds in the longest duration: a year."""
 _DAY_S = 86_400.0
 _MISSING = object()
 _EXAMPLE = "{after: 20, within: 10m, for: 1h, growing: 2, most: 24h}"
@@ -23,26 +20,28 @@ _EXAMPLE = "{after: 20, within: 10m, for: 1h, growing: 2, most: 24h}"
 
 @dataclass(frozen=True, slots=True, init=False)
 class Ban:
-    """A ban of clients that a rule refuses too often. Durations are seconds, or text such as ``10m`` and ``1h``.
+    """A ban of clients that a rule refuses too often.
 
-    Raises `ConfigError` that names each wrong field and what was expected of it.
+    Durations are seconds, or text such as ``10m`` and ``1h``. Raises `ConfigError`, which names each invalid field.
     """
 
     after: int
     """Refusals that lead to a ban: 1 to 10,000."""
     within: float
-    """Seconds in which they have to happen: more than 0, at most a year."""
+    """Seconds within which the refusals happen: more than 0, at most a year."""
     duration: float
-    """Seconds that the first ban lasts, in rule files ``for``: more than 0, at most a year."""
+    """Seconds of the first ban, ``for`` in rule files: more than 0, at most a year."""
     growing: float
-    """Factor by which each further ban is longer than the one before: 1 to 100, 1 if not given."""
+    """Factor by which each further ban is longer, 1 to 100; 1 if omitted."""
     most: float
-    """Seconds that the longest ban lasts: at least ``duration``, at most a year; ``duration`` or a day if not given, whichever
-    is longer. A client that is not banned for as long begins with the first ban again."""
+    """Seconds of the longest ban: from ``duration`` to a year; if omitted, the longer of ``duration`` and a day.
+
+    A client that stays unbanned for this time starts at the first ban again.
+    """
 
     def __init__(
         self,
-        after: int = _MISSING,  # type: ignore[assignment]  # so that one error tells of all fields that are missing
+        after: int = _MISSING,  # type: ignore[assignment]  # one error reports every missing field
         within: float | str = _MISSING,  # type: ignore[assignment]
         duration: float | str = _MISSING,  # type: ignore[assignment]
         growing: float = 1.0,
@@ -59,7 +58,7 @@ class Ban:
 
 
 def as_ban(value: object) -> Ban | None:
-    """The option as it may be given: a `Ban`, a mapping of its fields, or None. Raises `ConfigError` for anything else."""
+    """Parse the option: a `Ban`, a mapping of its fields, or None. Raises `ConfigError`."""
     if value is None or isinstance(value, Ban):
         return value
     if not isinstance(value, Mapping):
@@ -82,7 +81,6 @@ def as_ban(value: object) -> Ban | None:
 
 
 def _mistakes(after: object, within: object, duration: object, growing: object, most: object) -> Iterator[tuple[str, str]]:
-    """Wrong fields and what was expected of them."""
     if type(after) is not int or not 1 <= after <= MOST_REFUSALS:
         yield "after", f"expected a whole number of refusals from 1 to {MOST_REFUSALS:,}, {_not(after)}"
     for name, value, example in (("within", within, "10m or 600"), ("duration", duration, "1h or 3600")):
@@ -105,7 +103,6 @@ def _not(value: object) -> str:
 
 
 def _seconds(value: object) -> float | None:
-    """A duration in seconds; None for what is none, and for what is out of range."""
     try:
         seconds = seconds_of(value)
     except ConfigError:

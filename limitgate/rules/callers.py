@@ -1,4 +1,4 @@
-"""The callers that a rule file lists: how they prove who they are, and the tier they belong to."""
+"""`Caller`, and the callers that a rule file lists."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 
 @dataclass(frozen=True, slots=True, init=False)
 class Caller:
-    """A caller as ``identify`` names it: an identity of the application's own, the tier whose rules apply, and a priority.
+    """A caller, as ``identify`` returns it.
 
-    ``limits`` are the caller's own, by the names of rules whose limits they replace: text, a `Limit`, a list of them, or None
-    where a rule is not to limit the caller.
+    ``limits`` replace those of the rules with these names: text, a `Limit`, a list of them, or None for no limit. Raises
+    `ConfigError` for an empty ``id``, and `TypeError` or `ValueError` for other invalid values.
     """
 
     id: str
-    """The identity, which the part ``caller`` of keys goes by, of a user, a customer, an application: text, not empty."""
+    """Identity of the user, customer or application, used by the key part ``caller``. Not empty."""
     tier: str
-    """The tier whose rules apply; ``default`` if not given, and for one that no rule names."""
+    """Tier whose rules apply; ``default`` if omitted or if no rule names the tier."""
     limits: Mapping[str, Given] = field(hash=False)
-    """Own limits by the names of rules, in the place of theirs; none if None or not given."""
+    """Own limits by rule name. They replace the limits of the rule."""
     priority: Priority
-    """``high``, ``normal`` or ``low``, which rules with a ``reserve`` look at; ``normal`` if not given."""
+    """``high``, ``normal`` or ``low``, for rules with a ``reserve``; ``normal`` if omitted."""
 
     def __init__(
         self,
@@ -85,25 +85,25 @@ def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:
 
 
 class KnownCaller(BaseModel):
-    """A caller as listed in a rule file: recognised by an API key's digest, or by headers of a trusted client or proxy."""
+    """A caller that a rule file lists, identified by an API key's digest or by headers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     id: Text
-    """The caller's name: the ``caller`` part of keys."""
+    """Name of the caller: the ``caller`` part of keys."""
     api_key: StrictStr | None = None
     """``sha256:`` and the 64 hex digits of the key's SHA-256."""
     header: Annotated[dict[Text, Text] | None, Field(repr=False)] = None
-    """Headers that must all have these values; believed only of a client that is itself in ``trusted_proxies``."""
+    """Headers that must all have these values. Accepted only from clients that are in ``trusted_proxies``."""
     set_by_proxy: StrictBool = False
-    """Believe the headers from a proxy in ``trusted_proxies``, which sets them itself and strips what clients send."""
+    """Accept the headers from a proxy in ``trusted_proxies``, which must set them and strip those of clients."""
     tier: Text | None = None
-    """The tier, if it is not the one of the file."""
+    """Tier of the caller; that of the file if omitted."""
     priority: Priority = NORMAL
-    """High: the ``reserve`` of rules is there for this caller; normal: it is not; low: twice as much is kept from it."""
+    """High: may use the ``reserve`` of rules. Normal: may not. Low: twice the ``reserve`` is withheld."""
 
     limits: Annotated[dict[str, tuple[Limit, ...]], PlainValidator(_by_rule)] = {}
-    """Own limits by the names of rules, in the place of those of the rule: a limit or a list of them each."""
+    """Own limits by rule name, each a limit or a list. They replace the limits of the rule."""
 
     @field_validator("api_key")
     @classmethod
@@ -122,7 +122,7 @@ class KnownCaller(BaseModel):
 
 
 class Callers:
-    """Finds the listed caller that a request comes from. Raises `ConfigError` where two cannot be told apart."""
+    """Finds the listed caller of a request. Raises `ConfigError` if two callers have the same key or headers."""
 
     def __init__(self, listed: Iterable[KnownCaller] = ()) -> None:
         self._by_key: dict[bytes, list[tuple[bytes, Caller]]] = {}
@@ -148,20 +148,20 @@ class Callers:
 
     @property
     def header_names(self) -> list[str]:
-        """Names of the headers that tell who somebody is, but for that of API keys."""
+        """Names of the headers that identify callers, except the API key header."""
         return [name for header, _, _ in self._by_header for name in header]
 
     @property
     def list_keys(self) -> bool:
-        """True if any API keys are listed; then a key that is not counts as no key."""
+        """True if API keys are listed. Then an unlisted key counts as no key."""
         return bool(self._by_key)
 
     def tiers(self) -> set[str]:
-        """The tiers of all of them."""
+        """Tiers of the listed callers."""
         return {caller.tier for caller in self._every()}
 
     def priorities(self) -> set[Priority]:
-        """The priorities of all of them."""
+        """Priorities of the listed callers."""
         return {caller.priority for caller in self._every()}
 
     def _every(self) -> list[Caller]:
@@ -169,23 +169,22 @@ class Callers:
         return callers + [caller for _, caller, _ in self._by_header]
 
     def named(self, name: str) -> Caller | None:
-        """The listed caller with this id, None if there is none."""
+        """Return the listed caller with this id, or None."""
         return next((caller for caller in self._every() if caller.id == name), None)
 
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
 
     def with_key(self, api_key: str) -> Caller | None:
-        """The caller with this API key, as text or as the header that HTTP makes of it, its bytes read as latin-1.
+        """Return the caller with this API key, or None. The key is text, or a header decoded as latin-1.
 
-        Whole digests are compared in constant time. They are found by their first bytes, which tells nothing about the
-        key: nobody can choose keys whose SHA-256 begins as they like.
+        Digests are looked up by their first bytes, which no client can choose, and then compared in constant time.
         """
         match = self._match(api_key)
         return match[1] if match else None
 
     def listed_key(self, api_key: str) -> str | None:
-        """The digest of a listed API key, the same however it is encoded; None if it is not listed."""
+        """Return the hex digest of a listed API key, or None. Independent of the key's encoding."""
         match = self._match(api_key)
         return match[0].hex() if match else None
 
@@ -198,7 +197,10 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
-        """The caller that headers name: those of a trusted client, or those that a trusted peer sets itself."""
+        """Return the caller that headers identify, or None.
+
+        Headers count if the client itself is trusted, or if a trusted peer sets them (``set_by_proxy``).
+        """
         if not self._by_header or not proxies.trust(request.peer):
             return None
         headers = request.headers
@@ -209,7 +211,6 @@ class Callers:
 
 
 def _as_bytes(api_key: str) -> Iterator[bytes]:
-    """The bytes that an API key may have been before it became text."""
     yield api_key.encode("utf-8", "surrogatepass")
     if not api_key.isascii():
         with suppress(UnicodeEncodeError):
@@ -217,7 +218,7 @@ def _as_bytes(api_key: str) -> Iterator[bytes]:
 
 
 def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
-    """True if headers have these values, compared in constant time. One with more characters than may be listed has not."""
+    """Compare in constant time. Longer values than `_LONGEST` never match."""
     for name, value in expected.items():
         sent = headers.end(name, _LONGEST + 1)
         if not sent or len(sent) > _LONGEST or not hmac.compare_digest(sent.encode(), value.encode()):

@@ -1,4 +1,4 @@
-"""Changes from one rule set to another, for people: which rules are new, gone or other than before. Pure."""
+"""Differences between two rule sets, for log lines and command output. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from limitgate.rules.rule import Rule, RuleSet
 
 
 class Changes(NamedTuple):
-    """Rules and callers by their names; rules of another tier than ``default`` as ``vip/api``."""
+    """Names of rules and callers that differ. Rules of tiers other than ``default`` appear as ``vip/api``."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[str, ...]
     begun_anew: tuple[str, ...]
-    """Rules whose buckets are other ones now, with the reason: what was owed in the old ones is not owed in these."""
+    """Rules that use new buckets, with the reason. Usage in the old buckets is lost."""
     callers: tuple[str, ...]
-    """Callers that are new, gone or other than before."""
+    """Callers that were added, removed or changed."""
 
     def __str__(self) -> str:
         named = {
@@ -35,7 +35,7 @@ class Changes(NamedTuple):
 
 
 def changes(before: RuleSet, after: RuleSet) -> Changes:
-    """Compare two rule sets."""
+    """Return the differences between two rule sets."""
     old, new = _by_name(before), _by_name(after)
     both = [name for name in new if name in old]
     changed = [name for name in both if old[name] != new[name]]
@@ -51,7 +51,6 @@ def changes(before: RuleSet, after: RuleSet) -> Changes:
 
 
 def _by_name(rules: RuleSet) -> dict[str, Rule]:
-    """The rules of all tiers, each where it was written."""
     return {
         rule.name if tier == DEFAULT_TIER else f"{tier}/{rule.name}": rule
         for tier, of_tier in rules.tiers.items()
@@ -61,7 +60,6 @@ def _by_name(rules: RuleSet) -> dict[str, Rule]:
 
 
 def _by_id(callers: Iterable[KnownCaller]) -> Mapping[str, list[KnownCaller]]:
-    """The callers by their ids: one may be listed several times, with several keys."""
     by_id: dict[str, list[KnownCaller]] = {}
     for caller in callers:
         by_id.setdefault(caller.id, []).append(caller)
@@ -69,7 +67,6 @@ def _by_id(callers: Iterable[KnownCaller]) -> Mapping[str, list[KnownCaller]]:
 
 
 def _reason(old: Rule, new: Rule) -> str | None:
-    """The reason why the buckets of a rule are other ones than before; None where they are the same."""
     if old.key != new.key:
         return f"key {', '.join(new.key)} instead of {', '.join(old.key)}"
     if old.paths != new.paths and new.key_asks("path"):
@@ -83,5 +80,5 @@ def _reason(old: Rule, new: Rule) -> str | None:
 
 
 def _stored_as(limit: Limit) -> tuple[int, int]:
-    """Period and algorithm as the store knows them: by these a limit finds what was owed before."""
+    """Period and algorithm identify the usage of a limit in the store."""
     return limit.period, STORED_AS[limit.algorithm]

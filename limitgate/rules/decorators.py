@@ -1,8 +1,7 @@
-"""``@limit`` and ``@exempt``: limits written beside the code they are for.
+"""``@limit`` and ``@exempt``: limits declared beside the code.
 
-A decorator only leaves a mark. The gate finds the marks of the endpoint that a request will reach and decides about them
-together with the rules, before the body is read. The wrapper around the endpoint is a guard: it raises where no gate has
-decided, so a limited route never runs unlimited in silence.
+A decorator marks its endpoint. The gate finds the marks of a request's endpoint and decides on them together with the rules,
+before the body is read. Without a gate, the decorated endpoint raises `ConfigError`, so it never runs without its limit.
 """
 
 from __future__ import annotations
@@ -38,24 +37,23 @@ Mark = Rule | Literal["exempt"]
 
 _MARKS = "__limitgate_marks__"
 _OUTER = "__limitgate_outer__"
-"""On a function: its outermost wrapper by a decorator of ours."""
+"""On a function: its outermost wrapper by ``@limit`` or ``@exempt``."""
 _STACKED = "__limitgate_stacked__"
-"""On a wrapper: only decorators below ours can have the function that it wraps."""
+"""On a wrapper: only decorators below it can refer to the wrapped function."""
 _ROUTED = "__limitgate_routed__"
-"""On a wrapper: some application routes to it."""
+"""On a wrapper: an application routes to it."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
-"""The methods through which class-based endpoints are run: Starlette's and Flask's."""
 _CONNECTS = "on_connect"
-"""The method of Starlette's class-based endpoints that each WebSocket comes by."""
+"""Method of Starlette's class-based endpoints that each WebSocket calls."""
 
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
-"""Marks that a gate has decided about for the request at hand; None outside of a request, and where there are none to note."""
+"""Marks that a gate has decided on for the current request; None outside of requests, or if there were none."""
 notes_none = False
-"""True if it is noted, too, that a request has no marks: to note them costs as much as a key."""
+"""Off by default, because it costs as much as computing a key."""
 
 
 def note_none() -> None:
-    """Have `decided_marks` noted for every request from now on, so that it is known whether one is under way."""
+    """Set `decided_marks` for every request from now on, also for those without marks."""
     global notes_none  # noqa: PLW0603 - whoever asks, asks for every request
     notes_none = True
 
@@ -63,15 +61,13 @@ def note_none() -> None:
 _PARENTHESES = "@limit takes its limits in parentheses: @limit('5/minute')"
 
 _NO_ENDPOINT: Any = object()
-"""Stands where ``@exempt()`` is given no endpoint."""
 
 _places: Counter[str] = Counter()
 _LONGEST = 40
-"""Characters of a place's own name in that of its limit."""
 
 
 class _Everything:
-    """Contains every mark: for requests that a gate lets through without a decision."""
+    """Contains every mark."""
 
     def __contains__(self, mark: object) -> bool:
         return True
@@ -81,11 +77,11 @@ EVERYTHING: Container[Mark] = _Everything()
 
 
 def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: Unpack[LimitOptions]) -> Callable[[F], F]:
-    """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
+    """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based view, or one of its methods.
 
-    Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, such as ``login-3f9ac1``,
-    from its qualified name and a digest of its module; places that are given the same name share buckets and places in flight.
-    Raises `ConfigError` like `Rule`, and the decorated endpoint raises it when it is called without a gate around it.
+    Takes the arguments of `Rule`, and stacks. Without ``name``, each endpoint has its own limit, such as ``login-3f9ac1``.
+    Endpoints with the same name share buckets and slots. Raises `ConfigError` like `Rule`. The decorated endpoint raises it
+    without a gate.
     """
     check_names("limit", options, LimitOptions)
     for given in limits:
@@ -106,7 +102,7 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
 
 
 class _Endpoint:
-    """Annotation of the one parameter of a decorator, at run time: whoever makes a dependency of it has pydantic look here."""
+    """Makes FastAPI report ``Depends(limit(...))`` as an error."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
@@ -117,10 +113,10 @@ show_options(limit, LimitOptions, DEFAULTS)
 
 
 def exempt(endpoint: F = _NO_ENDPOINT) -> F:
-    """Switch off every rule for an endpoint: no decision, no headers, no charge. Takes no parentheses: ``@exempt``.
+    """Exempt an endpoint from every rule: no decision, no headers, no charge. Use without parentheses.
 
-    It holds for what is routed as ``exempt(endpoint)``, not for other routes of the same endpoint, nor for subclasses of an
-    exempt class. So it belongs below the route decorator; among other decorators its place does not matter.
+    The exemption covers what is routed as ``exempt(endpoint)``, not other routes of the endpoint, nor subclasses. Place it
+    below the route decorator.
     """
     if endpoint is _NO_ENDPOINT:
         raise ConfigError("@exempt takes no parentheses, expected @exempt alone, above the endpoint")
@@ -133,7 +129,6 @@ def exempt(endpoint: F = _NO_ENDPOINT) -> F:
 
 
 def _twin(endpoint: Any) -> Any:
-    """Another endpoint that does the same: a function for a function, a subclass for a class."""
     if inspect.isclass(endpoint):
         names = ("__module__", "__qualname__", "__doc__")
         kind: Any = type(endpoint)
@@ -147,7 +142,7 @@ def _twin(endpoint: Any) -> Any:
 
 
 def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
-    """The marks on an endpoint, and on the method of a class-based one that serves ``method``, given as sent."""
+    """Return the marks on an endpoint, and on the handler of ``method`` (as sent) in a class-based one."""
     marks = _marks_behind(endpoint)
     while isinstance(endpoint, functools.partial):
         endpoint = endpoint.func
@@ -156,7 +151,8 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
         marks += _marks_on(view_class) if view_class is not endpoint else ()
         for name in (*_DISPATCHERS, _handler_of(endpoint, view_class, method) if method else _CONNECTS):
             marks += _marks_behind(getattr(view_class, name, None))
-    return tuple({id(mark): mark for mark in marks}.values())  # Django's views have the attributes of ``dispatch``, too
+    # Django's views also have the attributes of ``dispatch``.
+    return tuple({id(mark): mark for mark in marks}.values())
 
 
 def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
@@ -243,7 +239,7 @@ def _codes_around(code: CodeType, outermost: CodeType) -> list[CodeType]:
 
 
 def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
-    """The marks on an endpoint itself; a class inherits limits, but not that it is exempt."""
+    """Subclasses inherit limits, but not exemptions."""
     marks: tuple[Mark, ...] = getattr(endpoint, _MARKS, ())
     if inspect.isclass(endpoint) and "exempt" not in vars(endpoint).get(_MARKS, ()):
         return tuple([mark for mark in marks if mark != "exempt"])
@@ -251,7 +247,7 @@ def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def class_of(endpoint: Any) -> Any:
-    """The class of a class-based view: ``view_class`` to Flask and Django, ``cls`` to REST framework. Else the endpoint."""
+    """Return the class of a class-based view (Flask and Django: ``view_class``, REST framework: ``cls``), or the endpoint."""
     if not inspect.isclass(endpoint):
         for name in ("view_class", "cls"):
             if inspect.isclass(view_class := getattr(endpoint, name, None)):
@@ -260,7 +256,7 @@ def class_of(endpoint: Any) -> Any:
 
 
 def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
-    """The name of the handler of ``method`` in a class; REST framework's view sets map one to the other by ``actions``."""
+    """REST framework's view sets map methods to handlers by ``actions``."""
     actions = getattr(endpoint, "actions", None)
     named = actions if endpoint is not view_class and isinstance(actions, dict) else {}
     name = method.lower()
@@ -271,17 +267,16 @@ def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
 
 
 def has_marks(endpoint: Any) -> bool:
-    """True if an endpoint is marked, or any method of a class-based one."""
+    """True if an endpoint, or any method of a class-based one, is marked."""
     return bool(_marks_within(endpoint))
 
 
 def limits_on(endpoint: Any) -> list[Rule]:
-    """The limits on an endpoint, and on all methods of a class-based one."""
+    """Return the limits on an endpoint, and on all methods of a class-based one."""
     return list({id(mark): mark for mark in _marks_within(endpoint) if isinstance(mark, Rule)}.values())
 
 
 def _marks_within(endpoint: Any) -> list[Mark]:
-    """The marks on an endpoint, and on all methods of a class-based one."""
     view_class = class_of(endpoint)
     names = dir(view_class) if inspect.isclass(view_class) else ()
     methods = [getattr(view_class, name, None) for name in names]
@@ -289,7 +284,7 @@ def _marks_within(endpoint: Any) -> list[Mark]:
 
 
 def note_routed(endpoint: Any) -> None:
-    """Note that an application routes to this endpoint, and so to the functions that it wraps."""
+    """Record that an application routes to this endpoint, and so to the functions it wraps."""
     function = getattr(endpoint, "__func__", endpoint)
     while function is not None and not inspect.isclass(function):
         if _MARKS in getattr(function, "__dict__", ()):
@@ -298,10 +293,10 @@ def note_routed(endpoint: Any) -> None:
 
 
 def effective(endpoint: Any) -> Any:
-    """The endpoint as it is meant: wrapped by our decorators above, if no application routes to that.
+    """Return the endpoint with the decorators above it, unless an application routes to the decorated one.
 
-    A decorator that stands above the route decorator has made something that the route does not know of. A limit between two
-    route decorators is meant for both routes, if it is certain that nobody else has the endpoint.
+    A route does not know of decorators above its own. A limit between two route decorators applies to both routes if nothing
+    else can refer to the endpoint.
     """
     function = getattr(endpoint, "__func__", endpoint)
     below = made = function
@@ -318,12 +313,12 @@ def _is_exempt(made: Any) -> bool:
 
 
 def _is_being_defined(endpoint: Any) -> bool:
-    """True if an endpoint of a module is not found there under its own name yet: only decorators above can have it.
+    """True if a module does not have the endpoint under its own name yet, so only decorators above can refer to it.
 
-    Of one that is defined in a function this cannot be known, so it is False.
+    False for endpoints defined in functions.
     """
     name = getattr(endpoint, "__qualname__", "<object>")
-    if "<" in name:  # within a function, or a lambda
+    if "<" in name:  # defined in a function, or a lambda
         return False
     value: Any = sys.modules.get(getattr(endpoint, "__module__", None) or "")
     for part in name.split("."):
@@ -332,7 +327,6 @@ def _is_being_defined(endpoint: Any) -> bool:
 
 
 def _note_outer(endpoint: Any, made: Any) -> None:
-    """Note on a function the endpoint that wraps it."""
     if inspect.isfunction(endpoint):
         if _is_being_defined(endpoint):
             setattr(made, _STACKED, True)
@@ -340,17 +334,14 @@ def _note_outer(endpoint: Any, made: Any) -> None:
 
 
 def _without_notes(made: F) -> F:
-    """A wrapper without the notes that are about the wrapped function alone."""
+    """Remove what ``functools.wraps`` copied from the wrapped function."""
     for note in (_OUTER, _STACKED, _ROUTED):
         vars(made).pop(note, None)
     return made
 
 
 def _guarded(endpoint: Any, rule: Rule) -> Any:
-    """The endpoint with a guard around it and the mark upon it; the class itself for a class-based one.
-
-    An object becomes an object, as Starlette takes functions for something else.
-    """
+    """Objects stay objects, because Starlette treats functions differently."""
     if inspect.isclass(endpoint):
         dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
         if not dispatchers:
@@ -390,7 +381,6 @@ def _named_like(made: Any, endpoint: Any) -> Any:
 
 
 def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
-    """A function that first makes sure that a gate has decided about ``rule``; a generator function is called, not entered."""
     guard: Callable[..., Any]
     if is_async(function):
 
@@ -415,7 +405,7 @@ def _check(rule: Rule) -> None:
 
 
 def without_a_gate(rule: Rule) -> None:
-    """Raise `ConfigError` for a limit that was reached without a gate around it, unless LimitGate is switched off."""
+    """Raise `ConfigError` for a limit reached without a gate, unless LimitGate is disabled."""
     if switch.null_store is None and _enabled():
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
@@ -433,7 +423,6 @@ def _enabled() -> bool:
 
 
 def _check_gives_limits(given: LimitsBy) -> None:
-    """Raise `ConfigError` for a callable that cannot give limits: it may well be the endpoint, under ``@limit`` alone."""
     try:
         check_takes_request(given)
     except ConfigError as error:
@@ -441,9 +430,9 @@ def _check_gives_limits(given: LimitsBy) -> None:
 
 
 def _check_is_real(endpoint: Any) -> None:
-    """Raise `ConfigError` for what is no endpoint, and for what Django's ``method_decorator`` decorates for each request.
+    """Reject objects that are not endpoints.
 
-    Without parentheses ``@limit`` has taken the endpoint for its limits, and is given the first request to decorate.
+    ``@limit`` without parentheses takes the endpoint for a limit, and then decorates the first request.
     """
     if not inspect.isclass(endpoint) and any(hasattr(endpoint, name) for name in ("routes", "add_url_rule")):
         raise ConfigError(
@@ -463,27 +452,23 @@ def _mark(endpoint: Any, mark: Mark) -> None:
 
 
 def _name_of(endpoint: Any) -> str:
-    """The module and qualified name of an endpoint, for people who are to find it."""
     return ".".join(_place_of(endpoint))
 
 
 def _place_of(endpoint: Any) -> tuple[str, str]:
-    """The module of an endpoint, and its qualified name there."""
     function = inspect.unwrap(class_of(endpoint))
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", type(function).__qualname__)
     given = getattr(function, "__name__", "")
-    if ".as_view." in name or not name.endswith(given):  # views of classes, and ``@api_view``, are made first and then named
+    # Class-based views and ``@api_view`` set the name after the function is made.
+    if ".as_view." in name or not name.endswith(given):
         name = given
     return getattr(function, "__module__", None) or "", name.replace(".<locals>", "")
 
 
 def place_named(module: str, name: str) -> str:
-    """The name of a limit by its place, which clients read: short, without the module, but for a few digits of its digest.
-
-    Stable between processes, and different from that of every other place.
-    """
+    """Return the name of a limit by its endpoint, such as ``login-3f9ac1``: unique, and the same in every process."""
     digits = hashlib.sha256(f"{module}.{name}".encode()).hexdigest()[:6]
     short = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[-_LONGEST:].lstrip('._-') or 'limit'}-{digits}"
     _places[short] += 1

@@ -1,6 +1,6 @@
-"""YAML documents whose fields know their lines.
+"""YAML documents that know the line of each field.
 
-Files may come from people who mean no good: what is read, built up and said about it is bounded, and no tag runs code.
+Rule files may be hostile: reading, constructing and reporting are bounded, and no tag runs code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from limitgate.messages.text import shortened
 from limitgate.rules.yaml_values import hint, misread
 
 MAX_BYTES = 1 << 20
-"""Size of a rule file."""
 MAX_NODES = 100_000
-"""Values in a rule file, those behind an alias counted each time."""
+"""Values in a rule file. Those behind an alias count each time."""
 MAX_NUMBER = 100
-"""Characters of a number, or of anything else that is no text; longer ones are none that a rule could hold."""
+"""Characters of any value other than text. No valid value is longer."""
 
 _CURES = {
     "another document": "expected no --- but at the top: each tier has a file of its own",
@@ -34,19 +33,18 @@ _CURES = {
     "unacceptable character": "expected text in UTF-8, without control characters",
     "undefined alias": "expected quotes around text that begins with * or &",
 }
-"""What to do about some of PyYAML's problems, by a part of their text."""
 
 _TEXT = "tag:yaml.org,2002:str"
 _NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML whose every error knows its line, and which does not build up what is going to be refused."""
+    """Reports a line with every error, and stops at `MAX_NODES`."""
 
     def __init__(self, text: bytes) -> None:
         super().__init__(text)
         self.nodes: list[Any] = []
-        """All nodes, children before their parents."""
+        """Children before their parents."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if len(self.nodes) > 2 * MAX_NODES:  # each may have a name
@@ -60,28 +58,28 @@ class _Loader(yaml.SafeLoader):
         construct: Callable[[Any, bool], Any] = super().construct_object
         try:
             return construct(node, deep)
-        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # what PyYAML makes of a wrong tag
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # PyYAML raises these for a wrong tag
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
 
 def read_bytes(file: Path) -> bytes:
-    """The content of a file; of one that is too large for a rule file, no more than shows that. Raises `OSError`."""
+    """Return the content of a file, at most one byte more than a rule file may have. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES + 1)
 
 
 class Document:
-    """A YAML document that knows on which line each of its fields stands.
+    """A YAML document that knows the line of each field.
 
-    Raises `ConfigError` for a file that cannot be read on. ``mistakes`` are fields that stand there twice or have no name,
-    which are left out of ``data``, and numbers that are not written in decimal. ``digest`` is the SHA-256 of the file.
+    ``data`` omits duplicated and nameless fields; ``mistakes`` reports these and non-decimal numbers. ``digest`` is the
+    SHA-256 of the file. Raises `ConfigError` if the file cannot be read as YAML.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.mistakes: list[ConfigError] = []
         self.misread: set[Field] = set()
-        """Fields among the mistakes that are another value to YAML than to people."""
+        """Fields that people read differently than YAML does."""
         try:
             text = read_bytes(file)
             self.digest = hashlib.sha256(text).digest()
@@ -104,28 +102,28 @@ class Document:
             if isinstance(error, yaml.reader.ReaderError):
                 line = text.count(b"\n", 0, error.position) + 1
             message = f"expected YAML: {problem}{next((f'; {cure}' for part, cure in _CURES.items() if part in problem), '')}"
-            # PyYAML's own error quotes the line, and what is secret in it
+            # PyYAML's error quotes the line, which may contain a secret.
             raise self._mistake(line, message) from None
         except RecursionError as error:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
 
     def free(self) -> None:
-        """Forget the lines, node by node: Python would free the whole tree in one go, which stops all threads."""
+        """Free the lines node by node. Freeing the whole tree in one step would block all threads."""
         self._root = None
         while self._nodes:
             self._nodes.pop()
 
     def mistake(self, field: Field, message: str) -> ConfigError:
-        """The error that names this file, the line of ``field``, and the field."""
+        """Return an error with this file, the field, and its line."""
         node, line = self._find(field)
         return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{hint(node)}", field)
 
     def line_of(self, field: Field) -> int:
-        """The line of a field, counted from 1; of one that is not there, that of the nearest around it."""
+        """Return the line of a field, counted from 1. If the field is missing, that of the nearest enclosing field."""
         return self._find(field)[1]
 
     def _find(self, field: Field) -> tuple[Any, int]:
-        """The node and the line of a field; None and the line of the nearest around it if the field is not there."""
+        """Node and line of a field; None and the line of the nearest enclosing field if it is missing."""
         node, line = self._root, self._root.start_mark.line if self._root else 0
         for part in field:
             child = _child(node, part)
@@ -138,7 +136,7 @@ class Document:
         return ConfigError.in_file(str(self.file), line, field, message)
 
     def _check(self, field: Field, node: Any, budget: list[int]) -> None:
-        """Take out fields that stand there twice or have no name; refuse documents that aliases make grow out of bounds."""
+        """Remove duplicated and nameless fields. Reject aliases that expand beyond `MAX_NODES`."""
         budget[0] -= 1
         if budget[0] < 0:
             raise self._mistake(None, f"more than {MAX_NODES} values, expected fewer (aliases count each time)")
@@ -171,7 +169,6 @@ class Document:
 
 
 def _child(node: Any, part: str | int) -> tuple[Any, int] | None:
-    """The child of a node under a name or at an index, and its line, counted from 0; None if there is none."""
     if isinstance(node, yaml.MappingNode):
         return next(((value, key.start_mark.line) for key, value in node.value if key.value == part), None)
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):

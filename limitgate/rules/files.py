@@ -1,4 +1,4 @@
-"""Rule files: YAML becomes a `RuleSet`. Every mistake is a `ConfigError` that names file, line and field."""
+"""Loads rule files. Every `ConfigError` names the file, line and field."""
 
 from __future__ import annotations
 
@@ -23,14 +23,10 @@ T = TypeVar("T")
 
 SUFFIXES = (".yaml", ".yml")
 MAX_RULES = 20_000
-"""Rules in all files of a set."""
 MOST_NOTES = 20
-"""Mistakes that a traceback shows besides the first."""
 
 
 class _File(BaseModel):
-    """The top of a rule file. Rules and callers are checked one by one, each by its own model."""
-
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     tier: Text = DEFAULT_TIER
@@ -40,7 +36,7 @@ class _File(BaseModel):
 
 
 class RuleFile(NamedTuple):
-    """Rules, callers and tests of a rule file, by their places in it."""
+    """Rules, callers and tests of a rule file, by index."""
 
     document: Document
     tier: str
@@ -50,13 +46,13 @@ class RuleFile(NamedTuple):
 
 
 class RuleFiles(NamedTuple):
-    """Rule files and the rule set that they make."""
+    """Rule files, and the rule set they form."""
 
     rules: RuleSet
     files: Sequence[RuleFile]
 
     def place_of(self, entry: Rule | KnownCaller | str) -> tuple[Document, Field]:
-        """The document and field of a rule, of a caller, or of the file of a tier."""
+        """Return the document and field of a rule or caller, or of the file of a tier. Raises `LookupError`."""
         for file in self.files:
             if file.tier == entry:
                 return file.document, ()
@@ -68,10 +64,9 @@ class RuleFiles(NamedTuple):
 
 
 def load_rules(path: str | Path) -> RuleSet:
-    """The rules in a YAML file, or in a folder of them, one file per tier.
+    """Load the rules of a YAML file, or of a folder with one file per tier.
 
-    Raises `ConfigError` for a missing path, an empty folder, and every mistake in a file: the first one, with ``others`` that
-    a traceback shows as notes.
+    Raises `ConfigError` for a missing path, an empty folder, or an invalid file. A traceback shows further errors as notes.
     """
     if not isinstance(path, str | PathLike):
         raise TypeError(f"path is a {type(path).__name__}, expected that of a rule file; rules in Python make a RuleSet([...])")
@@ -89,9 +84,9 @@ def load_rules(path: str | Path) -> RuleSet:
 
 
 def read_rule_files(path: str | Path) -> RuleFiles:
-    """The rule files at a path, and their rules. Raises `ConfigError` as `load_rules` does, without notes.
+    """Return the rule files at a path and their rules. Raises `ConfigError`; its ``others`` are further errors.
 
-    Whether files contradict each other is looked at when each of them can be read.
+    Contradictions between files are checked only if every file can be read.
     """
     files: list[RuleFile] = []
     mistakes: list[ConfigError] = []
@@ -117,12 +112,12 @@ def read_rule_files(path: str | Path) -> RuleFiles:
 
 
 def digest_of(contents: Iterable[tuple[Path, bytes]]) -> bytes:
-    """Digest of rule files, given the digest of each one's content."""
+    """Return the digest of rule files, given the digest of each content."""
     return hashlib.sha256(repr([(file.name, content) for file, content in contents]).encode()).digest()
 
 
 def files_at(path: Path) -> list[Path]:
-    """The rule file at a path, or those of the folder there. Raises `ConfigError` if there are none."""
+    """Return the rule file at a path, or those in a folder. Raises `ConfigError` if there are none."""
     try:
         in_folder = sorted(path.iterdir()) if path.is_dir() else None
     except OSError as error:
@@ -134,23 +129,23 @@ def files_at(path: Path) -> list[Path]:
 
 
 def _is_named_so(file: Path) -> bool:
-    """True for the name of a rule file. Hidden ones are none: Emacs locks files by them, macOS keeps attributes in them."""
+    """Hidden files don't count: Emacs uses them as locks, macOS for attributes."""
     return file.suffix in SUFFIXES and not file.name.startswith(".")
 
 
 def _is_file(file: Path) -> bool:
-    """True for what is to be read in a folder; a link that leads nowhere is. Raises `ConfigError` for what may never end."""
+    """True also for a dangling link. Raises `ConfigError` for a pipe, which could block forever."""
     try:
         mode = file.stat().st_mode
     except OSError:
         return True
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # whoever reads a named pipe waits until somebody writes to it
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # reading a named pipe blocks until a writer opens it
         raise ConfigError.in_file(str(file), None, (), "a pipe, socket or device, expected a file")
     return stat.S_ISREG(mode)
 
 
 def rules_of(option: object) -> RuleSet:
-    """The rule set that the option ``rules`` gives, in whatever form. Raises `ConfigError` if it is none."""
+    """Return the rule set of the option ``rules``, in any of its forms. Raises `ConfigError`."""
     if option is None or option == "":
         raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
     if isinstance(option, RuleSet):
@@ -169,9 +164,9 @@ def rules_of(option: object) -> RuleSet:
 
 
 def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
-    """A rule file, None if it cannot even be known what it is about, and its mistakes.
+    """Read a rule file: None if its top level is invalid, and its errors.
 
-    A rule with a mistake is replaced by another one of its name, so that what others say of it is no mistake, too.
+    A stand-in of the same name replaces an invalid rule, so that references to it cause no further errors.
     """
     try:
         document = Document(file)
@@ -204,7 +199,6 @@ def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
 
 
 def _noting(mistakes: list[ConfigError], document: Document, where: Field, make: Callable[..., T], *given: object) -> T | None:
-    """Make something of an entry, and note its mistakes; None if it has any, or if there are enough already."""
     if len(mistakes) >= MOST_MISTAKES:
         return None
     try:
@@ -215,7 +209,6 @@ def _noting(mistakes: list[ConfigError], document: Document, where: Field, make:
 
 
 def _top(document: Document, data: dict[str, Any]) -> tuple[_File, list[ConfigError]]:
-    """The fields at the top of a document. Those that are wrong are left out, and their mistakes told."""
     try:
         return _File.model_validate(data), []
     except ValidationError as error:
@@ -226,7 +219,6 @@ def _top(document: Document, data: dict[str, Any]) -> tuple[_File, list[ConfigEr
 
 
 def _placed(error: ConfigError, document: Document, where: Field) -> list[ConfigError]:
-    """The mistakes of an error about a part of a document, with file and line, but for those that were found before."""
     fields = [((*where, *each.field), each.reason) for each in error.every]
     return [document.mistake(field, reason) for field, reason in fields if field not in document.misread]
 
@@ -238,12 +230,11 @@ def _rule(entry: object, tier: str) -> Rule:
         raise ConfigError("a rule without a name, expected one")
     try:
         return Rule(**{"tier": tier, **entry})
-    except TypeError as error:  # all that is left when the names are: no number
+    except TypeError as error:  # the only value that raises TypeError is a cost that is no number
         raise ConfigError(str(error), ("cost",)) from error
 
 
 def _stand_in(entry: Any, tier: str) -> Rule | None:
-    """A rule in the place of one with a mistake, with its name and tier; None if it has none that a rule could have."""
     try:
         return Rule(entry["name"], "1/second", tier=entry.get("tier", tier))
     except (ConfigError, LookupError, TypeError, AttributeError):
@@ -260,7 +251,6 @@ def _caller(entry: object, tier: str) -> KnownCaller:
 
 
 def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
-    """Tiers that two files describe, and those that none does."""
     tiers: dict[str, Document] = {}
     for file in files:
         other = tiers.setdefault(file.tier, file.document)
@@ -279,7 +269,7 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
 
 
 def _joined(files: Sequence[RuleFile]) -> RuleSet:
-    """One rule set out of all files; where they contradict each other, the later one is the mistake."""
+    """If two files contradict each other, the later one is at fault."""
     rules = [(file.document, place, rule) for file in files for place, rule in file.rules.items()]
     callers = [(file.document, place, caller) for file in files for place, caller in file.callers.items()]
     try:

@@ -1,4 +1,4 @@
-"""Options of rules as they may be given, parts of keys among them: for type checkers, and for all that takes some of them."""
+"""Types and checks of rule options, including the parts of keys."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
 When = Callable[[Request], bool]
 Given = str | Limit | Sequence[str | Limit] | None
-"""Limits as they are given at run time; None where a rule does not limit a request."""
+"""Limits given at run time; None if the rule does not limit a request."""
 LimitsBy = Callable[[Request], Given | Awaitable[Given]]
-"""Gives the limits of a request; async on ASGI only."""
+"""Returns the limits of a request. May be async on ASGI only."""
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 
@@ -42,15 +42,15 @@ Status = Annotated[int | str, PlainValidator(_status_or_class)]
 
 
 class ChargeIf(BaseModel, extra="forbid", frozen=True):
-    """Which outcomes of a request are charged: those with some statuses, or all but those with some.
+    """Outcomes that are charged: those with, or those without, some statuses.
 
-    A status is a number such as 401, or a class such as ``"5xx"``. A WebSocket that is accepted has status 101.
+    A status is a number such as 401, or a class such as ``"5xx"``. An accepted WebSocket has status 101.
     """
 
     status: tuple[Status, ...] = ()
-    """Charged are responses with one of these."""
+    """Charge responses with one of these."""
     status_not: tuple[Status, ...] = ()
-    """Charged are all responses but those with one of these."""
+    """Charge all responses except those with one of these."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> ChargeIf:
@@ -63,25 +63,22 @@ class ChargeIf(BaseModel, extra="forbid", frozen=True):
         return f"{said} {', '.join(map(str, self.status or self.status_not))}"
 
     def counts(self, status: int) -> bool:
-        """True if a request is charged whose response had this status."""
+        """True if a response with this status is charged."""
         named, listed = {status, f"{status // 100}xx"}, self.status or self.status_not
         return named.isdisjoint(listed) is not bool(self.status)
 
 
 Outcomes = ChargeIf | Mapping[str, Iterable[int | str]]
-"""Outcomes that are charged, as they may be given."""
 
 
 Bounds = Adaptive | Mapping[str, float | str] | bool | None
-"""Bounds of an adaptive limit, as they may be given."""
 
 
 BanTerms = Ban | Mapping[str, int | float | str] | None
-"""The ban of clients that a rule refuses too often, as it may be given."""
 
 
 class ThrottleOptions(TypedDict, total=False):
-    """Options of a throttle of Django REST framework; the fields of `Rule` say what each means."""
+    """Options of a throttle of Django REST framework. See `Rule`."""
 
     methods: Iterable[str] | None
     clients: Iterable[str]
@@ -97,7 +94,7 @@ class ThrottleOptions(TypedDict, total=False):
 
 
 class DependencyOptions(ThrottleOptions, total=False):
-    """Options of a dependency of FastAPI, besides its name, limits and key; see `Rule`."""
+    """Options of a FastAPI dependency besides name, limits and key. See `Rule`."""
 
     qps: int | None
     qpm: int | None
@@ -107,7 +104,7 @@ class DependencyOptions(ThrottleOptions, total=False):
 
 
 class LimitOptions(DependencyOptions, total=False):
-    """Options of ``@limit``, besides its name and limits; see `Rule`."""
+    """Options of ``@limit`` besides name and limits. See `Rule`."""
 
     adaptive: Bounds
     key: Iterable[str]
@@ -116,7 +113,7 @@ class LimitOptions(DependencyOptions, total=False):
 
 
 class RuleOptions(LimitOptions, total=False):
-    """Options of a `Rule`, besides its name and limits, as they may be given."""
+    """Options of a `Rule` besides name and limits."""
 
     path: str | Iterable[str]
     exclude: Iterable[str]
@@ -129,29 +126,29 @@ class RuleOptions(LimitOptions, total=False):
 
 
 def gives_limits(value: object) -> TypeGuard[LimitsBy]:
-    """True for a callable that stands where limits stand."""
+    """True for a callable in place of limits."""
     return callable(value) and not isclass(value)
 
 
 def is_async(function: object) -> bool:
-    """True for an async function, and for an object that is called like one."""
+    """True for an async function, or an object with an async ``__call__``."""
     call = None if isclass(function) else getattr(function, "__call__", None)  # noqa: B004 - a class has that of its objects
     return iscoroutinefunction(function) or iscoroutinefunction(call)
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """True if a callable can be called with so many arguments, and where it does not tell."""
+    """True if a callable accepts ``count`` positional arguments, or if its signature is unknown."""
     try:
         signature(function if isroutine(function) else getattr(function, "__call__")).bind(*[None] * count)  # noqa: B004, B009
     except (AttributeError, TypeError):
         return False
-    except ValueError:  # some that are written in C
+    except ValueError:  # some functions in C
         return True
     return True
 
 
 def check_takes_request(function: Function) -> Function:
-    """The callable, if it can be called with a request and nothing else. Raises `ConfigError`."""
+    """Return the callable if it accepts a request. Raises `ConfigError`."""
     if not accepts(function, 1):
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         raise ConfigError(f"{name:.80} cannot be called with a request, expected a callable (request)")
@@ -159,7 +156,7 @@ def check_takes_request(function: Function) -> Function:
 
 
 def check_refuses(on_denied: Function | None, *parameters: str) -> Function | None:
-    """The option ``on_denied``, if it can be called with these parameters. Raises `ConfigError`."""
+    """Return the option ``on_denied`` if it accepts these parameters. Raises `ConfigError`."""
     if on_denied is not None and not accepts(on_denied, len(parameters)):
         name = getattr(on_denied, "__qualname__", None) or type(on_denied).__qualname__
         given = ", ".join(parameters)
@@ -175,7 +172,7 @@ def check_is_plain(function: object, what: str) -> None:
 
 
 def read_limits(given: object) -> tuple[Limit, ...]:
-    """Limits for a rule of a limit or a list of them. Raises `ConfigError` for anything else."""
+    """Parse a limit or a list of limits. Raises `ConfigError`."""
     limits = tuple([limit_of_rule(each) for each in (given if isinstance(given, list | tuple) else [given])])
     if not limits:
         raise ConfigError("a list without limits, expected some, or None for no limit")
@@ -183,7 +180,7 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise the `TypeError` of Python if options were given that a function does not take, with those that it does."""
+    """Raise Python's `TypeError` for options that a function does not take, with a list of the valid ones."""
     for name in given:
         if name not in options.__annotations__:
             expected = expected_of(name, options.__annotations__)
@@ -191,7 +188,7 @@ def check_names(function: str, given: Mapping[str, object], options: type) -> No
 
 
 def show_options(function: Callable[..., Any], options: type, defaults: Mapping[str, object]) -> None:
-    """Have ``help`` show each of the options of a function as a parameter of its own, with its default."""
+    """Make ``help`` show each option of a function as a parameter with its default."""
     plain = signature(function)
     own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     annotations = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
@@ -209,7 +206,7 @@ _HEADER_NAME = re.compile(f"(?!(?i:HTTP_)){_HEADER}", re.ASCII)
 
 @lru_cache(maxsize=1024)
 def check_part(name: str) -> tuple[str, ...]:
-    """The alternatives in one part of a key, as they are known inside. Raises `ConfigError`."""
+    """Return the normalized alternatives in one part of a key. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
     for label in labels:
         if label not in PARTS and not _HEADER_PART.fullmatch(label):
@@ -220,14 +217,14 @@ def check_part(name: str) -> tuple[str, ...]:
 
 
 def check_header(name: str) -> str:
-    """The name of a header as it is sent. Raises `ConfigError` for what is none, or is spelled as in an environ."""
+    """Return the name of a header as it is sent. Raises `ConfigError` if it is invalid, or spelled as in a WSGI environ."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r:.80} is no name of a header, expected it as it is sent, such as x-forwarded-for")
     return name
 
 
 def check_secret(secret: str | None) -> bytes:
-    """The bytes that key the digests in the store, none for None. Raises `ConfigError`, which does not tell the secret."""
+    """Return the bytes that key the digests in the store, empty for None. Raises `ConfigError`, which omits the secret."""
     key = (secret or "").encode()
     if secret is not None and not 16 <= len(key) <= 64:
         raise ConfigError("expected a secret of 16 to 64 bytes")

@@ -1,4 +1,4 @@
-"""Rules: which requests a limit is for, and the rule sets of the tiers. All text is taken apart here, at start-up."""
+"""`Rule` and `RuleSet`: which requests a limit applies to. All text is parsed at start-up."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ NameOrEvery = Annotated[StrictStr, Field(pattern=r"^(?:\*|[A-Za-z0-9._-]{1,64})\
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 MAX_DELAY = 60.0
-"""Seconds that a request may be made to wait for its turn."""
+"""Longest delay of a request, in seconds."""
 _DELAY_EXPECTED = f"expected more than 0 and at most {MAX_DELAY:g} seconds"
 
 EVERY = "*"
-"""Stands in ``replaces`` for every rule that has limits."""
+"""In ``replaces``: every rule with limits."""
 
 METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 _METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 _EVERY_METHOD = ("ALL", "ANY")
 _NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
-"""Options about what is counted in buckets, of which a rule that is only adaptive has none."""
+"""Options of buckets, which a rule that is only adaptive does not have."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
 
@@ -88,7 +88,6 @@ def _delay(value: object) -> float | None:
 
 
 def _paths(value: object) -> str | tuple[str, ...]:
-    """A pattern or several, each of which `segments` can read; of a single one its text."""
     patterns = [value] if isinstance(value, str) else value
     if not isinstance(patterns, list | tuple) or not patterns:
         raise ConfigError(f"{value!r:.80} is no path, expected for example '/api/**', or a list of such patterns")
@@ -106,7 +105,7 @@ def _check_pattern(pattern: object) -> None:
 
 
 def _named_parts(value: object) -> object:
-    """The parts of a key, as they are given. Raises `ConfigError` for what is often taken for one."""
+    """Reject common misconceptions about keys."""
     if isinstance(value, list | tuple):
         ConfigError.check_each(value, _check_named_part)
     else:
@@ -133,31 +132,30 @@ def _condition(value: object) -> When | None:
 
 
 _placed_rules: WeakValueDictionary[int, Rule] = WeakValueDictionary()
-"""The limits of decorators, dependencies and throttles, as far as they are made and in use."""
+"""Limits of decorators, dependencies and throttles that are in use."""
 
 
 def placed_rules() -> list[Rule]:
-    """The limits of decorators, dependencies and throttles here; those of throttles by rates begin with a request."""
+    """Return the limits of decorators, dependencies and throttles. Throttles by rate appear with their first request."""
     return list(_placed_rules.values())
 
 
 _NO_CALLABLE = {"_limits_by": None}
-"""Private fields of rules whose limits are not given by a callable."""
 
 
 class Rule(BaseModel, extra="forbid", frozen=True):
     """Limits for the requests that match, counted per key.
 
-    ``Rule("api", "5/second", qpm=100, path="/api/**", key=["path", "ip"])``. Raises `ConfigError` for an unknown option, a
-    value that makes no sense, a rule without limits, or a fixed cost that no limit could ever admit.
+    ``Rule("api", "5/second", qpm=100, path="/api/**", key=["path", "ip"])``. Raises `ConfigError` for an unknown option, an
+    invalid value, a rule without limits, or a fixed cost that exceeds a limit.
     """
 
     name: Name
-    """Up to 64 letters, digits, dots, hyphens and underscores; once in a tier. Clients read it in ``violated-policies``."""
+    """Up to 64 letters, digits, dots, hyphens and underscores; unique in a tier. Clients read it in ``violated-policies``."""
     limits: tuple[Annotated[Limit, PlainValidator(limit_of_rule)], ...] = ()
-    """Limits such as ``100/minute`` or ``10/s burst 20``; all of them have to have room. In Python a callable, too."""
+    """Limits such as ``100/minute`` or ``10/s burst 20``. A request needs room in all of them. In Python also a callable."""
     qps: Count | None = None
-    """Requests per second; 0 refuses every request, as in any limit."""
+    """Requests per second. 0 refuses every request, as in any limit."""
     qpm: Count | None = None
     """Requests per minute."""
     qph: Count | None = None
@@ -165,53 +163,55 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     qpd: Count | None = None
     """Requests per day."""
     concurrency: Count | None = None
-    """Requests in flight at once, each until the last of its response, WebSockets until they close; each is one."""
+    """Requests in flight, each until the end of its response. A WebSocket counts as one until it closes."""
     adaptive: Annotated[Adaptive | None, PlainValidator(as_adaptive)] = None
-    """Requests in flight in this process, held to what it can do at the moment: true, or bounds; see docs/overload.md."""
+    """Limit requests in flight to what this process sustains: true, or a mapping. See docs/overload.md."""
     path: Annotated[str | tuple[str, ...], PlainValidator(_paths)] = "/**"
-    """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``, or a list of such patterns."""
+    """Paths that the rule applies to: ``/login``, ``/items/{id}``, ``/api/**``, or a list of such patterns."""
     exclude: tuple[StrictStr, ...] = ()
-    """Patterns of paths that the rule is not for, though ``path`` matches them."""
+    """Patterns of paths to exclude from ``path``."""
     methods: frozenset[StrictStr] | None = None
-    """Methods that the rule is for, all if not given. GET covers HEAD and WebSocket handshakes."""
+    """Methods that the rule applies to; all if omitted. GET covers HEAD and WebSocket handshakes."""
     clients: tuple[StrictStr, ...] = ()
-    """Addresses and CIDRs of the clients that the rule is for, behind trusted proxies; all if not given."""
+    """Addresses and CIDRs of clients that the rule applies to, as seen behind trusted proxies; all if omitted."""
     when: Annotated[When | None, PlainValidator(_condition)] = None
-    """Requests that the rule is for, in Python only: a plain function ``(request) -> bool``; all if not given."""
+    """Condition, in Python only: a plain function ``(request) -> bool``. All requests if omitted."""
     replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(_replaced)] = ()
-    """Names of rules that do not apply where this one does; ``"*"`` for all rules that have limits, not for ``@limit``."""
+    """Names of rules that this rule replaces where it applies; ``"*"`` for all rules with limits, except ``@limit``."""
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts)] = ("ip",)
-    """Parts of a request that tell buckets apart, see docs/keys.md."""
+    """Parts of a request that select its bucket. See docs/keys.md."""
     tier: Text | None = None
-    """The tier that the rule belongs to; in a file, that of the file if not given."""
+    """Tier of the rule; in a file, that of the file if omitted."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
-    """Number of requests that one counts for; in Python also a callable ``(request) -> int``."""
+    """Number of requests that one request counts as; in Python also a callable ``(request) -> int``."""
     on_error: OnError | None = None
-    """The answer to requests while the store fails; the option of this name if not given."""
+    """Answer to requests while the store fails; the option of this name if omitted."""
     charge_if: ChargeIf | None = None
-    """Which outcomes are charged: every request is while it is under way, and others get it back when they are over."""
+    """Outcomes that are charged. Each request is charged while it runs, and refunded if its outcome isn't listed."""
     ban: Annotated[Ban | None, PlainValidator(as_ban)] = None
-    """Bans clients that the rule refuses too often: ``{after: 20, within: 10m, for: 1h}``; in Python a ``Ban``."""
+    """Ban clients that the rule refuses too often: ``{after: 20, within: 10m, for: 1h}``; in Python a ``Ban``."""
     per: Per = "request"
-    """Unit of counting: requests, or each message that a client sends over a WebSocket."""
+    """Count requests, or each message that a client sends over a WebSocket."""
     shadow: StrictBool = False
     """Count and report, but never refuse."""
     exempt: StrictBool = False
-    """Switch every rule off for the requests that match; with ``clients`` an allow list."""
+    """Exempt matching requests from every rule; an allow list with ``clients``."""
     deny: StrictBool = False
-    """Answer 403 to the requests that match, and charge nothing; with ``clients`` a deny list."""
+    """Answer matching requests with 403, without a charge; a deny list with ``clients``."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
-    """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
+    """Requests that a process may take in advance, for limits without their own ``lease``; 0 to ask for each one."""
     algorithm: StrictStr | None = None
-    """The algorithm of limits that name none themselves; see docs/algorithms.md."""
+    """Algorithm of limits that name none. See docs/algorithms.md."""
     align: StrictStr | None = None
-    """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any."""
+    """Start of a ``fixed_window``, for limits without their own. With a time zone, only for windows of whole days, if there
+    are any.
+    """
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
-    """For how long a request may wait for its turn instead of being refused: seconds, ``2s``; beside ``adaptive`` also 0."""
+    """How long a request may wait instead of being refused: seconds, or ``2s``. May be 0 beside ``adaptive``."""
     priority: Priority | None = None
-    """The priority under this rule; that of the caller if not given, which is normal for those who have none."""
+    """Priority under this rule; that of the caller if omitted, which is normal by default."""
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
-    """The share of each limit, such as ``20%``, that is kept for callers of high priority; twice as much from those of low."""
+    """Share of each limit, such as ``20%``, kept for callers of high priority. Twice as much is withheld from low priority."""
 
     _limits_by: LimitsBy | None = PrivateAttr(None)
 
@@ -224,12 +224,12 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         try:
             super().__init__(name=name, **fields)
         except ValidationError as error:
-            inside = error.errors(include_url=False)[0]["loc"][1:]  # only charge_if has fields of its own
+            inside = error.errors(include_url=False)[0]["loc"][1:]  # only charge_if has fields
             known = ChargeIf.model_fields if inside else Rule.model_fields
             raise ConfigError.explaining(error, f"rule {name!r}", known) from None
         except TypeError as error:
             raise TypeError(f"rule {name!r}: {error}") from error
-        self._limits_by = limits_by  # type: ignore[misc]  # frozen is what others may change
+        self._limits_by = limits_by  # type: ignore[misc]  # frozen for users only
         self._check()
 
     @field_validator("exclude")
@@ -273,17 +273,17 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def limits_by(self) -> LimitsBy | None:
-        """The callable among ``limits`` that gives those of a request; those that are written apply if they cannot be read."""
+        """Callable that returns the limits of a request. The written limits apply if its result is invalid."""
         return self._limits_by
 
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
-        """This rule with limits that were given at run time. Raises `ConfigError` where it cannot have them.
+        """Return this rule with limits given at run time. Raises `ConfigError` if it cannot have them.
 
-        Options of the rule that are about its limits go for these as far as they can.
+        The rule's ``algorithm``, ``align`` and ``lease`` apply as far as the limits support them.
         """
         suited = tuple([self._suited(limit) for limit in limits])
         buckets = self._checked("limits", buckets_of, suited)
-        # `model_construct` takes ten times as long, and makes a set and a dictionary more for each rule.
+        # `model_construct` takes ten times as long, and makes another set and dictionary for each rule.
         rule = Rule.__new__(Rule)
         become = object.__setattr__
         become(rule, "__dict__", {**self._but_limits, "limits": suited, "every_limit": suited, "buckets": buckets})
@@ -295,12 +295,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def _but_limits(self) -> dict[str, Any]:
-        """Its fields as they are of a rule with other limits."""
         fields = {name: getattr(self, name) for name in Rule.model_fields if name != "limits"}
         return fields | dict.fromkeys(_QUICK) | {"algorithm": None, "align": None, "lease": 0}
 
     def _suited(self, limit: Limit) -> Limit:
-        """A limit with the algorithm, align and lease of this rule, if it may have them and says none itself."""
         if self.algorithm and not limit.says_algorithm:
             limit = limit.having(algorithm=self.algorithm)
         if self.align is not None and limit.algorithm == "fixed_window" and limit.align is None:
@@ -312,7 +310,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def every_limit(self) -> tuple[Limit, ...]:
-        """The limits and the qps, qpm, qph, qpd and concurrency, in this order."""
+        """The ``limits``, then those of qps, qpm, qph, qpd and concurrency."""
         given = {field: getattr(self, field) for field in _QUICK if getattr(self, field) is not None}
         quick = [self._checked(field, Limit, _QUICK[field].format(count)) for field, count in given.items()]
         limits = [*self.limits, *quick]
@@ -328,12 +326,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def limit_fields(self) -> list[Place]:
-        """The fields that give `every_limit`, in its order."""
+        """Fields of `every_limit`, in its order."""
         written: list[Place] = [("limits", place) for place in range(len(self.limits))]
         return written + [(name,) for name in _QUICK if getattr(self, name) is not None]
 
     def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
-        """The limits, some of them with an option that the rule has for them."""
         ((field, value),) = option.items()
         if not some and field != "lease" and self.limits_by is None:
             raise ConfigError.at((field,), self._useless(field, limits), f"rule {self.name!r}")
@@ -344,7 +341,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return [having(limit) if limit in some else limit for limit in limits]
 
     def _useless(self, field: str, limits: Sequence[Limit]) -> str:
-        """Say why none of the limits takes an option of the rule, and what was expected."""
         value = f"{getattr(self, field)!r:.80}"
         if field == "align" and not any(limit.algorithm == "fixed_window" for limit in limits):
             return f"{value} is for a fixed_window, and no limit is one, expected algorithm: fixed_window beside it"
@@ -352,7 +348,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The limits by the buckets that they are counted in."""
+        """The limits, grouped by bucket."""
         return self._checked("limits", buckets_of, self.every_limit)
 
     @property
@@ -360,7 +356,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return any(bucket.has_slots for bucket in self.buckets)
 
     def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
-        """The buckets as callers of a priority find them: the same ones, with less room where some is kept for others."""
+        """Return the buckets for a priority: the same ones, with less room if a share is reserved."""
         return self.buckets if self.reserve is None else self._graded[self.priority or priority]
 
     @cached_property
@@ -368,52 +364,52 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
 
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
-        """Call ``make`` with a value, and have its `ConfigError` name the rule and the field."""
+        """Call ``make``. Its `ConfigError` names the rule and the field."""
         try:
             return make(value)
         except ConfigError as error:
             raise ConfigError.at((field, *error.field), error.reason, f"rule {self.name!r}") from error
 
     def key_asks(self, label: str) -> bool:
-        """True if a part of the key, or an alternative in it, is ``label``."""
+        """True if ``label`` is a part of the key, or an alternative in one."""
         return any(label in check_part(part) for part in self.key)
 
     @cached_property
     def kind(self) -> Literal["rule", "limit"]:
-        """Kind of its owner, which is in its keys: a limit belongs to a decorator, a dependency or a throttle."""
+        """Type of the owner in keys: ``limit`` for decorators, dependencies and throttles."""
         return "rule"
 
     @cached_property
     def given_parts(self) -> tuple[str, ...]:
-        """Names of further parts of its keys, whose values the application gives with each request."""
+        """Names of further key parts. The application passes their values with each request."""
         return ()
 
     @property
     def counted_by(self) -> tuple[str, ...]:
-        """All parts of its keys, for people: those of ``key``, and those that the application gives."""
+        """All parts of the keys: those of ``key``, and those that the application passes."""
         return (*(part for part in self.key if part != "global" or not self.given_parts), *self.given_parts)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy in which some fields differ. What was worked out of fields before is worked out anew."""
+        """Return a copy with some fields changed. Cached values are computed again."""
         copied = super().model_copy(update=update, deep=deep)
         for name in vars(copied).keys() - type(self).model_fields.keys() - {"kind", "given_parts"}:
             del vars(copied)[name]
         return copied
 
     def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
-        """Note that it is the limit of a decorator, a dependency or a throttle. Returns it."""
+        """Register this rule as the limit of a decorator, a dependency or a throttle, and return it."""
         vars(self).update(kind="limit", given_parts=given_parts)
         _placed_rules[id(self)] = self
         return self
 
     @cached_property
     def rule_set(self) -> RuleSet:
-        """The rule set that it is in, which says who the callers and tiers are; of one that is in none, one of its own."""
+        """The rule set that contains the rule. A rule outside of any set has its own."""
         return RuleSet([self])
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The patterns of ``path``."""
+        """``path`` as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @cached_property
@@ -424,58 +420,58 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return index
 
     def excludes(self, path: str) -> bool:
-        """True if the rule is not for a path that its patterns match."""
+        """True if ``exclude`` matches a path."""
         return bool(self.exclude) and bool(self._excluded.find(path))
 
     @property
     def is_conditional(self) -> bool:
-        """True if more of a request than tier, method and path says whether the rule is for it."""
+        """True if the rule depends on more than tier, method and path."""
         return bool(self.clients) or self.when is not None
 
     @cached_property
     def networks(self) -> Networks:
-        """Addresses and networks of the ``clients``."""
+        """``clients``, parsed."""
         return Networks(self.clients)
 
     def admits(self, request: Request) -> bool:
-        """True if ``clients`` and ``when`` say that the rule is for a request. Raises whatever ``when`` does."""
+        """True if ``clients`` and ``when`` match a request. Raises what ``when`` raises."""
         if self.clients and not self.networks.hold(request.client):
             return False
         if self.when is None:
             return True
         answer: Any = self.when(request)
         if isawaitable(answer):
-            getattr(answer, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
+            getattr(answer, "close", bool)()  # avoids a second warning about a coroutine that is never awaited
             raise TypeError(f"when of rule {self.name!r} is async, expected a plain function (request) -> bool")
         return bool(answer)
 
     def supersedes(self, other: Rule, *, is_decorator: bool) -> bool:
-        """True if this rule replaces another one, or ``@limit``, where both are for a request."""
+        """True if this rule replaces another rule, or a ``@limit``, when both match a request."""
         if other is self:
             return False
         return other.name in self.replaces or (EVERY in self.replaces and other.has_limits and not is_decorator)
 
     @property
     def has_limits(self) -> bool:
-        """True if it limits the requests that it is for: it is neither exempt nor denies."""
+        """True unless the rule is exempt or denies."""
         return not (self.exempt or self.deny)
 
     @property
     def has_counts(self) -> bool:
-        """True if it counts requests in buckets, and is not adaptive only."""
+        """True if the rule counts requests in buckets, so it is not only adaptive."""
         return bool(self.every_limit) or self.limits_by is not None
 
     @property
     def terms(self) -> Terms:
-        """The terms of its adaptive limit."""
+        """Terms of the adaptive limit."""
         return Terms(self.adaptive or Adaptive(), self.max_delay or 0.0, self.reserve)
 
     def applies_to(self, method: str) -> bool:
-        """True if the rule is for this method, HEAD having become GET."""
+        """True if the rule applies to this method. HEAD has become GET."""
         return self.methods is None or method in self.methods
 
     def misspelt_methods(self) -> Iterator[tuple[str, str]]:
-        """Its methods that look like slips of the pen, each with what was probably meant: any name may be one."""
+        """Yield methods that are probably misspelt, each with a suggestion. Any name is valid."""
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
             if method in _EVERY_METHOD:
                 yield method, "no methods, which is all of them"
@@ -484,16 +480,16 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_own_cost(self) -> bool:
-        """True if it counts something else than requests, so that `Decision.settle` is about it."""
+        """True if the rule counts units other than requests, so that `Decision.settle` applies to it."""
         return self.cost != 1
 
     @property
     def max_wait_us(self) -> int:
-        """The longest wait for a turn, in whole µs; 0 where nobody waits."""
+        """Longest delay, in whole µs; 0 if requests don't wait."""
         return math.ceil((self.max_delay or 0) * 1_000_000)
 
     def cost_of(self, request: Request) -> int:
-        """The cost of this request. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""
+        """Return the cost of a request. Raises `TypeError` or `ValueError` if a callable returns an invalid one."""
         if not callable(self.cost):
             return self.cost
         cost = self.cost(request)
@@ -514,7 +510,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError.first_of(mistakes)
 
     def _check_charges(self) -> None:
-        """Raise `ConfigError` where limits do not go together with each other, or with the options of the rule."""
         if self.charge_if and self.per == "message":
             message = f"rule {self.name!r} counts messages, which have no status, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
@@ -533,7 +528,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
                 )
 
     def _check_adaptive(self) -> None:
-        """Raise `ConfigError` for options that mean nothing where requests in flight are held to what can be done."""
         if self.per == "message":
             message = f"rule {self.name!r} is adaptive, which is about requests in flight, expected no per"
             raise ConfigError(message, ("per",))
@@ -544,7 +538,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
                 raise ConfigError(message, (field,))
 
     def _check_limits(self) -> None:
-        """Raise `ConfigError` where the limits and the options of the rule do not go together."""
         _ = self.buckets
         if self.charge_if and any(bucket.lease for bucket in self.buckets):
             message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
@@ -559,7 +552,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         _ = self.buckets_for("low")
 
     def _check_requests(self) -> None:
-        """Raise `ConfigError` for a rule that is for no request, or not for one kind of them only."""
         for field in ("clients", "exclude", "replaces"):
             if not getattr(self, field) and field in self.model_fields_set:
                 raise ConfigError(f"rule {self.name!r}: {field}: empty, expected some or no {field}", (field,))
@@ -570,7 +562,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(f"rule {self.name!r} replaces itself, expected other rules", ("replaces",))
 
     def _check_without_limits(self) -> None:
-        """Raise `ConfigError` for options of an exempt or denying rule that are about limits."""
         what = "is exempt" if self.exempt else "denies"
         if self.exempt and self.deny:
             raise ConfigError(f"rule {self.name!r} is exempt and denies, expected one or the other", ("deny",))
@@ -600,12 +591,12 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
 
     def _check_delay(self) -> None:
-        """True if requests can wait: their turns have to be booked, one by one, in a bucket that can make them wait."""
+        """Only some buckets can book turns, one at a time."""
         if not self.max_delay:
             if self.adaptive is None:
                 message = f"rule {self.name!r}: max_delay: {self.max_delay:g} is no delay, {_DELAY_EXPECTED}"
                 raise ConfigError(message, ("max_delay",))
-            return  # that of `Limiter.adaptive`, where it is the default
+            return  # 0 is valid, and the default of `Limiter.adaptive`
         unable = next((limit for limit in self.every_limit if limit.count and not ALGORITHMS[limit.algorithm].CAN_WAIT), None)
         if unable is not None:
             able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.CAN_WAIT)
@@ -625,9 +616,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
 
 def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:
-    """The rules and decorators that apply to a request, of those that are for it: all but those that another one replaces.
+    """Return the rules and decorators that apply to a request: those that no other one replaces.
 
-    One that is itself replaced replaces nothing. Of rules that replace each other the first one applies; decorators come first.
+    A replaced rule replaces nothing. If rules replace each other, the first one applies; decorators come first.
     """
     left = [*decorators, *rules]
     listed, applying = set(map(id, rules)), set[int]()
@@ -646,7 +637,6 @@ def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[R
 
 
 def _without_callables(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], LimitsBy | None]:
-    """The fields of a rule without the callable that stands among its limits, and the callable."""
     limits = fields.get("limits")
     found = [limit for limit in limits if gives_limits(limit)] if isinstance(limits, list | tuple) else []
     if not found:
@@ -661,14 +651,13 @@ def _without_callables(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any
 
 
 DEFAULTS = {name: field.default for name, field in Rule.model_fields.items()}
-"""Values of the options of a rule that are not given."""
 
 
 class RuleSet:
-    """Rules by tier, and the callers that are known to be of one. Raises `ConfigError` where they contradict each other.
+    """Rules by tier, and the callers of these tiers. Raises `ConfigError` if they contradict each other.
 
-    Rules without a tier are of tier ``default``, which is for everybody. Any other tier is laid over it: a rule of the same
-    name replaces the default's, the others stay, new ones are added.
+    Rules without a tier belong to tier ``default``, which applies to all requests. Another tier extends it: a rule of the
+    same name replaces the default's, other rules are added.
     """
 
     def __init__(self, rules: Iterable[Rule], callers: Iterable[KnownCaller] = (), tiers: Iterable[str] = ()) -> None:
@@ -689,7 +678,6 @@ class RuleSet:
             tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
         }
         self.listed_callers = known = tuple(callers)
-        """The callers as they were listed."""
         mistakes += islice(_wrongly_replaced(listed), MOST_MISTAKES)
         mistakes += islice(_wrong_limits(known, self.tiers), MOST_MISTAKES)
         try:
@@ -701,14 +689,14 @@ class RuleSet:
         for rule in listed:
             vars(rule)["rule_set"] = self
         self.source = ""
-        """The file or folder that it was read from, as it was named; empty if from none."""
+        """Path that the rules were read from; empty if none."""
         self.files_digest = b""
-        """Digest of the names and contents of the files that it was read from."""
+        """Digest of the names and contents of these files."""
 
     def detach(self) -> None:
-        """Have its rules forget which set they are in, so that it is freed with its last user, not when Python finds circles.
+        """Remove the references from rules to this set, so that reference counting frees it.
 
-        For a set whose rules are given to nobody: `Rule.rule_set` is not this set any more.
+        Only for sets whose rules are not used elsewhere: their `Rule.rule_set` is another set afterwards.
         """
         for of_tier in self.tiers.values():
             for rule in of_tier:
@@ -719,7 +707,6 @@ class RuleSet:
 
 
 def _wrongly_replaced(rules: Sequence[Rule]) -> Iterator[ConfigError]:
-    """The rules among ``replaces`` that do not exist, or that are exempt."""
     names = {rule.name for rule in rules}
     exempt = {rule.name for rule in rules if rule.exempt}
     for place, rule in enumerate(rules):
@@ -734,7 +721,6 @@ def _wrongly_replaced(rules: Sequence[Rule]) -> Iterator[ConfigError]:
 
 
 def _wrong_limits(callers: Sequence[KnownCaller], tiers: Mapping[str, Sequence[Rule]]) -> Iterator[ConfigError]:
-    """The callers' own limits that are for no rule, or for one that cannot have them."""
     for place, caller in enumerate(callers):
         rules = {rule.name: rule for rule in tiers.get(caller.tier or DEFAULT_TIER, tiers[DEFAULT_TIER]) if rule.has_limits}
         for name, limits in caller.limits.items():

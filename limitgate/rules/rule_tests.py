@@ -1,4 +1,4 @@
-"""Tests that rule files have of themselves: a request that is given, and what is expected of the decision about it."""
+"""Tests in rule files: a request, and the expected decision."""
 
 from __future__ import annotations
 
@@ -41,43 +41,44 @@ def _duration(value: object) -> object:
 
 
 class Given(BaseModel, extra="forbid", frozen=True):
-    """A request of a test, and when it comes."""
+    """The request of a test, and its time."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     path: Annotated[StrictStr, AfterValidator(_path)]
     """Path of the request, with or without a query."""
     method: Annotated[StrictStr, AfterValidator(_method)] = "GET"
-    """Method of the request; GET if not given."""
+    """Method of the request; GET if omitted."""
     ip: Annotated[StrictStr, AfterValidator(_address)] = "192.0.2.1"
-    """Address of the peer, which is the client unless it is a trusted proxy; 192.0.2.1 if not given."""
+    """Address of the peer, which is the client unless it is a trusted proxy; 192.0.2.1 if omitted."""
     headers: dict[StrictStr, StrictStr] = {}
-    """Headers of the request by name; none if not given."""
+    """Headers of the request by name; none if omitted."""
     at: Annotated[float | None, Field(strict=True, ge=0, le=_LATEST), BeforeValidator(_duration)] = None
-    """When the request comes: seconds, or text such as ``2m``, since the clock of the tests began.
+    """Time of the request: seconds, or text such as ``2m``, after the clock of the tests starts.
 
-    With the request before it if not given.
+    The time of the previous request if omitted.
 
-    The clock begins at midnight UTC on the first of January 2026, with which a day, a week and a month begin, too.
+    The clock starts at midnight UTC on January 1, 2026, which is also the start of a month.
     """
 
 
 class Expected(BaseModel, extra="forbid", frozen=True):
-    """What is expected of the decision about the request; only what is given is compared."""
+    """The expected decision. Only the given fields are compared."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     allowed: StrictBool = True
-    """False if the request is to be refused."""
+    """False if the request must be refused."""
     rule: Name | None = None
-    """The rule that decides: the one that refuses, or has the least remaining; null where none applies."""
+    """Rule that decides: the one that refuses, or has the least remaining; null if no rule applies."""
     remaining: Annotated[int | None, Field(strict=True, ge=0)] = None
-    """Requests that still fit afterwards, by the window with the least; null where no rule applies."""
+    """Remaining requests in the window with the fewest; null if no rule applies."""
     tier: Text = "default"
-    """The tier whose rules apply."""
+    """Tier whose rules apply."""
     retry_after: Annotated[float, Field(strict=True, ge=0), BeforeValidator(_duration)] = 0.0
-    """Seconds to wait, or text such as ``2m``; 0 when allowed. A whole number is compared with the wait rounded up, as
-    Retry-After is."""
+    """Seconds to wait, or text such as ``2m``; 0 if allowed. A whole number is compared with the wait rounded up, as in
+    Retry-After.
+    """
 
 
 class RuleTest(NamedTuple):
@@ -88,7 +89,7 @@ class RuleTest(NamedTuple):
 
 
 def read_rule_test(entry: object) -> RuleTest:
-    """The test that an entry of ``tests`` is. Raises `ConfigError`."""
+    """Parse an entry of ``tests``. Raises `ConfigError`."""
     if not isinstance(entry, dict):
         raise ConfigError(f"expected a mapping, for example {_EXAMPLE}, not {entry!r:.80}")
     unknown = [name for name in entry if name not in _FIELDS]

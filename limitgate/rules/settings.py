@@ -1,4 +1,4 @@
-"""The options of a gate: what the code passes, else ``LIMITGATE_*``, else a file of these, else the default.
+"""The options of a gate: from code, ``LIMITGATE_*`` variables, a file of variables, or the default, in this order.
 
 The only module that reads the environment.
 """
@@ -37,14 +37,13 @@ from limitgate.rules.options import OnError, check_header, check_secret, check_t
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
-"""Variable that names the file to read further variables from."""
+"""Variable with the path of a file of further variables."""
 
 SHORTEST_RELOAD = 0.01
-"""Seconds between two looks at files, at least."""
 
 
 def _listed(value: object) -> object:
-    """A list from an environment variable: JSON, or separated by commas."""
+    """JSON, or separated by commas."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -74,7 +73,7 @@ def _mapped(value: object) -> object:
 
 
 def _duration(value: object) -> object:
-    """Seconds of a duration with a unit. Numbers stay as they are, also as the text of an environment variable."""
+    """Numbers stay as they are, also as text."""
     if not isinstance(value, str):
         return value
     with suppress(ValueError):
@@ -90,9 +89,9 @@ Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
-    """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError` for a value that makes no sense.
+    """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError` for an invalid value.
 
-    Whoever makes them asks for the ``.env`` of the working folder, or for the file that ``LIMITGATE_ENV_FILE`` names instead.
+    Reads the file that ``LIMITGATE_ENV_FILE`` names, or else ``.env`` in the working folder.
     """
 
     model_config = SettingsConfigDict(
@@ -104,54 +103,55 @@ class Settings(BaseSettings):
     )
 
     enabled: bool = True
-    """``False`` switches middleware and decorators off."""
+    """``False`` disables middleware and decorators."""
     rules: Annotated[Any, NoDecode] = None
-    """A rule file, a folder of them, a list of `Rule` or a `RuleSet`; has to be given."""
+    """A rule file, a folder of them, a list of `Rule`, or a `RuleSet`. Required."""
     store: Annotated[Any, NoDecode, Field(repr=False)] = "memory://"
-    """The URL of a store, or a store. With ``memory://`` each process counts by itself."""
+    """URL of a store, or a store. With ``memory://`` each process counts separately."""
     on_error: OnError = "open"
-    """The answer to requests while the store fails: they pass, get a 503, or are limited by this process alone."""
+    """Answer to requests while the store fails: pass, 503, or a limit in this process alone."""
     processes: Annotated[int, Field(ge=1, le=100_000)] = 1
-    """Processes that serve together. While the store fails, each grants its share of the limits under ``local``."""
+    """Number of processes that serve together. While the store fails, ``local`` grants each process its share of the limits."""
     timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
-    """Seconds, or text such as ``100ms``, that a request may wait for the store, all together."""
+    """Seconds, or text such as ``100ms``, that a request may wait for the store in total."""
     trusted_proxies: Strings = ()
-    """Addresses and CIDRs of proxies whose forwarding header is believed, named lists of them such as ``cloudflare``,
-    ``file:PATH`` for one of yours, and ``unix`` for a peer on a unix socket."""
+    """Addresses and CIDRs of proxies whose forwarding header is accepted, named lists such as ``cloudflare``, ``file:PATH``
+    for your own list, and ``unix`` for a peer on a unix socket.
+    """
     forwarded_header: Annotated[str, Field(min_length=1)] = "x-forwarded-for"
-    """The one header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
+    """The header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
     ipv6_prefix: Annotated[int, Field(ge=32, le=128)] = 64
-    """Bits of the network that IPv6 clients are grouped by."""
+    """Prefix length that groups IPv6 clients."""
     api_key_header: Annotated[str, Field(min_length=1)] = "x-api-key"
-    """Where the API key stands; ``authorization`` reads a Bearer token (RFC 6750)."""
+    """Header with the API key; ``authorization`` reads a Bearer token (RFC 6750)."""
     identify: ImportString[Callable[..., Any]] | None = None
-    """Names the caller of a request: ``(request) -> Caller | None``; may be async on ASGI."""
+    """Returns the caller of a request: ``(request) -> Caller | None``. May be async on ASGI."""
     headers: Strings = ("x-ratelimit",)
-    """Styles of rate headers to send."""
+    """Styles of rate limit headers to send."""
     header_names: Annotated[dict[str, str], NoDecode, BeforeValidator(_mapped)] = {}
-    """Other names for rate headers: ``{X-RateLimit-Limit: X-Quota}``."""
+    """Other names for rate limit headers: ``{X-RateLimit-Limit: X-Quota}``."""
     shadow: bool = False
-    """Decide and report, never refuse."""
+    """Decide and report, but never refuse."""
     strict: bool = False
-    """Tell at start which limits let more than their count pass within one period."""
+    """Report at start which limits admit more than their count within one period."""
     on_denied: ImportString[Callable[..., Any]] | None = None
-    """Makes the refusal: an ASGI application, on WSGI a WSGI application."""
+    """Makes the response to refused requests: an ASGI or a WSGI application."""
     new_buckets: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
-    """Buckets that a source may open in a minute by keys of its own choosing, in each process; 0 for any number."""
+    """Buckets per minute that a source may open with keys it can invent, in each process; 0 for no bound."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
-    """First part of every key in the store."""
+    """Prefix of every key in the store."""
     require_store: bool = False
-    """Fail at start where the store does not answer within 5 seconds, instead of starting under ``on_error``."""
+    """Fail at start if the store does not answer within 5 seconds, instead of starting under ``on_error``."""
     reload: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False), BeforeValidator(_duration)] = 0.0
-    """Seconds, or text such as ``2s``, between two looks at whether the files of the rules have changed; 0 never looks."""
+    """Polling interval of rule files: seconds, or text such as ``2s``; 0 disables polling."""
     names: Names = "masked"
-    """How much of a client's name log lines about refusals show: first and last characters, all (``full``), or nothing."""
+    """How log lines about refusals show clients: ``masked`` to the first and last characters, in ``full``, or ``off``."""
     refusal_logs: Annotated[int, Field(ge=0, le=10_000)] = 60
-    """Log lines a minute about buckets that begin and cease to refuse, in each process; 0 for none."""
+    """Log lines per minute about buckets that start or stop refusing, in each process; 0 for none."""
     observers: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_listed)] = ()
-    """Who is handed the figures: ``prometheus``, ``opentelemetry``, or an `Observer`; see docs/observing.md."""
+    """Receivers of metrics: ``prometheus``, ``opentelemetry``, or an `Observer`. See docs/observing.md."""
     secret: SecretStr | None = None
-    """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them."""
+    """16 to 64 bytes that key the digests in the store, so that guesses cannot be checked against them."""
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - type(self).model_fields.keys()
@@ -171,7 +171,6 @@ class Settings(BaseSettings):
 
     @staticmethod
     def _env_file() -> str | None:
-        """The file to read further variables from."""
         return named_env_file() or ".env"
 
     @field_validator("trusted_proxies")
@@ -225,19 +224,18 @@ class Settings(BaseSettings):
 
     @property
     def secret_bytes(self) -> bytes:
-        """The secret as bytes; empty without one."""
+        """The secret as bytes; empty if there is none."""
         return self.secret.get_secret_value().encode() if self.secret else b""
 
 
 class GateSettings(Settings):
-    """Options that a gate is built with. A ``.env`` that happens to lie in the working folder is not read unasked."""
+    """Options of a gate. Reads no ``.env`` from the working folder."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
 
     @staticmethod
     def _env_file() -> str | None:
-        """The file to read further variables from, if one is named."""
         return named_env_file()
 
 
@@ -247,7 +245,7 @@ def _check_style(style: str) -> None:
 
 
 def named_env_file() -> str | None:
-    """The file that ``LIMITGATE_ENV_FILE`` names, None if it names none. Raises `ConfigError` if there is no such file."""
+    """Return the file that ``LIMITGATE_ENV_FILE`` names, or None. Raises `ConfigError` if the file does not exist."""
     name = os.environ.get(ENV_FILE)
     if name and not os.path.isfile(name):  # noqa: PTH113 - text that stays text
         raise ConfigError(f"{ENV_FILE}: {name!r:.200} is no file, expected the path of one")
@@ -255,7 +253,7 @@ def named_env_file() -> str | None:
 
 
 def warn_about_environment() -> None:
-    """Log settings around this process that will surprise the people who run it."""
+    """Log variables that are probably mistakes."""
     known = {ENV_FILE, *(PREFIX + name.upper() for name in Settings.model_fields)}
     env_file = named_env_file()
     given = {name.upper() for name in (*os.environ, *(dotenv_values(env_file) if env_file else ()))}
@@ -269,12 +267,11 @@ def warn_about_environment() -> None:
 
 
 def server_options() -> list[str]:
-    """Options of the server, as far as the command line and gunicorn's variable show them."""
+    """Return the server's options, as far as the command line and ``GUNICORN_CMD_ARGS`` show them."""
     return [*sys.argv[1:], *os.environ.get("GUNICORN_CMD_ARGS", "").split()]
 
 
 def _values(option: str, *variables: str) -> list[str]:
-    """The values of an option of the server, and of variables that stand for it."""
     options = server_options()
     found = [os.environ.get(name, "") for name in variables]
     found += [value for before, value in pairwise(options) if before == option]
@@ -283,12 +280,12 @@ def _values(option: str, *variables: str) -> list[str]:
 
 
 def trusted_by_server() -> list[str]:
-    """Whose forwarding header the server is told to believe, as far as its command line and environment show it."""
+    """Return the proxies whose forwarding header the server accepts, as far as command line and environment show them."""
     return [value for value in _values("--forwarded-allow-ips", "FORWARDED_ALLOW_IPS") if value]
 
 
 def workers_of_server() -> int:
-    """Number of worker processes of the server, as far as its command line and environment tell."""
+    """Return the number of the server's workers, as far as command line and environment show it."""
     short = [each.removeprefix("-w") for each in server_options() if each.startswith("-w")]
     told = [*_values("--workers", "WEB_CONCURRENCY"), *_values("-w"), *short]
     return max((int(count) for count in told if count.isascii() and count.isdigit()), default=1)

@@ -1,7 +1,6 @@
-"""Changes of files: looks at them again and again, and believes what two looks in a row have seen.
+"""Polls rule files. A change counts after two consecutive polls agree.
 
-Looking is polling, since that alone sees every way in which a file changes: in place, by a rename over it, by a link above it
-that leads elsewhere (a ConfigMap of Kubernetes), on network file systems too.
+Polling detects every kind of change, also by links (a ConfigMap in Kubernetes) and on network file systems.
 """
 
 from __future__ import annotations
@@ -19,28 +18,30 @@ from limitgate.rules.files import digest_of, files_at, load_rules
 from limitgate.rules.rule import RuleSet
 
 SETTLED = 3.0
-"""Seconds for which the contents of files are read at every look after their stamps have changed: a file that changes again
-within one tick of its file system's clock, which is 2 s on some, keeps its times."""
+"""Seconds for which every poll reads the contents after the file times have changed.
+
+Some file systems' clocks tick every 2 s, so a second change may keep the times.
+"""
 
 
 class RuleSource(Protocol):
-    """Place where a rule set is kept, and may change."""
+    """A place that holds a rule set, which may change."""
 
     name: str
-    """The place as operators know it."""
+    """Name of the place in log lines."""
 
     def has_changed(self) -> bool:
-        """Look. True once for each content that is another than the one before, and stands still."""
+        """Poll. Return True once for each new content that two consecutive polls agree on."""
 
     def load(self) -> RuleSet | None:
-        """The rule set there; None if it has changed since it was looked at. Raises `ConfigError` if it cannot be used."""
+        """Return the rule set, or None if it has changed since the poll. Raises `ConfigError` if it is invalid."""
 
     def forget(self) -> None:
-        """Take whatever there is for changed."""
+        """Treat the current content as changed."""
 
 
 class Stamp(NamedTuple):
-    """A file as its file system knows it. Any change of it changes one of these, but for one within a tick of the clock."""
+    """Identity of a file. Every change alters one of these, except a change within the same tick of the clock."""
 
     name: str
     real_path: str
@@ -49,22 +50,21 @@ class Stamp(NamedTuple):
     size: int
     modified_ns: int
     changed_ns: int
-    """Time of the last change of content, name or rights, which no tool puts back."""
+    """No tool resets it."""
 
 
 class Reading(NamedTuple):
-    """One look at files."""
+    """Result of one poll."""
 
     stamps: tuple[Stamp | str, ...]
     """A stamp for each file, or the reason why there is none."""
     digest: bytes
-    """Digest of the contents."""
 
 
 class Watch:
-    """Decides by one reading after another whether there is new content. Pure: times are seconds on one monotonic clock.
+    """Detects new content from consecutive readings. Pure: times are seconds on one monotonic clock.
 
-    ``known`` is the digest of the content that is in use; None to take any for new.
+    ``known`` is the digest of the content in use; None if any content is new.
     """
 
     def __init__(self, known: bytes | None) -> None:
@@ -73,12 +73,12 @@ class Watch:
         self._changed_at = 0.0
 
     def knows(self, stamps: tuple[Stamp | str, ...], at: float) -> bool:
-        """True if by these stamps nothing can have changed, so that no content has to be read."""
+        """True if nothing can have changed according to the stamps, so the contents need not be read."""
         last = self._last
         return last is not None and last == (stamps, self.known) and at - self._changed_at > SETTLED
 
     def note(self, reading: Reading, at: float) -> bool:
-        """Note a reading. True if it is the second one of a content that is not known yet; from then on it is."""
+        """Record a reading. Return True if it is the second of new content, which is known from then on."""
         if reading != self._last:
             if self._last is None or reading.stamps != self._last.stamps:
                 self._changed_at = at
@@ -90,12 +90,12 @@ class Watch:
         return True
 
     def forget(self) -> None:
-        """Take any content for new."""
+        """Treat any content as new."""
         self.known = None
 
 
 class WatchedFiles:
-    """Files that are looked at. ``list_files`` names those that there are now, or raises `ConfigError`."""
+    """Files to poll. ``list_files`` returns the current files, or raises `ConfigError`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class WatchedFiles:
         self._watch = Watch(known)
 
     def has_changed(self) -> bool:
-        """Look. True once for each content that is another than the one before, and stands still."""
+        """Poll. Return True once for each new content that two consecutive polls agree on."""
         at = self._clock()
         try:
             files = self._list_files()
@@ -119,24 +119,24 @@ class WatchedFiles:
         return not self._watch.knows(stamps, at) and self._watch.note(Reading(stamps, _digest(files)), at)
 
     def is_known(self, digest: bytes | None) -> bool:
-        """True if a digest is that of the content that was seen last."""
+        """True if a digest is that of the last content."""
         return digest == self._watch.known
 
     def forget(self) -> None:
-        """Take whatever stands there for new."""
+        """Treat any content as new."""
         self._watch.forget()
 
 
 class WatchedRules(WatchedFiles):
-    """Rule files at a path, as `load_rules` reads them; ``known`` is `RuleSet.files_digest` of the rules that are in use."""
+    """Rule files at a path, for `load_rules`. ``known`` is the `RuleSet.files_digest` of the rules in use."""
 
     def __init__(self, path: Path, known: bytes | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.name = str(path)
-        self._path = path.absolute()  # whatever becomes of the working folder
+        self._path = path.absolute()  # independent of later changes of the working folder
         super().__init__(lambda: files_at(self._path), known, clock)
 
     def load(self) -> RuleSet | None:
-        """The rules there; None if the files have changed since they were looked at. Raises `ConfigError` for a mistake."""
+        """Return the rules, or None if the files have changed since the poll. Raises `ConfigError`."""
         try:
             rules = load_rules(self._path)
         except ConfigError:
@@ -150,7 +150,7 @@ class WatchedRules(WatchedFiles):
         return rules
 
     def _stand_still(self) -> bool:
-        """True if the mistake is one of the content that was looked at."""
+        """True if the content is that of the last poll."""
         try:
             return self.is_known(_digest(files_at(self._path)))
         except ConfigError as error:
@@ -167,7 +167,6 @@ def _stamp(file: Path) -> Stamp | str:
 
 
 def _digest(files: Iterable[Path]) -> bytes:
-    """Digest of the contents of files, as `RuleSet.files_digest` has it; of one that cannot be read, of the reason."""
     return digest_of([(file, _content(file)) for file in files])
 
 

@@ -1,4 +1,4 @@
-"""Values that YAML 1.1, which PyYAML reads, takes for something else than people do, and how to write them. Pure."""
+"""Values that YAML 1.1 (PyYAML) reads differently than people do. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _TAG = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 _NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
 _OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
-"""Numbers of YAML 1.2 and JSON that are text in YAML 1.1, and octal ones with an 8 or a 9."""
+"""Numbers in YAML 1.2 and JSON that are text in YAML 1.1, and octal numbers with an 8 or 9."""
 _ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
 
 
 def misread(node: Any, *, is_secret: bool) -> str | None:
-    """Say what a number is to YAML that is not written in decimal, and what was expected; None for any other node.
+    """Explain a number that is not decimal: its value in YAML, and what was expected. None for other nodes.
 
-    A secret is not repeated.
+    The explanation omits secrets.
     """
     text = node.value
     if node.tag not in _NUMBERS or node.style is not None or not _NOT_DECIMAL.fullmatch(text):
@@ -34,7 +34,7 @@ def misread(node: Any, *, is_secret: bool) -> str | None:
 
 
 def hint(node: Any) -> str:
-    """Say at the end of a message what a value is to YAML that people may take for another one; nothing of other nodes."""
+    """Explain a value that YAML reads differently than people, for the end of a message. Empty for other nodes."""
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return ""
     text = node.value
@@ -48,8 +48,7 @@ def hint(node: Any) -> str:
 
 
 def _number(text: str) -> float:
-    """The number that text is to others than YAML 1.1."""
     try:
         return int(text, 8) if "o" in text else float(text)
-    except ValueError:  # an octal number with an 8 or a 9
+    except ValueError:  # an octal number with an 8 or 9
         return float(text.replace("o", ""))

@@ -1,4 +1,4 @@
-"""The verb ``check``: rule files, read as the service would."""
+"""The verb ``check``: reads rule files as the service does."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from limitgate.rules.rule import Rule
 
 
 class _Checked(NamedTuple):
-    """A rule set that was looked at."""
-
     path: Path
     findings: list[Finding]
     series: int | None
-    """The metric series that its rules make; None where they cannot be read."""
+    """None if the rules cannot be read."""
 
 
 @click.command("check")
@@ -41,10 +39,10 @@ class _Checked(NamedTuple):
 @click.option("--identify", "identifies", is_flag=True, help="Take for granted that the application names callers itself.")
 @click.pass_context
 def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: bool, strict: bool, identifies: bool) -> None:
-    """Read rule files and folders as the service would, and print what is wrong with them and what is odd.
+    """Read rule files and folders as the service does, and print errors and warnings.
 
-    Each PATH is a rule set of its own: a file, a folder with a file for each tier, or MODULE:NAME of an application or a list
-    of rules in Python. Below it says how many there are, and metric series of the rules. Exit status 0: no mistake; 1: some.
+    Each PATH is a rule set: a file, a folder with a file per tier, or MODULE:NAME of an application or a list of rules in
+    Python. The last line counts errors, warnings, and metric series. Exit status 1: there are errors.
 
     For example: limitgate check config/
     """
@@ -54,14 +52,13 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: boo
     _FORMS[form](findings)
     for each in checked:
         if each.series is not None:
-            say(f"{shown_path(str(each.path))}: {_sum(each)}", err=form != "text")  # a program reads findings alone
+            say(f"{shown_path(str(each.path))}: {_sum(each)}", err=form != "text")  # programs read findings only
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
         say(f"limitgate: there may be more, as no more than {MOST_MISTAKES} mistakes of a set are looked for", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
 def _sum(checked: _Checked) -> str:
-    """How many mistakes and warnings there are, and metric series: ``no mistakes, 1 warning, 15 metric series``."""
     levels = [finding.level for finding in checked.findings]
     mistakes, warnings = levels.count("error"), levels.count("warning")
     parts = [f"{mistakes or 'no'} mistake{'' if mistakes == 1 else 's'}"]
@@ -70,7 +67,6 @@ def _sum(checked: _Checked) -> str:
 
 
 def _look_at(path: Path, *, identifies: bool) -> _Checked:
-    """Look at the rule set of a path, or of a name in Python. Findings are in the order of files and lines."""
     if is_in_python(str(path)):
         return _look_at_python(path, identifies=identifies)
     try:
@@ -83,7 +79,6 @@ def _look_at(path: Path, *, identifies: bool) -> _Checked:
 
 
 def _look_at_python(name: Path, *, identifies: bool) -> _Checked:
-    """Look at rules that stand in Python, which have no lines."""
     try:
         rules = rules_named(str(name))
     except ConfigError as error:
@@ -100,12 +95,10 @@ def _look_at_python(name: Path, *, identifies: bool) -> _Checked:
 
 
 def _place_of(mistake: ConfigError) -> str | None:
-    """The field of a mistake in Python, with the rule or whatever else it is of."""
     return str(mistake).removesuffix(mistake.reason).removesuffix(": ") or None
 
 
 def _about(oddity: Oddity) -> str:
-    """The name of what is odd: a rule, a caller, or a tier."""
     about = oddity.about
     if isinstance(about, str):
         return f"tier {about!r}"
@@ -121,7 +114,6 @@ def _failed_tests(read: RuleFiles) -> Iterable[Finding]:
 
 
 def _warning(read: RuleFiles, oddity: Oddity) -> Finding:
-    """Something odd, with the place of what it is about."""
     document, where = read.place_of(oddity.about)
     field = (*where, *oddity.field)
     return Finding(str(document.file), document.line_of(field), spelled(field) or None, "warning", oddity.message)

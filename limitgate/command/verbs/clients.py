@@ -1,4 +1,4 @@
-"""The verbs about one client's state, ``peek``, ``reset``, ``ban`` and ``pardon``, and ``bans``, the list of who is banned."""
+"""The verbs ``peek``, ``reset``, ``ban`` and ``pardon`` for one client's state, and ``bans``, which lists bans."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ from limitgate.limits.duration import seconds_of
 
 _DAY = 86_400
 _LONGEST = FOR_EVER / 1e6
-"""Seconds of a hundred years."""
+"""A hundred years."""
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Ask whether to go on, unless it was said already.
-
-    Raises `click.Abort` unless the answer is yes, `click.UsageError` where standard input is closed or at its end.
-    """
+    """Raises `click.Abort` if the answer is no, and `click.UsageError` if standard input is closed."""
     if yes:
         return
     nobody = click.UsageError(f"{question} Nobody can be asked, expected -y")
@@ -44,18 +41,17 @@ def _confirm(question: str, *, yes: bool) -> None:
         click.confirm(question, abort=True, err=True)
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
-            click.echo(err=True)  # the question stands on a line of its own
+            click.echo(err=True)  # end the line of the question
             raise nobody from None
         raise
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in every click
-    """A duration: seconds, or text such as ``90s``, ``1h`` and ``7d``."""
+class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """Seconds, or text such as ``90s``, ``1h`` and ``7d``."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read a duration in seconds."""
         text = str(value).strip()
         try:
             found = float(text[:-1]) * _DAY if text.endswith("d") and text[:-1].isdecimal() else _seconds(text)
@@ -85,8 +81,8 @@ def _say_hint(hint: str | None) -> None:
 def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) -> None:
     """Show one client's state, and whether a request would be admitted. Charges nothing.
 
-    The client is named by a rule and the parts of its key, or by a Limiter's key and its limits. Exit status 1: a request would
-    be refused.
+    Name the client by a rule and the parts of its key, or by a Limiter's key and limits. Exit status 1: a request would be
+    refused.
 
     For example: limitgate peek --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
@@ -107,9 +103,9 @@ def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
 @change_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]) -> None:
-    """Forget what one client has used, so that its buckets are full. A ban stays: see pardon.
+    """Reset one client's usage, so that its buckets are full. Doesn't lift a ban: see pardon.
 
-    The client is named by a rule and the parts of its key, or by a Limiter's key and its limits.
+    Name the client by a rule and the parts of its key, or by a Limiter's key and limits.
 
     For example: limitgate reset --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --reason "ticket 7"
     """
@@ -139,9 +135,9 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
 def ban(
     *, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]
 ) -> None:
-    """Refuse everything that one client asks under a rule, or by a Limiter's key. A longer ban that it has stays.
+    """Refuse all requests of one client under a rule, or of a Limiter's key. Doesn't shorten an existing ban.
 
-    Every process heeds it within a second. What was used before is not forgotten.
+    Takes effect in every process within a second. Keeps the client's usage.
 
     For example: limitgate ban --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --for 1h --reason scraper
     """
@@ -164,9 +160,9 @@ def ban(
 @change_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def pardon(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]) -> None:
-    """Lift the ban of one client. What it has used before is not forgotten: see reset.
+    """Lift the ban of one client. Keeps the client's usage: see reset.
 
-    Processes that have just refused the client may do so for a second more.
+    Processes that have just refused the client may do so for one more second.
 
     For example: limitgate pardon --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
@@ -187,9 +183,9 @@ def pardon(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opt
 @click.option("--log", "events", is_flag=True, help="Show the latest bans, pardons and resets instead, newest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def bans(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> None:
-    """List the bans that were set by this command: of whom, masked, for how much longer, and why.
+    """List the bans set by this command: the client (masked), the remaining time, and the reason.
 
-    Bans that a program sets by a Limiter are not listed.
+    Doesn't list bans that a program sets with a Limiter.
 
     For example: limitgate bans --store redis://localhost
     """

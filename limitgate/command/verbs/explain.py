@@ -1,4 +1,4 @@
-"""The verb ``explain``: what the service would do with a request, and why."""
+"""The verb ``explain``: how the service would decide on a request, and why."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _OF_THE_PROCESS = {
     "reload": 0,
     "require_store": False,
 }
-"""Options that have nothing to do with a single decision, as a gate has them that is made to explain one."""
+"""Options without influence on a single decision, and their values in a gate made to explain one."""
 
 
 class Described(TypedDict):
-    """A request as it is described on the command line."""
+    """A request described on the command line."""
 
     method: str | None
     path: str | None
@@ -63,7 +63,7 @@ class Described(TypedDict):
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
-def verb(  # noqa: PLR0917 - click gives them by name
+def verb(  # noqa: PLR0917 - click passes them by name
     ctx: click.Context,
     refused: str | None,
     logs: tuple[str, ...],
@@ -76,10 +76,10 @@ def verb(  # noqa: PLR0917 - click gives them by name
     as_json: bool,
     **described: Unpack[Described],
 ) -> None:
-    """Explain what the service would do with a request: who it is taken for, which rules apply and why, what it gets.
+    """Explain how the service would decide on a request: its client, the rules that apply and why, and the response.
 
-    With --id, what the id of a refusal says: when it was, by which rule, and how that bucket stands now. Charges nothing. Other
-    options of the service are those of the gate around --app, or of LIMITGATE_*. Exit status 1: the request would be refused.
+    With --id, explain the id of a refusal: its time, its rule, and the current state of the bucket. Charges nothing. Other
+    options come from the gate around --app, or from LIMITGATE_*. Exit status 1: the request would be refused.
 
     For example: limitgate explain GET /api/hello --rules config/ --ip 203.0.113.7 -H 'X-API-Key: demo-vip-key'
     """
@@ -109,7 +109,7 @@ def verb(  # noqa: PLR0917 - click gives them by name
 
 
 def _rules(ctx: click.Context, rules: str | None, app: str | None) -> str | None:
-    """The rules that are named: a variable of the service's means the gate's own, if there is an application."""
+    """With an application, its gate's rules override LIMITGATE_RULES."""
     is_by_variable = ctx.get_parameter_source("rules") == click.core.ParameterSource.ENVIRONMENT
     return None if app is not None and is_by_variable else rules
 
@@ -132,7 +132,7 @@ def _explained(asked: Service, store: SyncStore, described: Described, timeout: 
 
 
 def _tell_of_routes(found: Explanation, asked: Service) -> None:
-    """Tell of rules that a service which knows routes counts in other buckets."""
+    """Warn of rules that a service with known routes counts in other buckets."""
     applied = {rule.name for rule in found.rules if rule.applies}
     for rule in asked.rules.tiers[found.tier]:
         if rule.name in applied:
@@ -142,7 +142,7 @@ def _tell_of_routes(found: Explanation, asked: Service) -> None:
 def _explain_refusal(
     ctx: click.Context, refused: str, asked: Service, logs: tuple[str, ...], timeout: float, *, as_json: bool
 ) -> None:
-    """Explain the id of a refusal. Exit status 1: no rule has made it, or the client would be refused now, too."""
+    """Exit status 1: no rule matches, or the client would still be refused."""
     found = refusal.resolve(refused, asked, logs, timeout=timeout)
     if as_json:
         print_json(refusal.as_json(found))
@@ -153,7 +153,6 @@ def _explain_refusal(
 
 
 def _request(described: Described, asked: Service) -> Any:
-    """The request as a server would hand it on."""
     headers = [header_of(text) for text in described["header"]]
     if described["method"] is None or described["path"] is None:
         raise click.UsageError("expected METHOD and PATH of a request, or --id with the id of a refusal")

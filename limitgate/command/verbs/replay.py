@@ -1,4 +1,4 @@
-"""The verb ``replay``: an access log, sent through rules on its own clock."""
+"""The verb ``replay``: sends an access log through rules, on the log's clock."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from limitgate.replay.suggestion import Arrivals
 from limitgate.rules.rule import RuleSet
 
 _WORTH_PROCESSES = 100 << 20
-"""Bytes of a log from which on several processes take less time than one."""
+"""Bytes of a log from which several processes are faster than one."""
 _SHOWN = 120
-"""Characters of a line that is not read."""
+"""Characters of an unread line in the output."""
 _MOST_CLIENTS = 10_000
-"""Clients in JSON: of a million the list would take more memory than all else."""
+"""Clients in JSON output. A list of a million would need too much memory."""
 
 
 @click.command("replay")
@@ -45,7 +45,7 @@ _MOST_CLIENTS = 10_000
 @click.option("--clients", type=click.IntRange(min=0), metavar="N", help="Clients to list: 10, in JSON 10,000.")
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Processes, where rules count by address.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def verb(  # noqa: PLR0917 - click gives them by name
+def verb(  # noqa: PLR0917 - click passes them by name
     log: str,
     rules: str | None,
     app: str | None,
@@ -57,12 +57,12 @@ def verb(  # noqa: PLR0917 - click gives them by name
     suggest: bool,
     as_json: bool,
 ) -> None:
-    """Send an access log through rules, on its own clock, and show what would have been refused.
+    """Send an access log through rules, on the log's clock, and show what would have been refused.
 
-    LOG is a file in the common or combined format of Apache, nginx and gunicorn, with lines of uvicorn, or with a JSON object
-    on each line (time, client, method, path, headers), compressed by gzip or not; "-" is standard input. Prefixes of syslog,
-    Docker and Kubernetes are skipped. Lines may be late by two minutes; the requests of a second come at once, where the log
-    knows no more of their times.
+    LOG is a file in the common or combined format of Apache, nginx and gunicorn, with lines of uvicorn, or with one JSON
+    object per line (time, client, method, path, headers), optionally compressed by gzip; "-" is standard input. Prefixes of
+    syslog, Docker and Kubernetes are skipped. Lines may be up to two minutes late. If times are whole seconds, the requests
+    of a second are simultaneous.
 
     For example: limitgate replay access.log --rules config/ --against new/ --suggest
     """
@@ -93,7 +93,6 @@ def verb(  # noqa: PLR0917 - click gives them by name
 
 
 def _engine(rules: RuleSet, asked: Service) -> Engine:
-    """An engine for a service; where its routes are known, they are looked up in requests as its server would make them."""
     if not asked.knows_routes:
         return Engine(rules, asked.settings)
 
@@ -104,7 +103,7 @@ def _engine(rules: RuleSet, asked: Service) -> Engine:
 
 
 def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, can_share: bool) -> int:
-    """Number of processes to use. Raises `click.UsageError` for more than can be exact."""
+    """Raises `click.UsageError` if several processes cannot give exact results."""
     can_share = can_share and log.is_file and all(map(counts_by_client, sets))
     if wished is not None and wished > 1 and not can_share:
         raise click.UsageError(
@@ -118,7 +117,6 @@ def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, can_share: 
 
 @contextmanager
 def _progress(log: Log) -> Iterator[Progress | None]:
-    """Show a progress bar on a terminal."""
     if not (sys.stderr.isatty() and log.size):
         yield None
         return
@@ -189,7 +187,6 @@ def _summary(figures: Figures) -> tuple[str, str]:
 
 
 def _print_unread(figures: Figures) -> None:
-    """What could not be read of the log, and what was taken for it."""
     for reason, (number, line) in figures.unread.items():
         say(f"{number:,} lines with a request were not read: {reason}, for example {shortened(name_of(line), _SHOWN)!r}")
     if figures.untimed:

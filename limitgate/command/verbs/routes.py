@@ -1,4 +1,4 @@
-"""The verb ``routes``: every route of an application with its limits, and rules that no route meets."""
+"""The verb ``routes``: lists routes with their limits, and rules that match no route."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ from limitgate.rules.settings import GateSettings
 
 
 class _Application(NamedTuple):
-    """An application, as far as its limits go."""
-
     routes: list[Listed]
     rule_sets: list[RuleSet]
-    """The rules of the gates around it, from the outside, as far as they can be seen."""
+    """Rules of the visible gates, outermost first."""
     mounted: list[Mounted]
-    """The gates around applications that are mounted in it."""
 
 
 @click.command("routes")
@@ -35,10 +32,10 @@ class _Application(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
 def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> None:
-    """List every route of an application with its limits, and below them the rules that no route meets.
+    """List every route of an application with its limits, and the rules that match no route.
 
-    MODULE:APP is what a server is given: an application of Starlette, FastAPI or Flask, or Django's from wsgi.py or asgi.py;
-    for Django also the module of the settings alone, such as shop.settings. Exit status 1: no route meets some rule.
+    MODULE:APP is an application of Starlette, FastAPI or Flask, or Django's from wsgi.py or asgi.py, or the module of
+    Django's settings, such as shop.settings. Exit status 1: a rule matches no route.
 
     For example: limitgate routes example_app.main:app
     """
@@ -90,14 +87,13 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 
 def _application(app: Any) -> _Application:
-    """The routes and rules of an application of any framework, behind the middleware around it."""
     if any(map(is_of_django, inwards(app))):
         return _Application(_django(None).routes, [each.rules for each in gates(app)], [])
     return _Application(routes_of(app), [each.rules for each in gates(app)], list(_mounted(app, frozenset())))
 
 
 def _mounted(app: Any, around: frozenset[int]) -> Iterator[Mounted]:
-    """The gates around applications that are mounted in one of Starlette. ``around`` are those that this one is mounted in."""
+    """``around`` are the applications that contain this one."""
     for template, within in starlette_listing.mounts_of(app):
         routes = starlette_listing.routes_of(within)
         if id(within) in around or not routes:
@@ -112,15 +108,15 @@ def _below(template: str, route: Listed) -> Listed:
 
 
 def _django(settings: str | None) -> _Application:
-    """The routes and rules of a Django project, by the name of its settings if they are not configured yet."""
+    """``settings`` is None if Django is configured already."""
     if settings is not None:
         look_here()
         os.environ["DJANGO_SETTINGS_MODULE"] = settings
-    import django.conf  # noqa: PLC0415 - only where a project uses it
+    import django.conf  # noqa: PLC0415 - needed by Django projects only
 
     try:
         django.setup()
-    except Exception as error:  # settings run code of their own
+    except Exception as error:  # settings run arbitrary code
         raise click.UsageError(f"{settings}: {error}, expected MODULE:APP, or the module of Django's settings") from error
     from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
     from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings

@@ -1,4 +1,4 @@
-"""The verb ``schema``: the JSON Schema of a rule file, which `handbook.schema` has made of the code."""
+"""The verb ``schema``: prints the JSON Schema of rule files, which `handbook.schema` generates."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from limitgate.command.output import write
 
 @click.command("schema")
 def verb() -> None:
-    """Print the JSON Schema of a rule file, by which editors complete and underline.
+    """Print the JSON Schema of rule files, for completion and validation in editors.
 
-    Keep it beside the rules, and begin each file with: # yaml-language-server: $schema=rules.schema.json
+    Keep it beside the rules, and start each file with: # yaml-language-server: $schema=rules.schema.json
 
     For example: limitgate schema > config/rules.schema.json
     """

@@ -1,1 +1,1 @@
-"""What is odd about rules, though no mistake: found by ``limitgate check``."""
+"""Valid but suspicious rules, which ``limitgate check`` reports."""

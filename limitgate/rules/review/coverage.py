@@ -1,4 +1,4 @@
-"""Finds the rules that may be for every request that another one is for, so that of thousands only few are compared. Pure."""
+"""Index of rules by the requests they cover, so that few of thousands are compared. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from limitgate.http.paths import ANY, REST, segments
 from limitgate.rules.rule import Rule
 
 _Network = tuple[int, int, int]
-"""IP version, length of a prefix, and the prefix."""
 _Methods = frozenset[str] | None
 
 
 class Coverage:
-    """Rules by what they would have to be for. Those with ``when`` are left out, as nobody knows what they are for.
+    """Index of rules by the requests they match. Excludes rules with ``when``, whose requests are unknown.
 
-    Only rules of the same ``kind`` as another one are found for it.
+    Searches return only rules of the same ``kind``.
     """
 
     def __init__(self, rules: Iterable[Rule], kind: Callable[[Rule], Hashable] = lambda _: None) -> None:
         self._kind = kind
         self._root = _Node()
         self._lengths: set[tuple[int, int]] = set()
-        """IP versions with the lengths of prefixes that there are."""
         self._places: dict[int, int] = {}
         for place, rule in enumerate(rules):
             if rule.when is None:
@@ -41,21 +39,21 @@ class Coverage:
                 groups.setdefault(rule.methods, _Group()).add(rule)
 
     def around(self, rule: Rule, path: str) -> list[Rule]:
-        """The rules that may be for all clients of another one at one of its paths, in their order.
+        """Return the rules that may match all clients of ``rule`` at one of its paths, in order.
 
-        Of those that are for the same requests there one is enough.
+        Further rules for the same requests are omitted.
         """
         groups = self._fewest(rule, [path])
         found = {id(other): other for _, group in groups for other in group.telling_there(rule)}
         return sorted(found.values(), key=lambda other: self._places[id(other)])
 
     def covering(self, rule: Rule) -> Iterator[Rule]:
-        """The rules that may be for all requests of another one. Of those that are for the same ones one is enough."""
+        """Yield the rules that may match all requests of ``rule``. Further rules for the same requests are omitted."""
         for group in self._covering(rule):
             yield from group.telling(rule)
 
     def groups(self, rule: Rule) -> Iterator[list[Rule]]:
-        """All rules that may be for all requests of another one, in groups that are the same objects each time."""
+        """Yield all rules that may match all requests of ``rule``, in groups that are the same objects each time."""
         for group in self._covering(rule):
             yield group.rules
 
@@ -65,9 +63,9 @@ class Coverage:
                 yield group
 
     def _fewest(self, rule: Rule, paths: Sequence[str]) -> Sequence[tuple[_Methods, _Group]]:
-        """Groups of rules, with their methods, among which are all that cover some paths of another one and all its clients.
+        """Return the smallest set of groups that contains all rules that cover ``rule``.
 
-        Each such rule covers every path and every network, so those will do that cover the one which the fewest cover.
+        A covering rule covers every path and network, so it is enough to search the pair with the fewest matches.
         """
         fewest: Sequence[tuple[_Methods, _Group]] = ()
         least = -1
@@ -80,7 +78,6 @@ class Coverage:
         return fewest
 
     def _groups(self, rule: Rule, path: str, within: IPv4Network | IPv6Network | None) -> Iterator[tuple[_Methods, _Group]]:
-        """Groups of rules, with their methods, that cover a path of another one, for clients within a network of it."""
         networks: list[_Network | None] = [None]
         if within is not None:
             fitting = [each for version, each in self._lengths if version == within.version and each <= within.prefixlen]
@@ -93,8 +90,6 @@ class Coverage:
 
 
 class _Group:
-    """Rules of the same pattern, network, methods and exclusions."""
-
     def __init__(self) -> None:
         self.rules: list[Rule] = []
         self._by_clients: dict[Hashable, list[Rule]] = {}
@@ -108,16 +103,16 @@ class _Group:
                 same.append(rule)
 
     def telling_there(self, rule: Rule) -> Iterator[Rule]:
-        """The rules, but one only of those that are for the same requests at the pattern; another one itself left out."""
+        """Omit ``rule`` and further rules for the same clients."""
         return _one_of_each(self._by_clients, rule)
 
     def telling(self, rule: Rule) -> Iterator[Rule]:
-        """The rules, but one only of those that are for the same requests; another one itself left out."""
+        """Omit ``rule`` and further rules for the same requests."""
         return _one_of_each(self._by_requests, rule)
 
 
 _ENOUGH = 2
-"""Rules for the same requests that are told apart: one of them may be the one that others are looked for."""
+"""Rules kept for the same requests. One may be the rule in question."""
 
 
 def _one_of_each(told: dict[Hashable, list[Rule]], rule: Rule) -> Iterator[Rule]:
@@ -126,22 +121,19 @@ def _one_of_each(told: dict[Hashable, list[Rule]], rule: Rule) -> Iterator[Rule]
 
 
 class _Node:
-    """A place in the tree of all patterns."""
-
     def __init__(self) -> None:
         self.groups: dict[Any, dict[_Methods, _Group]] = {}
         """Rules whose pattern ends here."""
         self.children: dict[str, _Node] = {}
 
     def below(self, path: tuple[str, ...]) -> _Node:
-        """The place of a pattern, which is there from now on."""
         node = self
         for segment in path:
             node = node.children.setdefault(segment, _Node())
         return node
 
     def around(self, path: tuple[str, ...]) -> Iterator[_Node]:
-        """The places of all patterns that cover this one, see `limitgate.http.paths.covers`."""
+        """Nodes of patterns that cover this one. See `limitgate.http.paths.covers`."""
         nodes = [self]
         for segment in path:
             yield from (node.children[REST] for node in nodes if REST in node.children)
@@ -156,7 +148,7 @@ class _Node:
 
 
 def _networks(rule: Rule) -> Iterator[IPv4Network | IPv6Network]:
-    """The networks of a rule's clients, as few as they can be: so one that lies within them all lies within one."""
+    """Collapsed, so that a network within all of them is within one."""
     networks = [ip_network(text) for text in rule.clients]
     for version in (4, 6):
         yield from collapse_addresses([each for each in networks if each.version == version])  # type: ignore[type-var]

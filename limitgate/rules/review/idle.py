@@ -1,4 +1,4 @@
-"""Limits and rules that never refuse, since others that count the same requests always do so before. Pure."""
+"""Limits and rules that never refuse, because others always refuse first. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from limitgate.rules.review.lint import admits_clients_of, most_within
 from limitgate.rules.rule import Rule
 
 _AT_A_BORDER = ("fixed_window", "sliding_window")
-"""Algorithms of which two counts may pass at the border of two windows."""
+"""Algorithms that can admit two counts at the border of two windows."""
 MOST_COMPARED = 100
-"""Rules of a group that one is compared with, the tightest first: of thousands each may be tighter in another way."""
+"""Bounded, because each of thousands may be tighter in another way."""
 _FIXED_LENGTHS = (None, *ALIGNED)
-"""Values of ``align`` whose windows all have the same length; days of a time zone have not."""
+"""Values of ``align`` with windows of equal length. Days in a time zone differ in length."""
 
 
 def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
-    """Places of limits that never refuse, with a limit beside each that always does so before; of equal ones the latter."""
+    """Yield the index of each limit that never refuses, and a limit that refuses first: the earlier of two equal ones."""
     for place, limit in enumerate(limits):
         for other_place, other in enumerate(limits):
             if other_place != place and is_tighter(other, limit) and (other_place < place or not is_tighter(limit, other)):
@@ -34,10 +34,10 @@ def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
 
 
 def is_tighter(limit: Limit, other: Limit) -> bool:
-    """True if another limit never refuses what this one admits, where both count the same requests at the same cost.
+    """True if ``limit`` never admits what ``other`` refuses, given the same requests and costs. False if unknown.
 
-    A bucket that drains faster owes no more than one that drains slower, whatever comes. So it has room where the other one
-    has, if it also holds at least as much as that can have admitted at once. False as well where that is not known.
+    A bucket that drains faster never has more debt than a slower one. So it has room when the other has, if its burst is at
+    least what the other can admit at once.
     """
     if not (limit.count and other.count and limit.period and other.period):
         return not limit.count or (not (limit.period or other.period) and limit.burst <= other.burst)
@@ -64,13 +64,13 @@ def _window(limit: Limit) -> tuple[str, int, int, str | None]:
 
 
 def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
-    """Rules of a tier that never refuse, with a rule that always does so before; of equal ones the latter."""
+    """Yield each rule of a tier that never refuses, and a rule that refuses first: the earlier of two equal ones."""
     compared = [rule for rule in of_tier if _is_compared(rule)]
     places = {id(rule): place for place, rule in enumerate(compared)}
     coverage = Coverage([rule for rule in compared if not rule.shadow], _kind)
     ranked: dict[int, _Ranked] = {}
     for rule in compared:
-        if rule.adaptive:  # which refuses where the limits of others would not
+        if rule.adaptive:  # it refuses when the limits of others don't
             continue
         for group in coverage.groups(rule):
             if id(group) not in ranked:
@@ -89,20 +89,16 @@ def _is_compared(rule: Rule) -> bool:
 
 
 def _kind(rule: Rule) -> tuple[object, ...]:
-    """What has to be the same for two rules to count the same."""
     return rule.key, rule.cost, rule.per, rule.reserve
 
 
 def _goes_before(other: Rule, rule: Rule, places: Mapping[int, int]) -> bool:
-    """True if another rule always refuses before this one does; of two that are equal the first one."""
     if other is rule or not _precedes(other, rule):
         return False
     return places[id(other)] < places[id(rule)] or rule.shadow or other.adaptive is not None or not _precedes(rule, other)
 
 
 class _Ranked:
-    """Rules by what only limits of the same sort are tighter than, and then by their tightness."""
-
     def __init__(self, rules: Sequence[Rule]) -> None:
         sorts: dict[_Sorts, list[Rule]] = {}
         for rule in rules:
@@ -110,7 +106,6 @@ class _Ranked:
         self._by_sorts = {each: _ByTightness(of_sorts) for each, of_sorts in sorts.items()}
 
     def tighter(self, rule: Rule) -> Iterator[Rule]:
-        """The rules that may be as tight as this one or tighter, beginning with those of the same sorts of limits."""
         needed = _sorts(rule)
         if needed in self._by_sorts:
             yield from self._by_sorts[needed].tighter(rule)
@@ -123,23 +118,21 @@ _Sorts = frozenset[object]
 
 
 def _sorts(rule: Rule) -> _Sorts:
-    """Of a rule's limits, the windows that slide, and whether there are places in flight: see `is_tighter`."""
+    """Sliding windows and limits in flight are tighter only than their own sort. See `is_tighter`."""
     limits = [limit for limit in rule.every_limit if not limit.period or limit.algorithm == "sliding_window"]
     return frozenset([_window(limit) if limit.period else None for limit in limits])
 
 
 class _ByTightness:
-    """Rules by the slowest rate and the least burst of their limits: one that is tighter than another has neither above it."""
+    """Rules by their slowest rate and smallest burst, neither of which is higher in a tighter rule."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = sorted(rules, key=lambda rule: (*_tightness(rule), _places(rule)))
         self._keys = [_tightness(rule) for rule in self._rules]
         self._least = list(accumulate([burst for _, burst in self._keys], min))
-        """The least burst up to each place."""
 
     def tighter(self, rule: Rule) -> Iterator[Rule]:
-        """The rules that may be as tight as this one or tighter, the tightest first."""
-        if not any(limit.period for limit in rule.every_limit):  # those with a rate as well may have its limits, too
+        if not any(limit.period for limit in rule.every_limit):  # rules with a rate may also have its limits
             yield from self._rules
             return
         key = _tightness(rule)
@@ -160,7 +153,6 @@ def _places(rule: Rule) -> float:
 
 
 def _precedes(rule: Rule, other: Rule) -> bool:
-    """True if a rule is for every request that another one of its kind is for, and is as tight throughout."""
     if len(rule.paths) > 1 and rule.key_asks("path"):  # it may count in several buckets what the other counts in one
         return False
     tighter = all(any(is_tighter(limit, each) for limit in rule.every_limit) for each in other.every_limit)
@@ -168,7 +160,7 @@ def _precedes(rule: Rule, other: Rule) -> bool:
 
 
 def is_for_all_of(rule: Rule, other: Rule) -> bool:
-    """True if a rule is certain to be for every request that another one is for."""
+    """True if ``rule`` certainly matches every request that ``other`` matches."""
     if rule.when is not None or (rule.exclude and rule.exclude != other.exclude):
         return False
     if not admits_clients_of(rule, other):

@@ -1,4 +1,4 @@
-"""Lint of rules: limits that admit more than they seem to, rules that no request reaches. Pure."""
+"""Finds limits that admit more than they seem to, and rules that never apply. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule, RuleSet
 
 _SHORTER = 3 * SECONDS["day"]
-"""Seconds by which calendar months are shorter than the longest ones at most."""
+"""Difference in seconds between the longest and shortest calendar months, at most."""
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
-    """The most that limits which are checked together admit in any ``period`` seconds, its last moment left out."""
+    """Return the maximum that limits, checked together, admit in any half-open interval of ``period`` seconds."""
     return min(_most_within(period, limit) for limit in limits if limit.period)
 
 
@@ -25,16 +25,16 @@ def _most_within(period: int, limit: Limit) -> int:
     periods = -(-period // shortest)
     if limit.algorithm == "sliding_log":
         return limit.count * periods
-    if limit.algorithm in ("fixed_window", "sliding_window"):  # so many periods touch one more window of the calendar
+    # The periods overlap one more window of the calendar.
+    if limit.algorithm in ("fixed_window", "sliding_window"):
         return limit.count * (periods + 1)
     return limit.burst + -(-period * limit.count // limit.period) - 1
 
 
 def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
-    """The limits of which more than the count may pass in one period, how many, and the burst with which no more would.
+    """Yield ``(limit, most, burst)`` for each limit that admits more than its count in one period.
 
-    Those that have no burst are left out: there it is the algorithm's way, and no oversight. The rule's other limits are taken
-    into account. A burst below the rule's own cost is no remedy, so that is not told.
+    ``burst`` is the largest that avoids it. Omits limits whose algorithm has no burst, and bursts that the cost requires.
     """
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
     for limit in [limit for limit in rule.every_limit if limit.period]:
@@ -44,25 +44,25 @@ def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
 
 
 def tiers_of_nobody(rules: RuleSet, known: Collection[str]) -> list[str]:
-    """The tiers whose rules never apply, where ``known`` are those that callers can be known to be of."""
+    """Return the tiers whose rules never apply. ``known`` are the tiers that callers can have."""
     return [tier for tier in rules.tiers if tier != DEFAULT_TIER and tier not in known]
 
 
 def reserves_of_nobody(rules: RuleSet, known: Collection[Priority]) -> list[str]:
-    """The rules, by name, that keep something for callers of high priority, where none of the ``known`` priorities is high."""
+    """Return the names of rules with a reserve for high priority if no caller has it."""
     every = [] if "high" in known else [rule for of_tier in rules.tiers.values() for rule in of_tier]
     high = {rule.name for rule in every if rule.priority == "high"}
     return list(dict.fromkeys(rule.name for rule in every if rule.reserve and rule.name not in high))
 
 
 Find = Callable[[Rule, str], Sequence[Rule]]
-"""Finds the rules that may leave nothing for another one at one of its paths, in the order of their tier."""
+"""Finds rules that may cover a rule at one of its paths, in the order of the tier."""
 
 
 def shadowed(rules: RuleSet, known: Collection[str], index: Callable[[Sequence[Rule]], Find]) -> Iterator[tuple[Rule, Rule]]:
-    """The rules that an exempt rule leaves nothing for in any tier that they are of, with the first such exempt rule.
+    """Yield each rule that exempt rules cover in all its tiers, and the first of these exempt rules.
 
-    Tiers that are not ``known`` are left out: there nothing applies anyway. ``index`` makes what finds exempt rules.
+    Ignores tiers that are not ``known``, because nothing applies there. ``index`` makes the search for exempt rules.
     """
 
     def finder(of_tier: Sequence[Rule]) -> Find:
@@ -75,9 +75,9 @@ def shadowed(rules: RuleSet, known: Collection[str], index: Callable[[Sequence[R
 def switched_off(
     rules: RuleSet, known: Collection[str], finder: Callable[[Sequence[Rule]], Find]
 ) -> Iterator[tuple[Rule, Rule]]:
-    """The rules that others leave nothing for in any tier that they are of, with the first of these.
+    """Yield each rule that others cover in all its tiers, and the first of these.
 
-    ``finder`` makes what finds these others among the rules of a tier.
+    ``finder`` makes the search for covering rules among the rules of a tier.
     """
     found: dict[int, tuple[Rule, list[Rule | None]]] = {}
     for tier, of_tier in rules.tiers.items():
@@ -91,12 +91,11 @@ def switched_off(
 
 
 def admits_clients_of(rule: Rule, other: Rule) -> bool:
-    """True if a rule is for all clients that another one is for."""
+    """True if ``rule`` matches all clients that ``other`` matches."""
     return not rule.clients or (bool(other.clients) and rule.networks.cover(other.networks))
 
 
 def _shadow_of(rule: Rule, find: Find) -> Rule | None:
-    """One of the rules, such as exempt ones, that together cover all that a rule is for; None if something is left."""
     first = None
     for path in rule.paths:
         others = [other for other in find(rule, path) if not (other.when or other.exclude) and admits_clients_of(other, rule)]
@@ -108,7 +107,6 @@ def _shadow_of(rule: Rule, find: Find) -> Rule | None:
 
 
 def _shadow_at(pattern: Sequence[str], rule: Rule, others: Sequence[Rule]) -> Rule | None:
-    """One of the rules that together cover all that a rule is for at one of its patterns."""
     around = [other for other in others if any(covers(segments(path), pattern) for path in other.paths)]
     for other in around:
         if other.methods is None:

@@ -1,7 +1,6 @@
-"""Review of a rule set by ``limitgate check``: what is odd about it, each with the rule, caller or tier that it is about. Pure.
+"""Review of a rule set for ``limitgate check``. Pure.
 
-`lint` and `idle` beside it find the facts; here is said what they mean and what was probably wanted. A service uses none of it
-but `lint.overshooting`.
+`lint` and `idle` find the facts; this module words the advice. At run time a service uses only `lint.overshooting`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,17 @@ _RESERVED = IPv4Network("240.0.0.0/4")
 
 
 class Oddity(NamedTuple):
-    """Something odd, and where."""
+    """A suspicious field of a rule, caller or tier."""
 
     about: Rule | KnownCaller | str
-    """A rule, a listed caller, or a tier by its name."""
     field: Field
-    """The field of it."""
     message: str
 
 
 def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: bool = False) -> Iterator[Oddity]:
-    """What is odd about rules and the callers listed with them.
+    """Yield what is suspicious about rules and their listed callers.
 
-    ``identifies`` is true if the application names callers, too, by ``identify``.
+    ``identifies`` is true if the application also identifies callers with ``identify``.
     """
     known = set(rules.tiers) if identifies else rules.callers.tiers()
     every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
@@ -59,7 +56,6 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
 
 
 def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
-    """Rules that never apply, and those that never refuse."""
     for rule, other in lint.shadowed(rules, known, lambda exempt: Coverage(exempt).around):
         message = f"never applies: every request that it is for is exempt by {other.name}"
         yield Oddity(rule, (), message)
@@ -77,7 +73,7 @@ def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
 
 
 def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """`lint.shadowed`, by rules that deny."""
+    """`lint.shadowed`, for rules that deny."""
 
     def finder(of_tier: Sequence[Rule]) -> lint.Find:
         denying = Coverage([rule for rule in of_tier if rule.deny and not rule.shadow])
@@ -87,7 +83,7 @@ def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]
 
 
 def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """`lint.shadowed`, by rules that replace them and that no other one replaces."""
+    """`lint.shadowed`, for rules that replace others and are not replaced."""
     replacing = _Replacing([rule for of_tier in rules.tiers.values() for rule in of_tier if rule.replaces])
 
     def finder(of_tier: Sequence[Rule]) -> lint.Find:
@@ -106,8 +102,6 @@ def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rul
 
 
 class _Replacing:
-    """Rules that replace others, by the names of these."""
-
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.by_name: dict[str, list[Rule]] = {}
         for rule in rules:
@@ -115,13 +109,11 @@ class _Replacing:
                 self.by_name.setdefault(name, []).append(rule)
 
     def replace(self, rule: Rule) -> bool:
-        """True if some other rule replaces one."""
         every = self.by_name.get(EVERY, ()) if rule.has_limits else ()
         return any(other is not rule for other in chain(self.by_name.get(rule.name, ()), every))
 
 
 def _limits(rule: Rule) -> Iterator[Oddity]:
-    """Limits that never refuse, and bursts that admit twice the count."""
     limits, fields = rule.every_limit, rule.limit_fields
     for place, other in idle_limits(limits):
         message = f"never refuses, as {other} always does so before"
@@ -136,14 +128,12 @@ def _limits(rule: Rule) -> Iterator[Oddity]:
 
 
 def _methods(rule: Rule) -> Iterator[Oddity]:
-    """Methods that look like slips of the pen: any name is allowed, and most are sent by nobody."""
     for method, wanted in rule.misspelt_methods():
         message = f"hardly any client sends {method!r}, did you mean {wanted}?"
         yield Oddity(rule, ("methods",), message)
 
 
 def _clients(rule: Rule) -> Iterator[Oddity]:
-    """Clients that nobody can be."""
     for place, text in enumerate(rule.clients):
         network = ip_network(text)
         nobody = network.is_multicast or (network.is_unspecified and network.num_addresses == 1)
@@ -152,7 +142,6 @@ def _clients(rule: Rule) -> Iterator[Oddity]:
 
 
 def _on_error(rule: Rule) -> Iterator[Oddity]:
-    """Answers to failures of the store that are never given, or that are more than they seem."""
     if rule.on_error is None:
         return
     if rule.shadow or not rule.has_limits:
@@ -166,7 +155,6 @@ def _on_error(rule: Rule) -> Iterator[Oddity]:
 
 
 def _callers(rules: RuleSet, callers: Sequence[KnownCaller]) -> Iterator[Oddity]:
-    """Callers' own limits into which a request never fits."""
     for caller in callers:
         of_tier = {rule.name: rule for rule in rules.tiers.get(caller.tier or DEFAULT_TIER, ())}
         for name, limits in caller.limits.items():
@@ -178,7 +166,6 @@ def _callers(rules: RuleSet, callers: Sequence[KnownCaller]) -> Iterator[Oddity]
 
 
 def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
-    """Keys that clients can make up, where no other rule holds them."""
     told = set()
     for of_tier in rules.tiers.values():
         bounding = Coverage(
@@ -199,7 +186,6 @@ def _counts(rule: Rule) -> bool:
 
 
 def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, str]]:  # noqa: FBT001
-    """Places of a key's parts that clients can make up, and what these are."""
     vouched = rules.callers.list_keys or identifies
     found = []
     for place, part in enumerate(rule.key):
