@@ -48,7 +48,7 @@ def internal_error(error: Exception) -> StoreError:
             Diagnosis.OWN_ERROR.log(kind, place)
         except Exception as failed:  # noqa: BLE001 - a log handler of the application's may raise
             raise_interruption(failed)
-    failure = OwnError(f"an error of LimitGate's own: {kind} at {place}", "reply")
+    failure = OwnError(f"internal error in LimitGate: {kind} at {place}", "reply")
     failure.__cause__ = error
     return failure
 

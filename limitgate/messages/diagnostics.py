@@ -19,95 +19,109 @@ log = logging.getLogger("limitgate")
 class Diagnosis(Enum):
     """Code and text of a diagnostic. Codes are never reused."""
 
-    MEMORY_PER_WORKER = "LG001", "%d workers on memory:// limit each by itself; use Redis to limit them together"
+    MEMORY_PER_WORKER = "LG001", "%d workers with memory:// count separately, so the limits multiply; use Redis to share them"
     SERVER_TRUSTS_ALL = (
         "LG002",
-        "by FORWARDED_ALLOW_IPS or --forwarded-allow-ips '*' every client can choose its address; name your proxies instead",
+        (
+            "the server accepts forwarding headers from every client, by FORWARDED_ALLOW_IPS or --forwarded-allow-ips '*', so "
+            "clients can choose their address; name your proxies instead"
+        ),
     )
-    UNKNOWN_VARIABLE = "LG003", "%s is no setting of LimitGate and is ignored; %s"
-    TRUSTS_ALL = "LG004", "trusted_proxies covers all of %s: every client can choose its address; name your proxies instead"
+    UNKNOWN_VARIABLE = "LG003", "%s is not a setting of LimitGate and is ignored; %s"
+    TRUSTS_ALL = "LG004", "trusted_proxies covers all of %s, so clients can choose their address; name your proxies instead"
     UNLISTED_KEYS = (
         "LG005",
         (
-            "%s goes by API keys, but none are listed and there is no identify: every key that a client invents has its own "
-            "bucket; list their digests under callers, or name callers by identify"
+            "%s counts by API key, but no keys are listed and identify is not set, so clients can invent keys to get new "
+            "buckets; list digests of keys under callers, or set identify"
         ),
     )
     UNTRUSTED_FORWARDING = (
         "LG006",
         (
-            "a request came with %s from a peer outside of trusted_proxies: if that is your proxy, its clients all count "
-            "as one; add its address to trusted_proxies then"
+            "a request carried %s, but its peer is not in trusted_proxies, so the header was ignored; if the peer is your "
+            "proxy, all its clients count as one: add its address to trusted_proxies"
         ),
     )
-    OVERSHOOTS = "LG007", "%s: %s lets up to %d pass within one period; 'burst %d' would hold it to %d"
-    CLOCK_STEPPED = "LG011", "the clock of %s stepped back; let NTP slew it; further steps are only counted"
+    OVERSHOOTS = "LG007", "%s: %s admits up to %d within one period; 'burst %d' limits it to %d"
+    CLOCK_STEPPED = (
+        "LG011",
+        (
+            "the clock of %s stepped back, so clients may wait longer; let NTP slew the clock; further steps are counted, but "
+            "not logged"
+        ),
+    )
     TOO_MANY_BUCKETS = (
         "LG013",
         (
-            "%s: one source opens more than %d new buckets a minute; its requests under further keys share a "
-            "single one; if it is your proxy, add it to trusted_proxies, if it has as many customers, raise new_buckets"
+            "%s: one source opens more than %d new buckets per minute, so its further keys share one bucket; if it is your "
+            "proxy, add it to trusted_proxies; if it has that many customers, raise new_buckets"
         ),
     )
     OVERLOADED = (
         "LG015",
         (
-            "%s; requests that cannot be asked about are limited by this process alone, whatever on_error says; "
-            "bound what a process takes in, or add processes"
+            "%s; this process limits the affected requests alone, whatever on_error is; lower the server's concurrency limit "
+            "or add workers"
         ),
     )
     CLOCK_LEAPT = (
         "LG017",
         (
-            "the clock of %s leapt %.1f seconds ahead, or this machine slept: debts have drained, slots in flight expired; "
-            "let NTP slew clocks"
+            "the clock of %s jumped %.1f seconds ahead, or this machine was suspended, so debts have drained and slots in "
+            "flight have expired; let NTP slew the clock"
         ),
     )
     EVICTS = (
         "LG018",
-        "%s evicts buckets when it is full, by %s, also of clients that are refused; let it be volatile-ttl or noeviction",
+        (
+            "%s evicts buckets when its memory is full (maxmemory-policy %s), which can admit refused clients; set "
+            "maxmemory-policy to volatile-ttl or noeviction"
+        ),
     )
-    REPLACED = "LG019", "%s was restarted or replaced: what had not been saved or copied is forgotten; appendonly yes saves it"
+    REPLACED = (
+        "LG019",
+        "%s was restarted or replaced: usage that was not saved or replicated is lost; set appendonly to yes to save it",
+    )
     OWN_ERROR = (
         "LG020",
-        "%s at %s, a mistake of LimitGate's own: whoever waited for it is told that the store failed; please report it",
+        "internal error in LimitGate: %s at %s; on_error decided on the requests that waited; please report this line",
     )
-    RIGHTS = "LG021", "the user at %s lacks rights, and calls that need them fail: ACL SETUSER <user> %s", logging.ERROR
-    LOGIN = "LG022", "%s refuses the login: %s", logging.ERROR
+    RIGHTS = "LG021", "the user at %s lacks permissions, so calls that need them fail; run ACL SETUSER <user> %s", logging.ERROR
+    LOGIN = "LG022", "%s rejects the login: %s", logging.ERROR
     DATABASE = "LG023", "%s does not have the database in the URL: %s", logging.ERROR
-    TLS = "LG024", "%s and its URL do not agree on TLS: %s", logging.ERROR
-    SERVER_KIND = "LG025", "%s is another kind of server than its URL says: %s", logging.ERROR
-    UNREADABLE_LIMITS = (
-        "LG026",
-        "the limits that rule %s is given at run time cannot be read, so those that are written apply: %s",
-    )
+    TLS = "LG024", "%s and its URL disagree on TLS: %s", logging.ERROR
+    SERVER_KIND = "LG025", "%s is not the kind of server that its URL names: %s", logging.ERROR
+    UNREADABLE_LIMITS = "LG026", "rule %s got invalid limits at run time, so its written limits apply: %s"
     LOCAL_PER_WORKER = (
         "LG028",
-        "%d workers would grant all of a limit each while the store fails (on_error: local); say how many by option processes",
+        (
+            "%d workers each grant the full limit while the store fails (on_error: local); set the option processes to the "
+            "number of workers"
+        ),
     )
-    RULES_REJECTED = (
-        "LG034",
-        "the rules in force stay, as those that are in %s now cannot be used: %s%s",
-        logging.ERROR,
-    )
-    NEEDS_RESTART = "LG035", "the file that LIMITGATE_ENV_FILE names was changed, and takes effect with a restart: %s"
+    RULES_REJECTED = "LG034", "the rules in %s are invalid, so the current rules stay in force: %s%s", logging.ERROR
+    NEEDS_RESTART = "LG035", "options in the file of LIMITGATE_ENV_FILE have changed; restart to apply them: %s"
     OBSERVER_FAILED = (
         "LG036",
-        "observer %s has failed by %s and is told what is new all the same, further failures unsaid; look into its own log",
+        (
+            "observer %s failed with %s, so some metrics are missing; look into its own log; later metrics are still exported, "
+            "and further failures are not logged"
+        ),
     )
-    DROPPED = "LG039", "a %s was made and dropped, so nothing is limited; expected %s"
+    DROPPED = "LG039", "a %s was created and dropped, so nothing is limited; expected %s"
     USER_WITHOUT_ID = (
         "LG049",
         "rules count by user, but a %s has no id, so its requests count by address; expected %s",
     )
     IDENTIFY_FAILED = (
         "LG071",
-        "identify failed, and so do the requests that it was called for: %s; expected a Caller or None from it, and no error",
+        "identify failed, and so did its requests: %s; expected identify to return a Caller or None without an error",
         logging.ERROR,
     )
 
-    COMMANDS = "LG061", "%s lacks what LimitGate needs, and calls fail: %s", logging.ERROR
-    WRITES = "LG062", "%s takes no writes: %s", logging.ERROR
+    COMMANDS = "LG061", "%s lacks a feature that LimitGate needs, so calls fail: %s", logging.ERROR
+    WRITES = "LG062", "%s rejects writes: %s", logging.ERROR
     CREDENTIALS = "LG063", "there is no login for %s: %s", logging.ERROR
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:

@@ -72,34 +72,34 @@ CURES = {
     "LG002": "name your proxies",
     "LG003": "%s",  # the name that was probably meant
     "LG004": "name your proxies",
-    "LG005": "list their digests under callers, or name callers by identify",
+    "LG005": "list digests of keys under callers, or set identify",
     "LG006": "add its address to trusted_proxies",
-    "LG007": "'burst %d' would hold it",
-    "LG011": "let NTP slew it",
-    "LG013": "add it to trusted_proxies, if it has as many customers, raise new_buckets",
-    "LG015": "bound what a process takes in, or add processes",
-    "LG017": "let NTP slew clocks",
-    "LG018": "let it be volatile-ttl or noeviction",
-    "LG019": "appendonly yes saves it",
-    "LG020": "please report it",
+    "LG007": "'burst %d' limits it",
+    "LG011": "let NTP slew the clock",
+    "LG013": "add it to trusted_proxies; if it has that many customers, raise new_buckets",
+    "LG015": "lower the server's concurrency limit or add workers",
+    "LG017": "let NTP slew the clock",
+    "LG018": "set maxmemory-policy to volatile-ttl or noeviction",
+    "LG019": "set appendonly to yes",
+    "LG020": "please report",
     "LG021": "ACL SETUSER <user> %s",
     "LG022": ": %s",  # what each hindrance says
     "LG023": ": %s",
     "LG024": ": %s",
     "LG025": ": %s",
     "LG026": ": %s",  # the message of the `ConfigError`
-    "LG028": "say how many by option processes",
-    "LG034": "cannot be used: %s",  # the message of the `ConfigError`
+    "LG028": "set the option processes",
+    "LG034": ": %s",  # the message of the `ConfigError`
+    "LG035": "restart to apply them",
     "LG036": "look into its own log",
-    "LG035": "takes effect with a restart",
     "LG039": "expected %s",  # the code that keeps it
     "LG049": "expected %s",  # what has an id
     "LG061": ": %s",
     "LG062": ": %s",
     "LG063": ": %s",
-    "LG071": "expected a Caller or None from it",
+    "LG071": "expected identify to return a Caller or None",
 }
-"""What each line says to do: who installs with pip has no folder of docs."""
+"""The advice in each line. Users who install with pip have no docs folder."""
 
 
 @pytest.mark.parametrize("diagnosis", Diagnosis, ids=attrgetter("code"))

@@ -128,7 +128,7 @@ class OptionsWatch:
         try:
             now = self._read()
         except ConfigError as error:
-            Diagnosis.NEEDS_RESTART.log(f"a mistake, with which no restart works: {error}")
+            Diagnosis.NEEDS_RESTART.log(f"the file has an error that prevents a restart: {error}")
             return
         changed = [name for name in Settings.model_fields if getattr(now, name) != getattr(self._settings, name)]
         if changed:
