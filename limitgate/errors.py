@@ -55,11 +55,11 @@ _EXPECTED = {
     "literal_error": "{expected}",
     "model_attributes_type": "a mapping, for example {{status: [401, 403]}}",
     "model_type": "a mapping, for example {{status: [401, 403]}}",
-    "string_pattern_mismatch": "1 to 64 letters, digits, '.', '_' or '-' (a rule's name stands before its limits)",
+    "string_pattern_mismatch": "1 to 64 letters, digits, '.', '_' or '-' (the name of a rule comes before its limits)",
     "string_too_long": "at most {max_length} characters",
     "string_too_short": "text that is not empty",
     "string_type": "text",
-    "too_short": "at least one, or to be left out",
+    "too_short": "at least one entry, or omit the field",
 }
 """Expected values, by pydantic's type of error. The only nested model is `ChargeIf`, the only pattern is that of names."""
 
@@ -165,9 +165,9 @@ def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Fiel
         if not isinstance(given, dict) and not SECRETS.intersection(field):
             reason += f", not {given!r:.80}"
         if kind == "int_type" and isinstance(given, str) and "/" in given and field[-1] in _RATES:
-            reason += f": text such as {given!r:.80} stands under limits"
+            reason += f": write text such as {given!r:.80} under limits"
         if kind == "string_type" and isinstance(given, int | float):
-            reason += ": in quotes it is text"
+            reason += ": use quotes for text"
         yield field, reason
 
 
@@ -180,7 +180,7 @@ def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
     if kind == "dict_type" and named and named[-1] in _MAPPINGS:
         return f"expected a mapping such as {_MAPPINGS[named[-1]]}"
     if kind not in _EXPECTED:
-        return f"expected otherwise: {said}"
+        return f"expected a valid value: {said}"
     numbers = {name: int(bound) if isinstance(bound, float) else bound for name, bound in context.items()}
     unit = " (in seconds)" if _SECONDS.intersection(named) else ""
     return f"expected {_EXPECTED[kind].format(**numbers)}{unit}"

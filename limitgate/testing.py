@@ -214,7 +214,7 @@ class _Block(AbstractContextManager[T]):
 
     def __call__(self, *_: object) -> NoReturn:
         """Reject use as a decorator, because it would end before an async function runs."""
-        raise TypeError("off() and frozen() are no decorators, expected a with block, or the fixtures of pytest")
+        raise TypeError("off() and frozen() are not decorators, expected a with block, or the fixtures of pytest")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._switch.end(self._entered.pop())

@@ -28,7 +28,7 @@ def application(name: str) -> Any:
     """
     module, colon, expression = name.partition(":")
     if not (colon and module and expression):
-        raise click.UsageError(f"{name!r:.80} names no application, {EXPECTED}")
+        raise click.UsageError(f"{name!r:.80} is not the name of an application, {EXPECTED}")
     look_here()
     attribute, arguments = _called(name, expression)
     try:
@@ -47,7 +47,7 @@ def application(name: str) -> Any:
     except LimitGateError:
         raise
     except Exception as error:
-        failed = f"{type(error).__name__} when it was imported: {error}"
+        failed = f"{type(error).__name__} during the import: {error}"
         raise click.UsageError(f"{name}: {failed}; expected a module that python -c 'import {module}' imports") from error
     return app
 

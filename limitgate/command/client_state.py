@@ -91,11 +91,11 @@ timeout_option = click.option(
     default=2.0,
     type=Timeout(0, 60, min_open=True),
     metavar="SECONDS",
-    help="To wait for the store.",
+    help="How long to wait for the store.",
     show_default=True,
 )
 app_option = click.option(
-    "--app", metavar="MODULE:APP", help="The application, or a factory of it: for its routes, limits in code, and options."
+    "--app", metavar="MODULE:APP", help="The application or a factory, for its routes, limits in code, and options."
 )
 
 
@@ -107,11 +107,13 @@ def store_options(verb: Verb) -> Verb:
         click.option(
             "--store",
             metavar="URL",
-            help="Where the service keeps its state, if not that of --app.  [env var: LIMITGATE_STORE]",
+            help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]",
         ),
-        click.option("--key-prefix", metavar="TEXT", help="That of the service.  [env var: LIMITGATE_KEY_PREFIX]"),
-        click.option("--secret", metavar="TEXT", help="That of the service, better by LIMITGATE_SECRET."),
-        click.option("--ipv6-prefix", metavar="BITS", help="That of the service.  [env var: LIMITGATE_IPV6_PREFIX]", type=int),
+        click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]"),
+        click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET."),
+        click.option(
+            "--ipv6-prefix", metavar="BITS", help="IPv6 prefix of the service.  [env var: LIMITGATE_IPV6_PREFIX]", type=int
+        ),
         timeout_option,
     )
 
@@ -127,18 +129,16 @@ def state_options(verb: Verb) -> Verb:
         click.option(
             "--path",
             metavar="PATH",
-            help="The route's template; with --app the path or URL of a request, too. If not given, the rule's pattern.",
+            help="The route's template; with --app also the path or URL of a request. Default: the rule's pattern.",
         ),
         click.option("--api-key", metavar="KEY", help="The API key as the client sends it."),
-        click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the client's."),
+        click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header that the client sends."),
         click.option("--caller", metavar="ID", help="The caller's id."),
         click.option("--user", metavar="ID", help="The user."),
         click.option("--method", metavar="METHOD", help="The method."),
         click.option("--host", metavar="NAME", help="The host."),
-        click.option("--tier", metavar="NAME", help="The tier of the rule; if not given, the caller's, or default."),
-        click.option(
-            "--limits", multiple=True, metavar="LIMIT", help="The client's limits, where code gives those of the rule."
-        ),
+        click.option("--tier", metavar="NAME", help="The tier of the rule; default: that of the caller, or 'default'."),
+        click.option("--limits", multiple=True, metavar="LIMIT", help="The client's limits, if code sets those of the rule."),
     )
 
 
@@ -146,9 +146,9 @@ def change_options(verb: Verb) -> Verb:
     """Add the options of verbs that change a state."""
     return _decorated(
         state_options(verb),
-        click.option("--reason", metavar="TEXT", help="Why, for those who look at it later."),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask first."),
-        click.option("--dry-run", is_flag=True, help="Show whom it would hit, and change nothing."),
+        click.option("--reason", metavar="TEXT", help="The reason, shown by 'limitgate bans'."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation."),
+        click.option("--dry-run", is_flag=True, help="Show the affected client, and change nothing."),
     )
 
 
@@ -246,7 +246,7 @@ def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened
         raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
     store = store_of(settings)
     if store is None:
-        raise click.UsageError("a store in memory is that of one process, expected the URL of one that processes share")
+        raise click.UsageError("a memory store belongs to a single process, expected the URL of a shared store")
     try:
         yield Opened(store, settings, options["timeout"], named)
     finally:
@@ -265,8 +265,7 @@ def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> Cl
         return _state_of_key(opened.limiter, words[0], words[1:], needs_limits=needs_limits)
     if not (rule and opened.service):
         raise click.UsageError(
-            "expected whose state it is: --rules PATH (or --app MODULE:APP) --rule NAME and the parts of its key, or KEY and "
-            "limits"
+            "expected a client: --rules PATH (or --app MODULE:APP) --rule NAME and the parts of its key, or KEY and limits"
         )
     try:
         return _state_of_rule(opened, opened.service, rule, options)
@@ -310,7 +309,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
         parts["path"] = next(filter(None, templates), rule.paths[0])
         if options["path"] is not None and not asked.knows_routes:
             if_unused = (
-                f"this client has used nothing under {parts['path']} or {rule.paths[0]}; if the route has parameters, expected "
+                f"this client has no usage under {parts['path']} or {rule.paths[0]}; if the route has parameters, expected "
                 "its template as --path, or --app MODULE:APP, which knows the routes"
             )
     bucket = opened.bucket(rule, parts, templates)
@@ -350,7 +349,7 @@ def _rule(asked: Service, name: str, caller: Caller | None, options: StateOption
     if name in in_code:
         return in_code[name]
     known = dict.fromkeys([*(rule.name for of_tier in tiers for rule in rules.tiers[of_tier]), *in_code])
-    elsewhere = "" if options["app"] else "; for a limit in code, limiter.bucket in Python, or --app MODULE:APP"
+    elsewhere = "" if options["app"] else "; for a limit in code use limiter.bucket in Python, or --app MODULE:APP"
     raise click.UsageError(f"{whose}: there is no rule {name!r:.80}, {expected_of(name, known)}{elsewhere}")
 
 
@@ -385,8 +384,8 @@ def _templates(asked: Service, rule: Rule, options: StateOptions) -> list[str | 
     if path is None and len(templates) == 1:
         return [*templates]
     if path is None or (path in asked.templates and path not in templates):
-        expected = f"--path as one of {listed(templates)}" if templates else "a rule that is for one of them"
-        raise click.UsageError(f"rule {rule.name} has a bucket for each route that it is for, expected {expected}")
+        expected = f"--path as one of {listed(templates)}" if templates else "a rule that matches a route"
+        raise click.UsageError(f"rule {rule.name} has a bucket for each matching route, expected {expected}")
     if path in templates and _PLACEHOLDERS & set(path):
         return [path]
     target = target_of(path)[0]
@@ -414,7 +413,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
     path = unquote(target.partition("?")[0])
     why = path_reason(rule, interpretations(path))
     if why is not None:
-        raise click.UsageError(f"rule {rule.name} is not for this path: {why}")
+        raise click.UsageError(f"rule {rule.name} does not match this path: {why}")
 
 
 def _template_of(rule: Rule, path: str) -> str:
@@ -454,8 +453,8 @@ def tell_of_routes(rule: Rule, expected: str) -> None:
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(
-            f"rule {rule.name} has a bucket for each route: this is that of {pattern}, which only a service counts by whose "
-            f"routes are not known; expected {expected}",
+            f"rule {rule.name} has a bucket for each route: this is that of {pattern}, which a service uses only if its "
+            f"routes are unknown; expected {expected}",
             err=True,
         )
 
@@ -464,7 +463,7 @@ def header_of(text: str) -> tuple[str, str]:
     """Split ``Name: value``. Raises `click.UsageError`."""
     name, colon, value = text.partition(":")
     if not (colon and _HEADER_NAME.fullmatch(name.strip())) or _NO_VALUE & set(value.strip()):
-        raise click.UsageError(f"{text!r:.80} is no header, expected 'Name: value'")
+        raise click.UsageError(f"{text!r:.80} is not a header, expected 'Name: value'")
     return name.strip(), value.strip()
 
 

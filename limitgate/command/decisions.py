@@ -44,10 +44,10 @@ def _endless(number: float) -> float:
 def print_decision(decision: Decision) -> None:
     """Print a decision: a line, and a table of its windows."""
     if decision.allowed:
-        say(f"would be admitted, {decision.remaining:,} of {decision.limit:,} left")
+        say(f"a request would be admitted, {decision.remaining:,} of {decision.limit:,} remaining")
     else:
-        say(f"would be refused, {_why(decision)}")
-    heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full again in", "Free in"
+        say(f"a request would be refused: {_why(decision)}")
+    heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full in", "Free in"
     rows = [
         (
             window.rule or "-",
@@ -72,8 +72,8 @@ def _is_banned(decision: Decision) -> bool:
 def _why(decision: Decision) -> str:
     is_endless = _endless(decision.retry_after) == math.inf
     if _is_banned(decision):
-        return "as it is banned permanently" if is_endless else f"again in {seconds(decision.retry_after)}, as it is banned"
-    return "and waiting does not help" if is_endless else f"again in {seconds(decision.retry_after)}"
+        return "banned permanently" if is_endless else f"banned, retry in {seconds(decision.retry_after)}"
+    return "retrying does not help" if is_endless else f"retry in {seconds(decision.retry_after)}"
 
 
 def banned(by: str, retry_after: float) -> str:

@@ -18,16 +18,16 @@ from limitgate.messages.suggestions import meant
 from limitgate.messages.text import printable
 
 VERBS = {
-    "check": "Read rule files as the service would; print every mistake.",
+    "check": "Check rule files and print every error.",
     "schema": "Print the JSON Schema of a rule file, for editors.",
-    "explain": "Explain what the service would do with a request, and why.",
+    "explain": "Explain how the service would decide on a request, and why.",
     "routes": "List every route of an application with its limits.",
     "replay": "Send an access log through rules: what would have been refused?",
     "peek": "Show one client's state in the store.",
-    "reset": "Forget what one client has used.",
-    "ban": "Refuse everything of one client.",
+    "reset": "Reset one client's usage.",
+    "ban": "Ban one client.",
     "pardon": "Lift a ban.",
-    "bans": "List who is banned, and why.",
+    "bans": "List banned clients, and why.",
 }
 """Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``."""
 _OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})
@@ -106,7 +106,7 @@ def _check_is_text(argument: str) -> None:
         if os.path.lexists(argument) or os.path.lexists(argument.partition("=")[2]):
             return
         shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
-        message = f"'{shown:.80}' is not UTF-8, expected text in UTF-8; in a path, such bytes as escapes like %E9"
+        message = f"'{shown:.80}' is not UTF-8, expected text in UTF-8; in a path, write such bytes as escapes like %E9"
         raise click.UsageError(message) from None
 
 

@@ -62,7 +62,7 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
     opened = store_of(settings)
     if opened is None:
         if not secret and "store" not in settings.model_fields_set:
-            raise click.UsageError("ids are encrypted, expected --store, which keeps their key, or LIMITGATE_SECRET")
+            raise click.UsageError("ids are encrypted, expected --store with their key, or LIMITGATE_SECRET")
         if not secret:
             raise _no_key(settings.key_prefix)
         keys = [RefusalKey.derived(secret)]
@@ -95,7 +95,7 @@ def _kept_keys(store: SyncConfigStore, key_prefix: str, timeout: float) -> list[
 
 def _no_key(key_prefix: str) -> ConfigError:
     return ConfigError(
-        f"the store keeps no key of ids under {place_of_keys(key_prefix)}, expected the store and LIMITGATE_KEY_PREFIX of the "
+        f"the store has no key of ids under {place_of_keys(key_prefix)}, expected the store and LIMITGATE_KEY_PREFIX of the "
         "service, or its LIMITGATE_SECRET if it has one"
     )
 
@@ -163,8 +163,8 @@ def show(resolved: Resolved) -> None:
             say(f"{banned(ban.by, ban.retry_after(time.time()))}{why}")
     if not resolved.found:
         ending = resolved.id.digest
-        say("", f"no rule of these refused: a decorator or dependency did (--app), or other rules; its key ends in {ending}")
-        say("unless the id is of another key: older than a flush of the store, or of a process without this store or secret")
+        say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {ending}")
+        say("or the id has another key: it predates a flush of the store, or its process has another store or secret")
     _show_traces(resolved.traces)
 
 
@@ -172,11 +172,11 @@ def _show_traces(traces: Sequence[Trace] | None) -> None:
     if traces is None:
         say("", "to find the client: --log FILE with the service's log or an access log")
         return
-    say("", "in the logs:" if traces else "no line of these logs is about this bucket")
+    say("", "in the logs:" if traces else "these logs have no line about this bucket")
     for each in traces:
         client = "" if each.client is None else f"client {each.client}, "
         say(f"{client}{each.file}:{each.line}: {shortened(each.text)}")
 
 
 def _ago(elapsed: float) -> str:
-    return f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "a moment ago"
+    return f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"

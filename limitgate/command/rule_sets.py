@@ -39,7 +39,7 @@ def is_rules(found: object) -> bool:
 
 def no_gate(name: str) -> click.UsageError:
     """Return the error for an application without visible rules."""
-    return click.UsageError(f"{name}: no LimitGate around it is seen, expected an application with one, or --rules")
+    return click.UsageError(f"{name}: no LimitGate found around the application, expected one, or --rules")
 
 
 def is_in_python(name: str) -> bool:

@@ -44,7 +44,7 @@ def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iter
             expected, actual = getattr(test.expect, name), answer[name]
             if not _fits(expected, actual):
                 field = ("tests", place, "expect", name)
-                message = f"expected {_shown(expected)}, was {_shown(actual)}, in the answer {_told(answer)}"
+                message = f"expected {_shown(expected)}, got {_shown(actual)}, in the answer {_told(answer)}"
                 yield Finding(str(file.document.file), file.document.line_of(field), spelled(field), "error", message)
 
 

@@ -123,7 +123,7 @@ def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 def _told(error: Exception) -> None:
     told = f"{type(error).__name__}: {error} outside the service"
-    say(f"limitgate: identify raised {told}, so the request counts as one without a caller", err=True)
+    say(f"limitgate: identify raised {told}, so the request has no caller", err=True)
 
 
 def service(rules: str | None, app: str | None, **given: Any) -> Service:
@@ -141,13 +141,13 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
     if rules is not None and rules != name:
         in_force = rules_named(rules)
     elif name is None:
-        raise click.UsageError("expected --rules, or --app with rules of its own")
+        raise click.UsageError("expected --rules, or --app with its own rules")
     elif gate is None:
         raise no_gate(name)
     else:
         in_force = gate.rules
     if found is not None and gate is None:
-        say(f"limitgate: no LimitGate around {name} is seen, so options come from LIMITGATE_*", err=True)
+        say(f"limitgate: no LimitGate found around {name}, so options come from LIMITGATE_*", err=True)
     settings = settings_of(gate, in_force, given)
     return Service(in_force, settings, found, name, _door_of(found) if gate is None else gate.door)
 

@@ -68,5 +68,5 @@ def store_of(settings: Settings) -> SyncConfigStore | None:
     if isinstance(store, AsyncConfigStore):
         return BlockingStore(store)
     raise click.UsageError(
-        f"the store of the service is a {type(store).__name__}, which this command cannot ask; expected --store"
+        f"the store of the service is a {type(store).__name__}, which this command cannot use; expected --store"
     )

@@ -218,8 +218,8 @@ def format_of(lines: Sequence[bytes], name: str) -> Format:
             return form
     if any(line.strip() for line in lines):
         raise ConfigError(
-            f"{name}: no line is of a request, expected the common or combined format of Apache, nginx and gunicorn, lines of "
-            "uvicorn, or JSON with time (in seconds, or as a date with its zone), client, method and path on each line"
+            f"{name}: no line has a request, expected the common or combined format of Apache, nginx and gunicorn, lines of "
+            "uvicorn, or JSON with time (in seconds, or as a date with a zone), client, method and path on each line"
         )
     return "combined"
 
@@ -270,7 +270,7 @@ class Log:
                 if rest:
                     yield [_bounded(rest)]
         except (OSError, EOFError, zlib.error) as error:  # for example a truncated gzip file
-            message = f"{self.name}: {getattr(error, 'strerror', None) or error}, expected an access log that can be read"
+            message = f"{self.name}: {getattr(error, 'strerror', None) or error}, expected a readable access log"
             raise ConfigError(message) from error
 
 

@@ -62,13 +62,13 @@ def as_ban(value: object) -> Ban | None:
     if value is None or isinstance(value, Ban):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{value!r:.80} is no ban, expected a mapping such as {_EXAMPLE}, or in Python Ban(...)")
+        raise ConfigError(f"{value!r:.80} is not a ban, expected a mapping such as {_EXAMPLE}, or in Python Ban(...)")
     known = ["for" if field.name == "duration" else field.name for field in fields(Ban)]
     given = {"duration" if name == "for" else str(name): each for name, each in value.items()}
     unknown = [str(name) for name in value if name not in (*known, "duration")]
     mistakes = [ConfigError.at((name,), f"unknown field, {expected_of(name, known)}", "ban") for name in unknown]
     if "for" in value and "duration" in value:
-        mistakes.append(ConfigError.at(("duration",), "the same as for, expected one of them", "ban"))
+        mistakes.append(ConfigError.at(("duration",), "duplicates for, expected one of the two", "ban"))
     try:
         ban = Ban(**{name: each for name, each in given.items() if name not in unknown})
     except ConfigError as error:

@@ -58,21 +58,24 @@ class Caller:
         become(self, "priority", priority)
         if not isinstance(self.limits, Mapping):
             raise TypeError(
-                f"a Caller with limits that are a {type(limits).__name__}, expected a mapping such as {{'api': '500/minute'}}"
+                f"the limits of a Caller are a {type(limits).__name__}, expected a mapping such as {{'api': '500/minute'}}"
             )
         if not isinstance(self.id, str) or not isinstance(self.tier, str):
-            raise TypeError(f"a Caller of {type(self.id).__name__} and {type(self.tier).__name__}, expected both to be text")
+            raise TypeError(
+                f"a Caller has an id of type {type(self.id).__name__} and a tier of type {type(self.tier).__name__}, "
+                "expected text for both"
+            )
         if not self.id:
-            raise ConfigError("a Caller without an id, expected text that tells it from others, or None in place of the Caller")
+            raise ConfigError("a Caller has no id, expected unique text, or None instead of the Caller")
         if not is_priority(self.priority):
-            raise ValueError(f"a Caller of priority {self.priority!r:.40}, expected one of {', '.join(RESERVES)}")
+            raise ValueError(f"a Caller has priority {self.priority!r:.40}, expected one of {', '.join(RESERVES)}")
 
 
 def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise ConfigError("expected a mapping of rules to limits, such as {api: 500/minute}")
+        raise ConfigError("expected a mapping from rules to limits, such as {api: 500/minute}")
     limits, mistakes = {}, []
     for name, given in value.items():
         try:
@@ -109,7 +112,7 @@ class KnownCaller(BaseModel):
     @classmethod
     def _key_is_a_digest(cls, api_key: str | None) -> str | None:
         if api_key is not None and not _DIGEST.fullmatch(api_key):
-            raise ConfigError("expected sha256: and 64 hex digits, as sha256sum prints them, never the key itself")
+            raise ConfigError("expected sha256: and 64 hex digits, as sha256sum prints them, not the key itself")
         return api_key
 
     @model_validator(mode="after")
@@ -134,13 +137,13 @@ class Callers:
                 digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))
                 alike = self._by_key.setdefault(digest[:8], [])
                 if other := next((other for listed, other in alike if listed == digest), None):
-                    message = f"caller {entry.id!r} has the api_key of caller {other.id!r}, expected another"
+                    message = f"caller {entry.id!r} has the same api_key as caller {other.id!r}, expected a different key"
                     mistakes.append(ConfigError.at(("callers", place, "api_key"), message))
                 alike.append((digest, caller))
             if entry.header:
                 header = {name.lower(): value for name, value in entry.header.items()}
                 if other := next((other for listed, other, _ in self._by_header if listed == header), None):
-                    message = f"caller {entry.id!r} has the header of caller {other.id!r}, expected another"
+                    message = f"caller {entry.id!r} has the same header as caller {other.id!r}, expected a different header"
                     mistakes.append(ConfigError.at(("callers", place, "header"), message))
                 self._by_header.append((header, caller, entry.set_by_proxy))
         if mistakes:

@@ -28,7 +28,7 @@ class Changes(NamedTuple):
             "added": self.added,
             "removed": self.removed,
             "changed": self.changed,
-            "begun anew": self.begun_anew,
+            "buckets reset": self.begun_anew,
             "callers changed": self.callers,
         }
         return "; ".join([f"{what} {listed(names)}" for what, names in named.items() if names]) or "no rule has changed"
@@ -70,7 +70,7 @@ def _reason(old: Rule, new: Rule) -> str | None:
     if old.key != new.key:
         return f"key {', '.join(new.key)} instead of {', '.join(old.key)}"
     if old.paths != new.paths and new.key_asks("path"):
-        return "path, by which it counts"
+        return "path, which is part of its key"
     before = {limit.period: limit for limit in old.every_limit}
     stored = {_stored_as(limit) for limit in old.every_limit}
     for limit in new.every_limit:

@@ -58,7 +58,7 @@ def note_none() -> None:
     notes_none = True
 
 
-_PARENTHESES = "@limit takes its limits in parentheses: @limit('5/minute')"
+_PARENTHESES = "@limit takes limits in parentheses: @limit('5/minute')"
 
 _NO_ENDPOINT: Any = object()
 
@@ -106,7 +106,7 @@ class _Endpoint:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
-        raise ConfigError("@limit is a decorator and no dependency, expected Depends(RateLimit(...)) of limitgate.fastapi")
+        raise ConfigError("@limit is a decorator, not a dependency, expected Depends(RateLimit(...)) of limitgate.fastapi")
 
 
 show_options(limit, LimitOptions, DEFAULTS)
@@ -119,7 +119,7 @@ def exempt(endpoint: F = _NO_ENDPOINT) -> F:
     below the route decorator.
     """
     if endpoint is _NO_ENDPOINT:
-        raise ConfigError("@exempt takes no parentheses, expected @exempt alone, above the endpoint")
+        raise ConfigError("@exempt takes no parentheses, expected @exempt on a line above the endpoint")
     _check_is_real(endpoint)
     twin = _twin(endpoint)
     _mark(twin, "exempt")
@@ -345,7 +345,7 @@ def _guarded(endpoint: Any, rule: Rule) -> Any:
     if inspect.isclass(endpoint):
         dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
         if not dispatchers:
-            raise ConfigError(f"{_name_of(endpoint)} is no class-based endpoint, expected one or a function")
+            raise ConfigError(f"{_name_of(endpoint)} is not a class-based endpoint, expected one or a function")
         for name in dispatchers:
             setattr(endpoint, name, _guard(getattr(endpoint, name), rule))
         _mark(endpoint, rule)
@@ -408,11 +408,11 @@ def without_a_gate(rule: Rule) -> None:
     """Raise `ConfigError` for a limit reached without a gate, unless LimitGate is disabled."""
     if switch.null_store is None and _enabled():
         raise ConfigError(
-            f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
+            f"{rule.name} is limited, but no LimitGate gate has checked this request; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
             "limitgate.flask.LimitGate(app), in Django 'limitgate.django.LimitGateMiddleware' in MIDDLEWARE; "
             "if there is one, functools.wraps in the decorators above, so that it finds the limit; "
-            "for a function that is no endpoint, Limiter.limited"
+            "for a function that is not an endpoint, Limiter.limited"
         )
 
 
@@ -436,11 +436,11 @@ def _check_is_real(endpoint: Any) -> None:
     """
     if not inspect.isclass(endpoint) and any(hasattr(endpoint, name) for name in ("routes", "add_url_rule")):
         raise ConfigError(
-            f"{type(endpoint).__qualname__} has routes and is no endpoint, expected a rule with their path, such as /shop/**, "
-            "or in FastAPI dependencies=[Depends(RateLimit(...))]"
+            f"{type(endpoint).__qualname__} has routes and is not an endpoint, expected a rule with their path, such as "
+            "/shop/**, or in FastAPI dependencies=[Depends(RateLimit(...))]"
         )
     if not callable(endpoint):
-        raise ConfigError(f"a {type(endpoint).__qualname__} is no endpoint, expected a function or class; {_PARENTHESES}")
+        raise ConfigError(f"a {type(endpoint).__qualname__} is not an endpoint, expected a function or class; {_PARENTHESES}")
     if getattr(endpoint, "__module__", None) == "django.utils.decorators":
         raise ConfigError(
             "method_decorator cannot apply @limit or @exempt, expected them without it: directly on the method or on the class"

@@ -23,15 +23,15 @@ MAX_NUMBER = 100
 """Characters of any value other than text. No valid value is longer."""
 
 _CURES = {
-    "another document": "expected no --- but at the top: each tier has a file of its own",
-    "block end": "expected all fields of one rule below each other, indented alike",
-    "block mapping start": "expected all fields of one rule below each other, indented alike",
-    "cannot start any token": "expected blanks instead of tabs, and quotes around text that begins with @, ` or %",
-    "could not find expected ':'": "expected a colon behind each name, and a dash before each entry of a list",
-    "expected alphabetic or numeric character": "expected quotes around text that begins with * or &",
-    "mapping values are not allowed": "expected fields of one rule below each other, and quotes around text with a colon in it",
+    "another document": "expected --- only at the top, because each tier has its own file",
+    "block end": "expected all fields of a rule below each other, with equal indentation",
+    "block mapping start": "expected all fields of a rule below each other, with equal indentation",
+    "cannot start any token": "expected spaces instead of tabs, and quotes around text that starts with @, ` or %",
+    "could not find expected ':'": "expected a colon after each name, and a dash before each list entry",
+    "expected alphabetic or numeric character": "expected quotes around text that starts with * or &",
+    "mapping values are not allowed": "expected fields of a rule below each other, and quotes around text with a colon",
     "unacceptable character": "expected text in UTF-8, without control characters",
-    "undefined alias": "expected quotes around text that begins with * or &",
+    "undefined alias": "expected quotes around text that starts with * or &",
 }
 
 _TEXT = "tag:yaml.org,2002:str"
@@ -84,7 +84,7 @@ class Document:
             text = read_bytes(file)
             self.digest = hashlib.sha256(text).digest()
             if len(text) > MAX_BYTES:
-                raise self._mistake(None, f"too many bytes, expected at most {MAX_BYTES}")
+                raise self._mistake(None, f"the file is too large, expected at most {MAX_BYTES} bytes")
             loader = _Loader(text)
             self._root = loader.get_single_node()
             self._nodes = loader.nodes
@@ -92,8 +92,8 @@ class Document:
             construct: Callable[[Any], Any] = loader.construct_document
             self.data = construct(self._root) if self._root else None
         except OSError as error:
-            seen_from = "" if file.is_absolute() else f", looked up from {Path.cwd()}"
-            message = f"{error.strerror}, expected a rule file or a folder of them{seen_from}"
+            seen_from = "" if file.is_absolute() else f", relative to {Path.cwd()}"
+            message = f"{error.strerror}, expected a rule file or a folder of rule files{seen_from}"
             raise self._mistake(None, message) from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
@@ -148,7 +148,7 @@ class Document:
                     quoted = f": {key.value!r:.80}" if isinstance(key, yaml.ScalarNode) else ""
                     self._note(key, here, f"expected a name, in quotes if it looks like something else{quoted}")
                 elif key.value in pairs:
-                    self._note(key, here, "expected once, is there twice")
+                    self._note(key, here, "duplicate field, expected it once")
                 else:
                     pairs[key.value] = key, value
                     self._check(here, value, budget)

@@ -69,9 +69,9 @@ def load_rules(path: str | Path) -> RuleSet:
     Raises `ConfigError` for a missing path, an empty folder, or an invalid file. A traceback shows further errors as notes.
     """
     if not isinstance(path, str | PathLike):
-        raise TypeError(f"path is a {type(path).__name__}, expected that of a rule file; rules in Python make a RuleSet([...])")
+        raise TypeError(f"path is a {type(path).__name__}, expected the path of a rule file; in Python use RuleSet([...])")
     if "\n" in str(path):
-        raise ConfigError("rules: text of several lines, expected the path of a rule file instead of what stands in it")
+        raise ConfigError("rules: text with several lines, expected the path of a rule file instead of its content")
     try:
         found = read_rule_files(path)
     except ConfigError as error:
@@ -96,7 +96,7 @@ def read_rule_files(path: str | Path) -> RuleFiles:
         mistakes += of_file
         files += [] if read is None else [read]
         if (count := sum([len(each.rules) for each in files])) > MAX_RULES:
-            raise ConfigError.in_file(str(path), None, ("rules",), f"{count} rules so far, expected at most {MAX_RULES}")
+            raise ConfigError.in_file(str(path), None, ("rules",), f"{count} rules or more, expected at most {MAX_RULES}")
     rules = RuleSet([])
     if len(files) == len(paths):
         mistakes += islice(_contradictions(files), MOST_MISTAKES)
@@ -140,7 +140,7 @@ def _is_file(file: Path) -> bool:
     except OSError:
         return True
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # reading a named pipe blocks until a writer opens it
-        raise ConfigError.in_file(str(file), None, (), "a pipe, socket or device, expected a file")
+        raise ConfigError.in_file(str(file), None, (), "is a pipe, socket or device, expected a file")
     return stat.S_ISREG(mode)
 
 
@@ -153,12 +153,12 @@ def rules_of(option: object) -> RuleSet:
     if isinstance(option, str | Path):
         return load_rules(option)
     if isinstance(option, Rule):
-        raise ConfigError(f"rules: a single Rule, expected a list of them: rules=[Rule({option.name!r}, ...)]")
+        raise ConfigError(f"rules: a single Rule, expected a list: rules=[Rule({option.name!r}, ...)]")
     rules: list[Rule] = []
     for rule in option if isinstance(option, Iterable) else [option]:
         if not isinstance(rule, Rule):
             expected = "the path of a file or a folder, a list of Rule, or a RuleSet"
-            raise ConfigError(f"rules: {rule!r:.80} is no Rule, expected {expected}")
+            raise ConfigError(f"rules: {rule!r:.80} is not a Rule, expected {expected}")
         rules.append(rule)
     return RuleSet(rules)
 
@@ -192,7 +192,7 @@ def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
             read.tests[place] = test
             at = latest if test.given.at is None else test.given.at
             if at < latest:
-                message = f"{at:g} s is before the test above it, expected at least {latest:g}"
+                message = f"{at:g} s is before the previous test, expected at least {latest:g}"
                 mistakes.append(document.mistake(("tests", place, "given", "at"), message))
             latest = max(latest, at)
     return None if wrong else read, mistakes
@@ -227,7 +227,7 @@ def _rule(entry: object, tier: str) -> Rule:
     if not isinstance(entry, dict):
         raise ConfigError(f"expected a mapping, for example {{name: api, path: /api/**, qps: 5}}, not {entry!r:.80}")
     if "name" not in entry:
-        raise ConfigError("a rule without a name, expected one")
+        raise ConfigError("a rule has no name, expected one")
     try:
         return Rule(**{"tier": tier, **entry})
     except TypeError as error:  # the only value that raises TypeError is a cost that is no number
@@ -255,9 +255,9 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
     for file in files:
         other = tiers.setdefault(file.tier, file.document)
         if other is not file.document:
-            message = f"tier {file.tier!r} is described in {other.file} already, expected one file a tier"
+            message = f"tier {file.tier!r} is already described in {other.file}, expected one file per tier"
             if file.tier == DEFAULT_TIER:
-                message += ", and tier: NAME in those for other callers"
+                message += ", and tier: NAME in files for other callers"
             yield file.document.mistake(("tier",), message)
     known = sorted({DEFAULT_TIER, *tiers})
     for file in files:

@@ -35,7 +35,7 @@ _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 def _status_or_class(value: object) -> int | str:
     if (type(value) is int and 100 <= value <= 599) or (isinstance(value, str) and value in _STATUS_CLASSES):
         return value
-    raise ConfigError(f"{value!r:.80} is no status, expected a number such as 401 or a class such as 5xx")
+    raise ConfigError(f"{value!r:.80} is not a status, expected a number such as 401 or a class such as 5xx")
 
 
 Status = Annotated[int | str, PlainValidator(_status_or_class)]
@@ -160,7 +160,7 @@ def check_refuses(on_denied: Function | None, *parameters: str) -> Function | No
     if on_denied is not None and not accepts(on_denied, len(parameters)):
         name = getattr(on_denied, "__qualname__", None) or type(on_denied).__qualname__
         given = ", ".join(parameters)
-        cure = "" if len(parameters) == 1 else "; a handler (request, error) is registered with the application"
+        cure = "" if len(parameters) == 1 else "; register a handler (request, error) with the application instead"
         raise ConfigError(f"on_denied: {name:.80} cannot be called with ({given}), expected a callable ({given}){cure}")
     return on_denied
 
@@ -175,7 +175,7 @@ def read_limits(given: object) -> tuple[Limit, ...]:
     """Parse a limit or a list of limits. Raises `ConfigError`."""
     limits = tuple([limit_of_rule(each) for each in (given if isinstance(given, list | tuple) else [given])])
     if not limits:
-        raise ConfigError("a list without limits, expected some, or None for no limit")
+        raise ConfigError("an empty list, expected limits, or None for no limit")
     return limits
 
 
@@ -211,7 +211,7 @@ def check_part(name: str) -> tuple[str, ...]:
     for label in labels:
         if label not in PARTS and not _HEADER_PART.fullmatch(label):
             expected = expected_of(label, [*PARTS, "header:NAME"])
-            other = "for anything else there is 'caller', whom the option identify names"
+            other = "for anything else use 'caller' with the option identify"
             raise ConfigError(f"key part {label!r:.80} is unknown, {expected}, alternatives separated by '|'; {other}")
     return tuple(label if label in PARTS else label.lower() for label in labels)
 
@@ -219,7 +219,7 @@ def check_part(name: str) -> tuple[str, ...]:
 def check_header(name: str) -> str:
     """Return the name of a header as it is sent. Raises `ConfigError` if it is invalid, or spelled as in a WSGI environ."""
     if not _HEADER_NAME.fullmatch(name):
-        raise ConfigError(f"{name!r:.80} is no name of a header, expected it as it is sent, such as x-forwarded-for")
+        raise ConfigError(f"{name!r:.80} is not a header name, expected it as it is sent, such as x-forwarded-for")
     return name
 
 

@@ -84,13 +84,13 @@ def _cost_or_callable(value: object) -> Cost:
 def _delay(value: object) -> float | None:
     if value is None or (seconds := seconds_of(value)) <= MAX_DELAY:
         return None if value is None else seconds
-    raise ConfigError(f"{value!r:.80} is no delay, {_DELAY_EXPECTED}")
+    raise ConfigError(f"{value!r:.80} is not a delay, {_DELAY_EXPECTED}")
 
 
 def _paths(value: object) -> str | tuple[str, ...]:
     patterns = [value] if isinstance(value, str) else value
     if not isinstance(patterns, list | tuple) or not patterns:
-        raise ConfigError(f"{value!r:.80} is no path, expected for example '/api/**', or a list of such patterns")
+        raise ConfigError(f"{value!r:.80} is not a path, expected for example '/api/**', or a list of such patterns")
     if isinstance(value, str):
         _check_pattern(value)
     else:
@@ -100,7 +100,7 @@ def _paths(value: object) -> str | tuple[str, ...]:
 
 def _check_pattern(pattern: object) -> None:
     if not isinstance(pattern, str):
-        raise ConfigError(f"{pattern!r:.80} is no path, expected text such as '/api/**'")
+        raise ConfigError(f"{pattern!r:.80} is not a path, expected text such as '/api/**'")
     segments(pattern)
 
 
@@ -115,9 +115,9 @@ def _named_parts(value: object) -> object:
 
 def _check_named_part(part: object) -> None:
     if callable(part):
-        raise ConfigError("a callable, expected names such as 'ip'; for an idea of your own, 'caller' and the option identify")
+        raise ConfigError("a callable, expected names such as 'ip'; for custom keys use 'caller' with the option identify")
     if isinstance(part, dict):
-        raise ConfigError("a mapping, expected text without a blank behind the colon, such as header:X-Id")
+        raise ConfigError("a mapping, expected text without a space after the colon, such as header:X-Id")
 
 
 def _replaced(value: object) -> object:
@@ -126,8 +126,8 @@ def _replaced(value: object) -> object:
 
 def _condition(value: object) -> When | None:
     if value is not None and (not callable(value) or iscoroutinefunction(value)):
-        what = "is async" if callable(value) else "is no callable"
-        raise ConfigError(f"{value!r:.80} {what}, expected a plain function (request) -> bool, which rules in Python may have")
+        what = "is async" if callable(value) else "is not callable"
+        raise ConfigError(f"{value!r:.80} {what}, expected a plain function (request) -> bool, in Python rules only")
     return None if value is None else check_takes_request(value)
 
 
@@ -254,7 +254,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     @classmethod
     def _algorithm_is_known(cls, algorithm: str | None) -> str | None:
         if algorithm is not None and algorithm not in NAMES:
-            raise ConfigError(f"{algorithm!r:.80} is no algorithm, {expected_of(algorithm, NAMES)}")
+            raise ConfigError(f"{algorithm!r:.80} is not an algorithm, {expected_of(algorithm, NAMES)}")
         return algorithm
 
     @field_validator("methods")
@@ -263,7 +263,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if methods is None:
             return None
         if not methods or not all(METHOD.fullmatch(method) for method in methods):
-            raise ConfigError(f"{sorted(methods)!s:.80} are no methods, expected for example [GET, POST]")
+            raise ConfigError(f"{sorted(methods)!s:.80} are not methods, expected for example [GET, POST]")
         upper = {method.upper() for method in methods}
         return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
 
@@ -343,8 +343,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _useless(self, field: str, limits: Sequence[Limit]) -> str:
         value = f"{getattr(self, field)!r:.80}"
         if field == "align" and not any(limit.algorithm == "fixed_window" for limit in limits):
-            return f"{value} is for a fixed_window, and no limit is one, expected algorithm: fixed_window beside it"
-        return f"{value} is for limits that have no {field} of their own, and all have one, expected none here"
+            return f"{value} is for a fixed_window, but no limit is one, expected algorithm: fixed_window"
+        return f"{value} has no effect, because every limit has its own {field}, expected none here"
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -474,7 +474,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Yield methods that are probably misspelt, each with a suggestion. Any name is valid."""
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
             if method in _EVERY_METHOD:
-                yield method, "no methods, which is all of them"
+                yield method, "no methods, which means all"
             elif (near := meant(method, _METHODS)) is not None:
                 yield method, repr(near)
 
@@ -494,9 +494,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             return self.cost
         cost = self.cost(request)
         if type(cost) is not int:
-            raise TypeError(f"the cost of rule {self.name!r} gave a {type(cost).__name__}, expected an integer")
+            raise TypeError(f"the cost of rule {self.name!r} returned a {type(cost).__name__}, expected an integer")
         if cost < 0:
-            raise ValueError(f"the cost of rule {self.name!r} gave {cost}, expected at least 0")
+            raise ValueError(f"the cost of rule {self.name!r} returned {cost}, expected at least 0")
         return cost
 
     def _check(self) -> None:
@@ -523,28 +523,28 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
             if isinstance(self.cost, int) and self.cost > limit.most and limit.period and limit.count:
                 raise ConfigError(
-                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
+                    f"rule {self.name!r}: cost {self.cost} exceeds {limit}, expected at most {limit.most}",
                     ("cost",),
                 )
 
     def _check_adaptive(self) -> None:
         if self.per == "message":
-            message = f"rule {self.name!r} is adaptive, which is about requests in flight, expected no per"
+            message = f"rule {self.name!r} is adaptive, so it limits requests in flight and not messages, expected no per"
             raise ConfigError(message, ("per",))
         for field in _NEED_COUNTS if not (self.limits or self._is_quick or self.limits_by) else ():
             if field in self.model_fields_set and (field == "key" or getattr(self, field) != DEFAULTS[field]):
-                what = "holds all requests in flight in a process to what it can do, whoever sends them"
-                message = f"rule {self.name!r} {what}, expected no {field}, or a limit beside adaptive that has one"
+                what = "is adaptive, so it limits all requests of a process together"
+                message = f"rule {self.name!r} {what}, expected no {field}, or an additional limit that uses it"
                 raise ConfigError(message, (field,))
 
     def _check_limits(self) -> None:
         _ = self.buckets
         if self.charge_if and any(bucket.lease for bucket in self.buckets):
-            message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
+            message = f"rule {self.name!r} has a lease, which can't be refunded exactly, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
         if self._has_slots and (self.charge_if or self.per == "message"):
             field = "charge_if" if self.charge_if else "per"
-            message = f"rule {self.name!r} counts requests in flight, which are over by then, expected no {field}"
+            message = f"rule {self.name!r} limits requests in flight, where {field} has no effect, expected no {field}"
             raise ConfigError(message, (field,))
         if self.max_delay is not None:
             self._check_delay()
@@ -554,10 +554,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _check_requests(self) -> None:
         for field in ("clients", "exclude", "replaces"):
             if not getattr(self, field) and field in self.model_fields_set:
-                raise ConfigError(f"rule {self.name!r}: {field}: empty, expected some or no {field}", (field,))
+                raise ConfigError(f"rule {self.name!r}: {field} is empty, expected values, or no {field}", (field,))
         around = [segments(pattern) for pattern in self.exclude]
         if around and all(any(covers(each, segments(path)) for each in around) for path in self.paths):
-            raise ConfigError(f"rule {self.name!r} excludes all of its path, expected some left", ("exclude",))
+            raise ConfigError(f"rule {self.name!r} excludes all of its path, expected some paths to remain", ("exclude",))
         if self.name in self.replaces:
             raise ConfigError(f"rule {self.name!r} replaces itself, expected other rules", ("replaces",))
 
@@ -570,23 +570,23 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(f"rule {self.name!r} {what} and has limits, expected one or the other", (field,))
         for field in ("charge_if", "ban", "max_delay", "reserve", "priority", "replaces"):
             if getattr(self, field):
-                raise ConfigError(f"rule {self.name!r} {what}, expected no {field}: it has no limits at all", (field,))
+                raise ConfigError(f"rule {self.name!r} {what}, expected no {field}, because it has no limits", (field,))
         if self.per == "message":
-            raise ConfigError(f"rule {self.name!r} {what}, expected no per: it has no limits at all", ("per",))
+            raise ConfigError(f"rule {self.name!r} {what}, expected no per, because it has no limits", ("per",))
 
     def _check_reserve(self) -> None:
         if self.reserve is None:
             if self.priority is not None and not (self.adaptive and self.max_delay):
-                message = f"rule {self.name!r} keeps nothing for any priority, expected no priority, or reserve with it"
+                message = f"rule {self.name!r} has no reserve, expected no priority, or a reserve"
                 raise ConfigError(message, ("priority",))
             return
         what = None
         if any(limit.lease for limit in self.every_limit):
-            what = "has a lease, which is taken for any priority"
+            what = "has a lease, which all priorities share"
         elif any(limit.borrow for limit in self.every_limit):
-            what = "has a limit that lets borrow, so that any priority may take everything"
+            what = "has a limit with borrow, which lets any priority use everything"
         elif self.max_delay and self.has_counts:
-            what = "has a max_delay, and turns come one after the other, whatever their priority"
+            what = "has a max_delay, which queues requests regardless of priority"
         if what is not None:
             raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
 
@@ -594,22 +594,22 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Only some buckets can book turns, one at a time."""
         if not self.max_delay:
             if self.adaptive is None:
-                message = f"rule {self.name!r}: max_delay: {self.max_delay:g} is no delay, {_DELAY_EXPECTED}"
+                message = f"rule {self.name!r}: max_delay: {self.max_delay:g} is not a delay, {_DELAY_EXPECTED}"
                 raise ConfigError(message, ("max_delay",))
             return  # 0 is valid, and the default of `Limiter.adaptive`
         unable = next((limit for limit in self.every_limit if limit.count and not ALGORITHMS[limit.algorithm].CAN_WAIT), None)
         if unable is not None:
             able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.CAN_WAIT)
-            what, expected = f"has a {unable.algorithm}, in which no turn can be booked", f"{able}, or no max_delay"
+            what, expected = f"has a {unable.algorithm}, which can't queue requests", f"{able}, or no max_delay"
         elif any(bucket.lease for bucket in self.buckets):
-            what, expected = "has a lease, which is for requests that nobody holds up", "no lease, or no max_delay"
+            what, expected = "has a lease, which admits requests without a delay", "no lease, or no max_delay"
         elif self.per == "message":
             what, expected = "counts messages, which cannot wait", "no max_delay"
         elif self.shadow:
-            what, expected = "is a shadow, which never holds anybody up", "no max_delay"
+            what, expected = "is in shadow mode, which never delays requests", "no max_delay"
         elif (longest := min([bucket.longest_wait_us for bucket in self.buckets], default=self.max_wait_us)) < self.max_wait_us:
-            what = "has a limit that remembers each turn"
-            expected = f"a max_delay of at most {longest / 1_000_000:g} s, which is as far ahead as turns are booked"
+            what = "has a limit that stores each queued request"
+            expected = f"a max_delay of at most {longest / 1_000_000:g} s, the longest queue that it supports"
         else:
             return
         raise ConfigError(f"rule {self.name!r} {what}, expected {expected}", ("max_delay",))
@@ -642,7 +642,7 @@ def _without_callables(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any
     if not found:
         return fields, None
     if len(found) > 1:
-        raise ConfigError(f"rule {name!r}: limits: {len(found)} callables, expected one, which may give a list", ("limits",))
+        raise ConfigError(f"rule {name!r}: limits: {len(found)} callables, expected one, which may return a list", ("limits",))
     try:
         check_takes_request(found[0])
     except ConfigError as error:
@@ -666,11 +666,11 @@ class RuleSet:
         mistakes = []
         for place, rule in enumerate(listed):
             if not isinstance(rule, Rule):
-                raise ConfigError.at(("rules", place), f"{rule!r:.80} is no Rule, expected some; load_rules reads files")
+                raise ConfigError.at(("rules", place), f"{rule!r:.80} is not a Rule, expected rules; load_rules reads files")
             tier = rule.tier or DEFAULT_TIER
             of_tier = own.setdefault(tier, {})
             if rule.name in of_tier:
-                message = f"rule {rule.name!r} is there twice in tier {tier!r}, expected different names"
+                message = f"rule {rule.name!r} is duplicated in tier {tier!r}, expected different names"
                 mistakes.append(ConfigError.at(("rules", place, "name"), message))
             of_tier.setdefault(rule.name, rule)
         default = own[DEFAULT_TIER]

@@ -20,19 +20,19 @@ _EXAMPLE = "{given: {path: /login, method: POST}, expect: {allowed: true}}"
 
 def _path(value: str) -> str:
     if not value.startswith("/"):
-        raise ConfigError(f"{value!r:.80} is no path of a request, expected for example '/login'")
+        raise ConfigError(f"{value!r:.80} is not a request path, expected for example '/login'")
     return value
 
 
 def _method(value: str) -> str:
     if not METHOD.fullmatch(value):
-        raise ConfigError(f"{value!r:.80} is no method, expected for example POST")
+        raise ConfigError(f"{value!r:.80} is not a method, expected for example POST")
     return value
 
 
 def _address(value: str) -> str:
     if canonical(value) is None:
-        raise ConfigError(f"{value!r:.80} is no address, expected for example '203.0.113.7' or '2001:db8::1'")
+        raise ConfigError(f"{value!r:.80} is not an address, expected for example '203.0.113.7' or '2001:db8::1'")
     return value
 
 

@@ -50,10 +50,10 @@ def _listed(value: object) -> object:
         try:
             return json.loads(value)
         except ValueError as error:
-            raise ConfigError('expected a list, as JSON ["10.0.0.1", "::1"], or without brackets 10.0.0.1, ::1') from error
+            raise ConfigError('expected a list, in JSON ["10.0.0.1", "::1"] or separated by commas 10.0.0.1, ::1') from error
     items = [item for item in (part.strip() for part in value.split(",")) if item]
     if spaced := next((item for item in items if len(item.split()) > 1), None):
-        raise ConfigError(f"{spaced!r:.80} has blanks, expected commas between entries")
+        raise ConfigError(f"{spaced!r:.80} contains spaces, expected commas between entries")
     return items
 
 
@@ -164,7 +164,7 @@ class Settings(BaseSettings):
             if not mistake.field or mistake.field[0] in options:
                 raise mistake from None
             variable = f"{PREFIX}{mistake.field[0]}".upper()
-            raise ConfigError.at(mistake.field, f"{mistake.reason} (by the variable {variable})", "options") from None
+            raise ConfigError.at(mistake.field, f"{mistake.reason} (from the variable {variable})", "options") from None
         except TypeError as error:
             message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
             raise ConfigError(message) from error
@@ -208,7 +208,7 @@ class Settings(BaseSettings):
     @classmethod
     def _looks_are_apart(cls, reload: float) -> float:
         if 0 < reload < SHORTEST_RELOAD:
-            raise ConfigError(f"expected at least {SHORTEST_RELOAD:g} seconds between two looks, or 0 for none")
+            raise ConfigError(f"expected at least {SHORTEST_RELOAD:g} seconds between polls, or 0 for none")
         return reload
 
     @field_validator("secret")
@@ -248,7 +248,7 @@ def named_env_file() -> str | None:
     """Return the file that ``LIMITGATE_ENV_FILE`` names, or None. Raises `ConfigError` if the file does not exist."""
     name = os.environ.get(ENV_FILE)
     if name and not os.path.isfile(name):  # noqa: PTH113 - text that stays text
-        raise ConfigError(f"{ENV_FILE}: {name!r:.200} is no file, expected the path of one")
+        raise ConfigError(f"{ENV_FILE}: {name!r:.200} is not a file, expected the path of one")
     return name or None
 
 
@@ -260,7 +260,7 @@ def warn_about_environment() -> None:
     for name in sorted(given - known):
         if name.startswith(PREFIX):
             near = meant(name.removeprefix(PREFIX), Settings.model_fields)
-            cure = "take it away, or see help(limitgate.Settings)" if near is None else f"did you mean {PREFIX}{near.upper()}?"
+            cure = "remove it, or see help(limitgate.Settings)" if near is None else f"did you mean {PREFIX}{near.upper()}?"
             Diagnosis.UNKNOWN_VARIABLE.log(name, cure)
     if "*" in trusted_by_server():
         Diagnosis.SERVER_TRUSTS_ALL.log()

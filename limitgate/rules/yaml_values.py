@@ -24,13 +24,13 @@ def misread(node: Any, *, is_secret: bool) -> str | None:
     if node.tag not in _NUMBERS or node.style is not None or not _NOT_DECIMAL.fullmatch(text):
         return None
     if is_secret:
-        return "a number that is another one to YAML, expected decimal digits, or quotes around text"
+        return "a number that YAML reads differently, expected decimal digits, or quotes around text"
     try:
         number = f"{yaml.safe_load(text)}"
     except ValueError:  # a prefix without digits
-        return f"{text} is no number, expected decimal digits, or {text!r} in quotes for the text"
+        return f"{text} is not a number, expected decimal digits, or {text!r} in quotes for text"
     decimal = _ZEROS.sub(r"\1", text).replace("_", "") if re.fullmatch(r"[-+0-9_]+", text) else number
-    return f"{text} is {number} to YAML, expected {decimal} for the number, or {text!r} in quotes for the text"
+    return f"{text} is {number} in YAML, expected {decimal} for the number, or {text!r} in quotes for text"
 
 
 def hint(node: Any) -> str:
@@ -39,11 +39,11 @@ def hint(node: Any) -> str:
         return ""
     text = node.value
     if node.tag == f"{_TAG}bool":
-        return f"; {text} is {str(yaml.safe_load(text)).lower()} to YAML, and {text!r} in quotes is text"
+        return f"; {text} is {str(yaml.safe_load(text)).lower()} in YAML; write {text!r} in quotes for text"
     if node.tag == f"{_TAG}timestamp":
-        return f"; {text} is a date to YAML, and {text!r} in quotes is text"
+        return f"; {text} is a date in YAML; write {text!r} in quotes for text"
     if node.tag == f"{_TAG}str" and _OTHER_NUMBER.fullmatch(text):
-        return f"; {text} is text to YAML, and {_number(text):g} is the number"
+        return f"; {text} is text in YAML; write {_number(text):g} for the number"
     return ""
 
 

@@ -215,7 +215,7 @@ def test_in_a_rule_file(tmp_path: Path) -> None:
     (rule,) = load_rules(file).tiers["default"]
     assert rule.every_limit == (TEN,)
     file.write_text(text.format(10**30))
-    with pytest.raises(ConfigError, match=f"never fits into 10/second, expected at most {TEN.most}"):
+    with pytest.raises(ConfigError, match=f"exceeds 10/second, expected at most {TEN.most}"):
         load_rules(file)
 
 

@@ -143,11 +143,11 @@ def test_what_cannot_be_read_is_told_and_the_written_limits_apply(
         assert it.statuses(3) == [200, 200, 429]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
-    assert told[0].startswith("LG026 the limits that rule api is given at run time cannot be read")
+    assert told[0].startswith("LG026 rule api got invalid limits at run time")
     assert len(told[0]) < 400
 
 
-UNREADABLE = "the limits that rule api is given at run time cannot be read, so those that are written apply: "
+UNREADABLE = "rule api got invalid limits at run time, so its written limits apply: "
 
 
 @pytest.mark.parametrize("names", ["masked", "full", "off"])
@@ -445,7 +445,7 @@ def test_the_overview_says_that_it_is_by_code() -> None:
 
 
 def test_one_callable_stands_for_all() -> None:
-    with pytest.raises(ConfigError, match="2 callables, expected one, which may give a list"):
+    with pytest.raises(ConfigError, match="2 callables, expected one, which may return a list"):
         Rule("api", by_header, alater)
     with pytest.raises(ConfigError, match="is exempt and has limits"):
         Rule("api", by_header, exempt=True)
@@ -465,7 +465,7 @@ def test_a_callable_takes_a_request(given: Any) -> None:
 
 def test_limit_without_parentheses_is_told() -> None:
     """A view stands where the limits belong: it is told where it is made, or else with the first request."""
-    with pytest.raises(ConfigError, match=r"view cannot be called with a request, .* its limits in parentheses"):
+    with pytest.raises(ConfigError, match=r"view cannot be called with a request, .* limits in parentheses"):
 
         @limit
         def view() -> str:
@@ -477,11 +477,11 @@ def test_limit_without_parentheses_is_told() -> None:
 
     app = Starlette(routes=[Route("/", endpoint)])
     app.add_middleware(LimitGate, rules=[])
-    with pytest.raises(ConfigError, match=r"a Request is no endpoint, .* @limit\('5/minute'\)"):
+    with pytest.raises(ConfigError, match=r"a Request is not an endpoint, .* @limit\('5/minute'\)"):
         asyncio.run(asgi_reply(app))
 
 
 def test_limits_of_a_caller_are_a_mapping() -> None:
-    with pytest.raises(TypeError, match="limits that are a str, expected a mapping such as"):
+    with pytest.raises(TypeError, match="limits of a Caller are a str, expected a mapping such as"):
         Caller("me", limits="5/minute")  # type: ignore[arg-type]
     assert hash(Caller("me", limits={"api": "5/minute"})) is not None

@@ -62,7 +62,7 @@ def test_an_error_is_raised_and_told_once(opened: Callable[..., Site], told: Any
             it.ask()
     assert it.statuses(3, "/free") == [200, 200, 429]
     (line,) = told()
-    assert line.startswith("LG071 identify failed, and so do the requests that it was called for: " + PLACE)
+    assert line.startswith("LG071 identify failed, and so did its requests: " + PLACE)
     assert "secret" not in line
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_caller(opened: Callable[..., Site], told: Any, given: Any) -
         with pytest.raises(TypeError, match=f"identify gave a {type(given).__name__}, expected a Caller or None"):
             it.ask()
     (line,) = told()
-    assert f": it gave a {type(given).__name__}; expected a Caller or None" in line
+    assert f": it gave a {type(given).__name__}; expected identify to return a Caller or None" in line
     assert "ann" not in line
 
 

@@ -359,7 +359,7 @@ def test_what_is_reported(caplog: pytest.LogCaptureFixture) -> None:
         with internal_errors.logged_errors():
             raise UnforeseenError("a secret of a client")
     [message] = caplog.messages
-    assert message.startswith("LG020 UnforeseenError at tests.behaviours.test_internal_errors:")
+    assert message.startswith("LG020 internal error in LimitGate: UnforeseenError at tests.behaviours.test_internal_errors:")
     assert "secret" not in message
     failure = StoreError("no answer", "timeout")
     assert internal_errors.internal_error(failure) is failure

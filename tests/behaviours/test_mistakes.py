@@ -58,7 +58,7 @@ from tests.support.doors import asgi_reply
 RULES = [Rule("api", "5/minute")]
 Mistake = Callable[[], Any]
 A_LIST_OF_LIMITS = "expected each limit by itself, such as '5/second', '100/minute'"
-PARENTHESES = "@limit takes its limits in parentheses: @limit('5/minute')"
+PARENTHESES = "@limit takes limits in parentheses: @limit('5/minute')"
 
 
 async def asgi(scope: Any, receive: Any, send: Any) -> None:
@@ -179,7 +179,7 @@ LIMITS = {
 }
 
 IN_PYTHON = {
-    "a decorator with parentheses that has none": (exempt, "expected @exempt alone"),
+    "a decorator with parentheses that has none": (exempt, "expected @exempt on a line"),
     "middleware around nothing": (
         lambda: fastapi.FastAPI().add_middleware(LimitGate(rules=RULES)),
         "expected app.add_middleware(LimitGate, rules=...)",
@@ -188,19 +188,19 @@ IN_PYTHON = {
         lambda: LimitGateWSGI(rules=RULES),
         "expected app.wsgi_app = LimitGateWSGI(",
     ),
-    "a rule without a name": (lambda: Rule("5/minute"), "a rule's name stands before its limits"),
+    "a rule without a name": (lambda: Rule("5/minute"), "the name of a rule comes before its limits"),
     "a rule without limits": (lambda: Rule("api"), "expected limits, qps, qpm, qph, qpd, concurrency or adaptive"),
     "a misspelt field": (lambda: Rule("api", qpn=5), "did you mean 'qpm'?"),
     "another limiter's field": (lambda: Rule("api", rate="5/m"), "did you mean 'limits'?"),
     "another limiter's fields": (lambda: Rule("api", times=5, seconds=1), "times: unknown field, did you mean 'limits'?"),
-    "a limit for a count": (lambda: Rule("api", qps="5/second"), "text such as '5/second' stands under limits"),
+    "a limit for a count": (lambda: Rule("api", qps="5/second"), "write text such as '5/second' under limits"),
     "one limit for a list": (lambda: Rule("api", limits="5/m"), "a list such as ['5/second'"),
     "one method for a list": (lambda: Rule("api", qpm=5, methods="POST"), "a list such as ['POST']"),
     "a count as text": (lambda: Rule("api", qpm="5"), "qpm: expected a whole number, not '5'"),
     "a key part in capitals": (lambda: Rule("api", qpm=5, key=["IP"]), "key[0]: key part 'IP' is unknown, did you mean 'ip'?"),
     "a key part by its header": (lambda: Rule("api", qpm=5, key=["path", "X-Id"]), "key[1]: key part 'X-Id' is unknown"),
-    "a key function": (lambda: Rule("api", qpm=5, key=[view]), "'caller' and the option identify"),
-    "a cookie for a key": (lambda: Rule("api", qpm=5, key=["cookie:session"]), "'caller', whom the option identify names"),
+    "a key function": (lambda: Rule("api", qpm=5, key=[view]), "'caller' with the option identify"),
+    "a cookie for a key": (lambda: Rule("api", qpm=5, key=["cookie:session"]), "'caller' with the option identify"),
     "a path without a slash": (lambda: Rule("api", qpm=5, path="api/**"), "does not begin with '/'"),
     "a path of Flask": (lambda: Rule("api", qpm=5, path="/items/<int:id>"), "expected '/items/{id}'"),
     "a path of Starlette": (lambda: Rule("api", qpm=5, path="/files/{p:path}"), "expected '/files/**'"),
@@ -229,15 +229,15 @@ IN_PYTHON = {
         lambda: gate(rules=[Rule("api", qpm=5), Rule("b", qpm=9, replaces=["apy"])]),
         "rules[1].replaces[0]: there is no rule 'apy', did you mean 'api'?",
     ),
-    "one name for two rules": (lambda: gate(rules=[*RULES, *RULES]), "rules[1].name: rule 'api' is there twice"),
+    "one name for two rules": (lambda: gate(rules=[*RULES, *RULES]), "rules[1].name: rule 'api' is duplicated"),
 }
 
 OPTIONS = {
     "no rules": (lambda: LimitGate(asgi), "expected rules=... or LIMITGATE_RULES"),
-    "one rule for a list": (lambda: gate(rules=RULES[0]), "expected a list of them: rules=[Rule('api', ...)]"),
+    "one rule for a list": (lambda: gate(rules=RULES[0]), "expected a list: rules=[Rule('api', ...)]"),
     "limits for rules": (lambda: gate(rules=["5/minute"]), "expected the path of a file or a folder, a list of Rule"),
     "YAML for its path": (lambda: gate(rules="rules:\n  - name: api\n"), "expected the path of a rule file"),
-    "a folder that is not there": (lambda: gate(rules="no/such"), f"a folder of them, looked up from {Path.cwd()}"),
+    "a folder that is not there": (lambda: gate(rules="no/such"), f"a folder of rule files, relative to {Path.cwd()}"),
     "a misspelt option": (lambda: gate(trusted_proxy=["10.0.0.1"]), "did you mean 'trusted_proxies'?"),
     "another limiter's option": (lambda: gate(storage_uri="redis://h"), "did you mean 'store'?"),
     "another limiter's option on WSGI": (lambda: LimitGateWSGI(wsgi, fail_open=True), "did you mean 'on_error'?"),
@@ -262,11 +262,11 @@ OPTIONS = {
     ),
     "a handler of refusals on WSGI": (
         lambda: LimitGateWSGI(wsgi, rules=RULES, on_denied=view),
-        "expected a callable (environ, start_response); a handler (request, error) is registered",
+        "expected a callable (environ, start_response); register a handler (request, error)",
     ),
     "a cost that is none": (
         lambda: asked(Rule("api", "5/minute", cost=lambda _: None)),
-        "the cost of rule 'api' gave a NoneType, expected an integer",
+        "the cost of rule 'api' returned a NoneType, expected an integer",
     ),
     "a policy that is none": (lambda: gate(on_error="fail"), "expected 'open', 'closed' or 'local'"),
     "identify without a request": (
@@ -276,7 +276,7 @@ OPTIONS = {
     "identify that gives text": (lambda: asked(identify=lambda _: "ann"), "identify gave a str, expected a Caller or None"),
     "a cost below nothing": (
         lambda: asked(Rule("api", "5/m", cost=lambda _: -1)),
-        "the cost of rule 'api' gave -1, expected at",
+        "the cost of rule 'api' returned -1, expected at",
     ),
     "a parameter by a framework's name": (lambda: asked(identify=lambda r: Caller(r.query_params["u"])), "query, caller"),
     "a cookie by a framework's name": (
@@ -295,13 +295,13 @@ OPTIONS = {
         "the limits given at run time cannot be read",
     ),
     "limits by async code on WSGI": (lambda: asked_wsgi(Rule("api", later)), "expected a plain function under WSGI"),
-    "a caller's id that is a number": (lambda: Caller(42), "expected both to be text"),
+    "a caller's id that is a number": (lambda: Caller(42), "expected text for both"),
     "a caller's id that is empty": (
         lambda: Caller(""),
-        "expected text that tells it from others, or None in place of the Caller",
+        "expected unique text, or None instead of the Caller",
     ),
     "a caller's limits without rules": (lambda: Caller("a", limits="5/m"), "such as {'api': '500/minute'}"),
-    "rules for their path": (lambda: load_rules(RULES), "rules in Python make a RuleSet([...])"),
+    "rules for their path": (lambda: load_rules(RULES), "in Python use RuleSet([...])"),
     "a file for a rule set": (lambda: RuleSet("config/"), "load_rules reads files"),
     "rules where a request goes": (lambda: usage("api"), "expected a framework's request, a scope or an environ"),
 }
@@ -339,7 +339,7 @@ PLACES = {
     "@limit on an application": (lambda: limit("5/minute")(fastapi.FastAPI()), "expected a rule with their path"),
     "@limit on a blueprint": (lambda: limit("5/minute")(flask.Blueprint("shop", "shop")), "expected a rule with their path"),
     "@exempt on a router": (lambda: exempt(fastapi.APIRouter()), "expected a rule with their path"),
-    "@limit on what is no endpoint": (lambda: limit("5/minute")(view)("ann"), "that is no endpoint, Limiter.limited"),
+    "@limit on what is no endpoint": (lambda: limit("5/minute")(view)("ann"), "that is not an endpoint, Limiter.limited"),
     "a dependency without its limits": (lambda: depending_on(RateLimit), "expected Depends(RateLimit('5/minute'))"),
     "another limiter's option of @limit": (lambda: limit("5/minute", key_func=view), "did you mean 'key'?"),
     "a path for @limit": (lambda: limit("5/minute", path="/login"), "expected one of methods, "),
@@ -554,15 +554,15 @@ def test_a_mistake_is_told_with_its_cure(mistake: Mistake, cure: str) -> None:
 
 
 IN_YAML = {
-    "a tab": ("rules:\n\t- name: api\n", 2, "expected blanks instead of tabs"),
+    "a tab": ("rules:\n\t- name: api\n", 2, "expected spaces instead of tabs"),
     "one rule for a list": ("rule:\n  - name: api\n    qpm: 5\n", 1, "rule: unknown field, did you mean 'rules'?"),
     "names for a list": ("rules:\n  api:\n    qpm: 5\n", 1, "rules: expected a list such as [{name: api, qpm: 100}]"),
     "fields of one rule apart": (
         "rules:\n  - name: api\n   qpm: 5\n",
         3,
-        "expected all fields of one rule below each other, indented alike",
+        "expected all fields of a rule below each other, with equal indentation",
     ),
-    "a field below its rule's dash": ("rules:\n  - name: api\n  qpm: 5\n", 3, "indented alike"),
+    "a field below its rule's dash": ("rules:\n  - name: api\n  qpm: 5\n", 3, "with equal indentation"),
     "text for a header": (
         "callers:\n  - {id: a, header: X-A}\n",
         2,
@@ -571,13 +571,13 @@ IN_YAML = {
     "several tiers in one file": (
         "rules:\n  - {name: api, qpm: 5}\n---\ntier: vip\nrules: []\n",
         3,
-        "each tier has a file of its own",
+        "each tier has its own file",
     ),
     "nothing": ("", 1, "empty, expected tier, callers and rules"),
     "a list at the top": ("- name: api\n  qpm: 5\n", 1, "expected a mapping with tier, callers and rules"),
     "a name for a rule": ("rules:\n  - api\n", 2, "rules[0]: expected a mapping, for example {name: api"),
-    "no name": ("rules:\n  - path: /a\n    qpm: 5\n", 2, "rules[0]: a rule without a name"),
-    "a number for a name": ("rules:\n  - name: 404\n    qpm: 5\n", 2, "in quotes it is text"),
+    "no name": ("rules:\n  - path: /a\n    qpm: 5\n", 2, "rules[0]: a rule has no name"),
+    "a number for a name": ("rules:\n  - name: 404\n    qpm: 5\n", 2, "use quotes for text"),
     "a misspelt field": ("rules:\n  - name: api\n    qpn: 5\n", 3, "rules[0].qpn: unknown field, did you mean 'qpm'?"),
     "a burst by itself": (
         "rules:\n  - name: api\n    qpm: 5\n    burst: 9\n",
@@ -592,7 +592,7 @@ IN_YAML = {
     "a time of day": (
         "rules:\n  - name: api\n    limits: [1:30]\n",
         3,
-        "rules[0].limits[0]: 1:30 is 90 to YAML, expected 90 for the number, or '1:30' in quotes",
+        "rules[0].limits[0]: 1:30 is 90 in YAML, expected 90 for the number, or '1:30' in quotes",
     ),
     "a header as a mapping": ("rules:\n  - name: api\n    qpm: 5\n    key: [header: X-Id]\n", 4, "such as header:X-Id"),
     "a policy that YAML reads": (
@@ -605,7 +605,7 @@ IN_YAML = {
         3,
         "expected quotes around text",
     ),
-    "a field twice": ("rules:\n  - name: api\n    qpm: 5\n    qpm: 6\n", 4, "rules[0].qpm: expected once, is there twice"),
+    "a field twice": ("rules:\n  - name: api\n    qpm: 5\n    qpm: 6\n", 4, "rules[0].qpm: duplicate field, expected it once"),
     "a tier without a file": (
         "rules:\n  - name: api\n    qpm: 5\n    tier: vip\n",
         4,
@@ -638,12 +638,12 @@ def test_a_mistake_in_a_file_is_told_with_its_place_and_cure(text: str, line: in
 
 
 VARIABLES = {
-    "LIMITGATE_TIMEOUT": ("soon", "'1h' or '1d', not 'soon' (by the variable LIMITGATE_TIMEOUT)"),
+    "LIMITGATE_TIMEOUT": ("soon", "'1h' or '1d', not 'soon' (from the variable LIMITGATE_TIMEOUT)"),
     "LIMITGATE_ENABLED": ("off?", "expected true or false"),
-    "LIMITGATE_TRUSTED_PROXIES": ("[10.0.0.1]", 'as JSON ["10.0.0.1", "::1"], or without brackets'),
+    "LIMITGATE_TRUSTED_PROXIES": ("[10.0.0.1]", 'in JSON ["10.0.0.1", "::1"] or separated by commas'),
     "LIMITGATE_HEADERS": (
         "x-ratelimit draft-11",
-        "headers: 'x-ratelimit draft-11' has blanks, expected commas between entries",
+        "headers: 'x-ratelimit draft-11' contains spaces, expected commas between entries",
     ),
     "LIMITGATE_RULES": ("", "rules are missing, expected rules=... or LIMITGATE_RULES"),
     "LIMITGATE_STORE": ("", "store: empty, expected memory://"),
@@ -668,7 +668,7 @@ def test_a_mistake_in_the_environment_is_told_with_its_cure(
     [
         ("LIMITGATE_STOR", "did you mean LIMITGATE_STORE?"),
         ("LIMITGATE_REDIS_URL", "did you mean LIMITGATE_STORE?"),
-        ("LIMITGATE_COLOUR", "take it away, or see help(limitgate.Settings)"),
+        ("LIMITGATE_COLOUR", "remove it, or see help(limitgate.Settings)"),
     ],
 )
 def test_a_variable_that_is_none_is_told_with_the_one_that_is(
@@ -677,7 +677,7 @@ def test_a_variable_that_is_none_is_told_with_the_one_that_is(
     monkeypatch.setenv(variable, "x")
     with caplog.at_level(logging.WARNING, "limitgate"):
         gate()
-    assert f"{variable} is no setting of LimitGate and is ignored; {cure}" in caplog.text
+    assert f"{variable} is not a setting of LimitGate and is ignored; {cure}" in caplog.text
 
 
 def test_a_refusal_that_is_taken_for_true_is_told() -> None:
@@ -713,7 +713,7 @@ def test_an_option_of_django_that_there_is_not_is_told_with_the_one_that_is(monk
 def test_a_file_for_other_callers_that_names_no_tier_is_told(tmp_path: Path) -> None:
     for name in ("a.yaml", "vip.yaml"):
         (tmp_path / name).write_text("rules:\n  - {name: api, qpm: 5}\n")
-    with pytest.raises(ConfigError, match=r"vip\.yaml:1: tier: .* and tier: NAME in those for other callers"):
+    with pytest.raises(ConfigError, match=r"vip\.yaml:1: tier: .* and tier: NAME in files for other callers"):
         load_rules(tmp_path)
 
 

@@ -103,4 +103,4 @@ def test_months_are_no_days() -> None:
     assert (changes(days, months).changed, changes(days, months).begun_anew) == (("a",), ())
     assert most_within(31 * 86400, [Limit("5/month", **FIXED)]) == 15
     (oddity,) = review(RuleSet([Rule("a", "5/month", "9/month", **FIXED)]))
-    assert "9/month never refuses, as 5/month always does so before" in oddity.message
+    assert "9/month never refuses, because 5/month always refuses first" in oddity.message

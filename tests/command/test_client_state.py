@@ -100,13 +100,13 @@ def test_a_ban_that_the_gate_heeds(world: World) -> None:
     assert listed["key"] == banned["key"] == "keyed ip=20….7 api_key=ses…now"
     assert "a scraper" in world.run("bans").stdout
     assert re.match(
-        r"would be refused, again in .+, as it is banned\n", world.run("peek", *world.of("keyed", "--api-key", KEY)).stdout
+        r"a request would be refused: banned, retry in .+\n", world.run("peek", *world.of("keyed", "--api-key", KEY)).stdout
     )
-    assert "as it is banned" in world.run("reset", *world.of("keyed", "--api-key", KEY), "-y").stdout
+    assert "banned" in world.run("reset", *world.of("keyed", "--api-key", KEY), "-y").stdout
     pardoned = world.run("pardon", *world.of("keyed", "--api-key", KEY), feed="y\n")
     assert pardoned.exit_code == 0
     assert world.json("bans") == []
-    assert world.run("bans").stdout == "nobody is banned by this command\n"
+    assert world.run("bans").stdout == "no client is banned by this command\n"
     assert world.json("peek", *world.of("keyed", "--api-key", KEY))["remaining"] == 2
     assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "reset", "ban"]
     assert "a scraper" in world.run("bans", "--log").stdout
@@ -120,7 +120,7 @@ def test_a_limiters_key(world: World) -> None:
         world.json("ban", "user:42", "--for", "90s", "-y")
         assert not limiter.hit("user:42", "2/day").allowed
         assert 80 < world.json("peek", "user:42", status=1)["retry_after"] <= 90
-        assert "as it is banned" in world.run("peek", "user:42", "2/day").stdout
+        assert "banned" in world.run("peek", "user:42", "2/day").stdout
         world.json("pardon", "user:42", "-y")
         assert world.run("peek", "user:42").stdout.startswith("not banned")
         world.json("reset", "user:42", "2/day", "-y")
@@ -145,7 +145,7 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     whom = world.of("api", "--ip", IP)
     refused, unanswered, dry = world.run(verb, *whom, feed="n\n"), world.run(verb, *whom), world.run(verb, *whom, "--dry-run")
     assert [result.exit_code for result in (refused, unanswered, dry)] == [1, 2, 0]
-    assert "Nobody can be asked, expected -y" in unanswered.output
+    assert "Standard input is closed, expected -y" in unanswered.output
     assert all("20….7" in result.output for result in (refused, unanswered, dry))
     assert world.json("peek", *whom, status=1)["remaining"] == 0
     assert world.json("bans", "--log") == []
@@ -154,7 +154,7 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     for peeked in (world.json("peek", *whom, status=1), world.json("peek", *whom, "--path", "/api/hello", status=1)):
         assert peeked["retry_after"] is None
         assert [window["retry_after"] for window in peeked["windows"]] == [None]
-    assert "would be refused, as it is banned permanently" in world.run("peek", *whom).stdout
+    assert "would be refused: banned permanently" in world.run("peek", *whom).stdout
     assert "banned permanently" in world.run("ban", *whom, "-y").stdout
 
 
@@ -180,13 +180,13 @@ def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
     closes = 'exec "$@" <&-'
     command = [sys.executable, "-m", "limitgate", "ban", "key", "--store", "redis://127.0.0.1:1"]
     process = subprocess.run(["sh", "-c", closes, "sh", *command], capture_output=True, text=True, timeout=60, check=False)
-    assert (process.returncode, "Nobody can be asked, expected -y" in process.stderr) == (2, True)
+    assert (process.returncode, "Standard input is closed, expected -y" in process.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (["peek"], 2, "expected whose state it is"),
+        (["peek"], 2, "expected a client"),
         (["peek", "key", "--rule", "api"], 2, "not both"),
         (["reset", "key", "-y"], 2, "expected the limits of 'key'"),
         (["peek", "--rules", "missing", "--rule", "api"], 1, "expected a rule file or a folder"),
@@ -195,7 +195,7 @@ def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
         (
             ["peek", "--rules", "{rules}", "--rule", "nope"],
             2,
-            "expected one of api, keyed, headed; for a limit in code, limiter.bucket",
+            "expected one of api, keyed, headed; for a limit in code use limiter.bucket",
         ),
         (["peek", "--rules", "{rules}", "--rule", "api"], 2, "expected --ip\n"),
         (["peek", "--rules", "{rules}", "--rule", "keyed"], 2, "expected --api-key, or --ip as the address"),
@@ -207,7 +207,7 @@ def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
         (["ban", "key", "--for", "0"], 2, "expected more than 0"),
         (["ban", "key", "--for", "36601d"], 2, "at most 100 years"),
         (["bans", "--timeout", "0"], 2, "0<x<=60"),
-        (["bans", "--store", "memory://"], 2, "that of one process"),
+        (["bans", "--store", "memory://"], 2, "belongs to a single process"),
         (["bans", "--store", "ftp://h"], 2, "ftp"),
         (["bans", "--store", "redis://127.0.0.1:1", "--timeout", "1"], 3, ""),
     ],
@@ -236,7 +236,7 @@ def test_a_rule_that_counts_by_path_wants_one(redis_server: RedisServer, tmp_pat
     """Else it is said whose bucket is shown, as that of the pattern may be nobody's; not of a rule for a single path."""
     world = World(redis_server.url, tmp_path)
     shown = world.run("peek", *world.of("api", "--ip", IP))
-    assert "that of /api/**, which only a service counts by whose routes are not known; expected --path" in shown.stderr
+    assert "that of /api/**, which a service uses only if its routes are unknown; expected --path" in shown.stderr
     assert "expected" not in shown.stdout
     for words in (world.of("api", "--ip", IP, "--path", "/api/hello"), world.of("keyed", "--api-key", KEY)):
         assert not world.run("peek", *words).stderr
@@ -285,7 +285,7 @@ def test_a_change_that_cannot_be_noted_is_told_as_made(redis_server: RedisServer
     result = world.run("ban", *world.of("keyed", "--ip", IP), "-y")
     assert result.exit_code == 3
     assert result.stderr.startswith("limitgate: the ban of keyed ip=20….7 is in effect, but the journal does not tell of it: ")
-    assert "as it is banned" in world.run("peek", *world.of("keyed", "--ip", IP)).stdout
+    assert "banned" in world.run("peek", *world.of("keyed", "--ip", IP)).stdout
 
 
 def test_the_journal_is_bounded_and_loses_nothing(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

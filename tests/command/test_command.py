@@ -80,8 +80,8 @@ def test_warnings_of_the_service_are_told_unless_the_error_says_the_same(verb: A
         click.echo("found")
 
     def fails() -> None:
-        log.error("LG022 %s refuses the login: %s", "Redis", "the password is wrong")
-        log.error("LG024 %s and its URL do not agree on TLS: %s", "Redis", "use rediss://")
+        log.error("LG022 %s rejects the login: %s", "Redis", "the password is wrong")
+        log.error("LG024 %s and its URL disagree on TLS: %s", "Redis", "use rediss://")
         raise StoreError("no connection to Redis: the password is wrong")
 
     result = verb(warns).invoke(group.limitgate, ["probe"])
@@ -89,7 +89,7 @@ def test_warnings_of_the_service_are_told_unless_the_error_says_the_same(verb: A
     result = verb(fails).invoke(group.limitgate, ["probe"])
     assert result.exit_code == 3
     assert result.output.splitlines() == [
-        "LG024 Redis and its URL do not agree on TLS: use rediss://",
+        "LG024 Redis and its URL disagree on TLS: use rediss://",
         "limitgate: no connection to Redis: the password is wrong",
     ]
 
@@ -193,7 +193,7 @@ def test_rules_without_tests_are_checked_without_a_gate(tmp_path: Path) -> None:
     code = f"import sys; from limitgate.command.group import limitgate; limitgate({words}, standalone_mode=False)"
     code += "; print({'asyncio', 'pydantic_settings', 'rich', 'limitgate.gate', 'limitgate.stores'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert "no mistakes" in result.stdout
+    assert "no errors" in result.stdout
     assert result.stdout.endswith("\nset()\n")
 
 

@@ -70,7 +70,7 @@ def test_an_application_brings_its_own_rules(run: Run) -> None:
 def test_one_client_under_rules_in_python(run: Run, redis_server: RedisServer) -> None:
     words = ["--store", redis_server.url, "--rules", "shop_in_python:star", "--rule", "api", "--ip", "203.0.113.7"]
     result = run("peek", *words)
-    assert (result.exit_code, "5 of 5 left" in result.stdout) == (0, True)
+    assert (result.exit_code, "5 of 5 remaining" in result.stdout) == (0, True)
 
 
 def test_limits_from_code_are_said(run: Run, redis_server: RedisServer) -> None:
@@ -79,7 +79,7 @@ def test_limits_from_code_are_said(run: Run, redis_server: RedisServer) -> None:
     missing = run(*words)
     assert (missing.exit_code, "expected --limits as those of this client" in missing.stderr) == (2, True)
     given = run(*words, "--limits", "7/minute", "--limits", "9/day")
-    assert (given.exit_code, "7 of 7 left" in given.stdout) == (0, True)
+    assert (given.exit_code, "7 of 7 remaining" in given.stdout) == (0, True)
     wrong = run(*words, "--limits", "7/fortnight")
     assert (wrong.exit_code, "'fortnight' is no unit" in wrong.stderr) == (2, True)
 
@@ -87,10 +87,10 @@ def test_limits_from_code_are_said(run: Run, redis_server: RedisServer) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--rules", "shop_in_python:bare"], "no LimitGate around it is seen, expected an application with one"),
+        (["--rules", "shop_in_python:bare"], "no LimitGate found around the application, expected one"),
         (["--rules", "shop_in_python:gone"], "has no attribute 'gone', expected MODULE:APP"),
-        (["--app", "shop_in_python:bare"], "no LimitGate around it is seen"),
-        ([], "expected --rules, or --app with rules of its own"),
+        (["--app", "shop_in_python:bare"], "no LimitGate found around the application"),
+        ([], "expected --rules, or --app with its own rules"),
     ],
 )
 def test_what_leads_to_no_rules_is_wrong_usage(run: Run, words: list[str], told: str) -> None:
@@ -104,10 +104,10 @@ def test_rules_in_python_are_checked(run: Run) -> None:
     odd = run("check", "--strict", "shop_in_python:ODD")
     assert odd.exit_code == 1
     assert "shop_in_python:ODD: warning: rule 'api': limits[0]: 10/second never refuses" in odd.stdout
-    assert "rule 'mine': key: counts by caller, but none are listed" in odd.stdout
+    assert "rule 'mine': key: counts by caller, but no callers are listed" in odd.stdout
     assert "counts by caller" not in run("check", "--identify", "shop_in_python:ODD").stdout
     twice = run("check", "shop_in_python:TWICE")
-    assert (twice.exit_code, "shop_in_python:TWICE: rules[1].name: rule 'api' is there twice" in twice.stdout) == (1, True)
+    assert (twice.exit_code, "shop_in_python:TWICE: rules[1].name: rule 'api' is duplicated" in twice.stdout) == (1, True)
 
 
 def test_a_file_with_a_colon_in_its_name_is_a_file(run: Run) -> None:

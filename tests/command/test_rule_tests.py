@@ -32,9 +32,9 @@ def test_a_test_that_fails_is_a_mistake_with_its_line(tmp_path: Path) -> None:
     result = check(file)
     assert result.exit_code == 1
     assert result.stdout == (
-        f"{file}/rules.yaml:5: tests[0].expect.remaining: expected 5, was 4, in the answer "
+        f"{file}/rules.yaml:5: tests[0].expect.remaining: expected 5, got 4, in the answer "
         "{allowed: true, rule: a, remaining: 4, tier: default, retry_after: 0}\n"
-        f"{file}: 1 mistake, 15 metric series\n"
+        f"{file}: 1 error, 15 metric series\n"
     )
 
 

@@ -222,18 +222,18 @@ def test_without_routes_a_path_of_one_request_is_refused(shop: Shop, verb: str, 
     assert f"such as '{template}'; expected that as --path, or --app MODULE:APP, which knows the routes" in result.stderr
     assert shop.run("peek", *words, "--path", template).exit_code == 0
     wrong = shop.run("peek", *words, "--path", "/login")
-    assert (wrong.exit_code, f"rule {rule} is not for this path" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, f"rule {rule} does not match this path" in wrong.stderr) == (2, True)
 
 
 def test_a_bucket_that_nobody_has_used_is_said_to_be_one(shop: Shop, tmp_path: Path) -> None:
     """Where the routes are not known it may be the wrong one: words look like templates."""
     (tmp_path / "rules.yaml").write_text(RULES)
     words = ["--store", shop.url, "--key-prefix", shop.prefix, "--rules", "rules.yaml", "--rule", "api", *ANN]
-    said = "this client has used nothing under /api/users/ann or /api/**; if the route has parameters"
+    said = "this client has no usage under /api/users/ann or /api/**; if the route has parameters"
     for verb in ("peek", "reset", "ban"):
         result = shop.run(verb, *words, "--path", "/api/users/ann", *([] if verb == "peek" else ["-y"]))
         assert (result.exit_code, said in result.stdout) == (0, True)
-    assert said not in shop.run("peek", *words, "--path", "/api/users/ann").stdout  # as it is banned
+    assert said not in shop.run("peek", *words, "--path", "/api/users/ann").stdout  # banned
 
 
 def test_callers_are_those_that_the_service_identifies(shop: Shop) -> None:
@@ -367,10 +367,10 @@ def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:
     [
         ("SHOP:create_app(", "expected a call with literal arguments"),
         ("SHOP:create_app(url)", "expected a call with literal arguments"),
-        ("SHOP:create_app(1, 2, 3, 4)", "TypeError when it was imported"),
+        ("SHOP:create_app(1, 2, 3, 4)", "TypeError during the import"),
         ("SHOP:nothing()", "has no attribute 'nothing'"),
         ("SHOP:RULES", "is a list of rules, expected an application"),
-        ("SHOP:NO_APP", "no LimitGate around it is seen"),
+        ("SHOP:NO_APP", "no LimitGate found around the application"),
     ],
 )
 def test_what_is_no_application_is_told(shop: Shop, name: str, told: str) -> None:

@@ -21,17 +21,17 @@ from tests.support.redis_server import RedisServer
 
 PAGE = "docs/operating.md"
 EXPECTED = [
-    ("explain --id", 1, "no rule of these refused"),
+    ("explain --id", 1, "none of these rules refused"),
     ("explain POST", 1, "would be refused"),
     ("peek --rules", 1, "would be refused"),
-    ("reset --rules", 0, "reset; a request"),
+    ("reset --rules", 0, "reset"),
     ("ban --rules", 0, "banned for 1 h"),
     ("bans", 0, "scraper"),
     ("pardon --rules", 0, "pardoned"),
     ("bans --log", 0, "ticket 7"),
     ("check config/", 0, ""),
     ("replay access.log", 0, "refused"),
-    ("bans", 0, "nobody is banned"),
+    ("bans", 0, "no client is banned"),
 ]
 """The beginning of each command in the order of the page, its exit status, and what it prints."""
 

@@ -82,7 +82,7 @@ def test_what_is_right_is_not_told(settings: dict[str, Any]) -> None:
         (RULES | {"ON_DENIED": "json.dump"}, "E002", "on_denied: dump cannot be called with (request)"),
         (RULES | {"RULES": None}, "E003", "rules are missing"),
         (RULES | {"RULES": "/nowhere/at/all"}, "E003", "/nowhere/at/all"),
-        (RULES | {"RULES": [7]}, "E003", "7 is no Rule"),
+        (RULES | {"RULES": [7]}, "E003", "7 is not a Rule"),
     ],
     ids=str,
 )

@@ -462,7 +462,7 @@ def test_dependencies_replaced_for_a_test() -> None:
         (Depends(current_user), "expected a list"),
         (HeaderUser, "expected a list"),
         ("ip", "key: expected a list"),
-        ([], "key: expected at least one, or to be left out"),
+        ([], "key: expected at least one entry, or omit the field"),
         (["user_id"], "key part 'user_id' is unknown"),
         ([current_user, "user_id"], "key part 'user_id' is unknown"),
         ([5], r"key\[0\]: expected text"),

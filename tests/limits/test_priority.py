@@ -98,15 +98,15 @@ MISTAKES = [
     ({"limits": ["2/minute"]}, "has room for 2 of which 2 would be kept"),
     ({"limits": ["100/minute", "5/second burst 2"]}, "5/second burst 2 has room for 2"),
     ({"limits": [{"limit": "10/second", "warm_up": 5}]}, "has room for 1 of which"),
-    ({"limits": ["100/minute"], "lease": 10}, "has a lease, which is taken for any priority, expected no reserve"),
+    ({"limits": ["100/minute"], "lease": 10}, "has a lease, which all priorities share, expected no reserve"),
     ({"limits": [{"limit": "100/minute", "lease": 10}]}, "expected no reserve"),
-    ({"limits": [{"limit": "100/minute", "borrow": True}]}, "lets borrow, so that any priority may take everything"),
-    ({"limits": ["100/minute"], "max_delay": 1}, "has a max_delay, and turns come one after the other"),
+    ({"limits": [{"limit": "100/minute", "borrow": True}]}, "borrow, which lets any priority use everything"),
+    ({"limits": ["100/minute"], "max_delay": 1}, "has a max_delay, which queues requests"),
     ({"exempt": True}, "is exempt, expected no reserve"),
-    ({"limits": ["100/minute"], "cost": 61}, "cost 61 never fits into 100/minute burst 60, expected at most 60"),
+    ({"limits": ["100/minute"], "cost": 61}, "cost 61 exceeds 100/minute burst 60, expected at most 60"),
     ({"limits": ["100/minute"], "cost": 81, "priority": "normal"}, "expected at most 80"),
     ({"limits": ["100/minute"], "priority": "urgent"}, "priority: expected 'high', 'normal' or 'low', not 'urgent'"),
-    ({"limits": ["100/minute"], "reserve": None, "priority": "low"}, "expected no priority, or reserve with it"),
+    ({"limits": ["100/minute"], "reserve": None, "priority": "low"}, "expected no priority, or a reserve"),
 ]
 
 

@@ -230,7 +230,7 @@ def test_the_format_is_found() -> None:
     assert format_of([b"", line], "log") == "json"
     assert format_of([b"# comment"] * 1000 + [line], "log") == "json"
     assert format_of([b"", b" "], "log") == "combined"
-    with pytest.raises(ConfigError, match=r"log: no line is of a request, expected the common or combined format"):
+    with pytest.raises(ConfigError, match=r"log: no line has a request, expected the common or combined format"):
         format_of([b"nonsense"], "log")
 
 
@@ -278,14 +278,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, line: by
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     """A file that is missing, a folder, one that is cut off."""
-    with pytest.raises(ConfigError, match="No such file or directory, expected an access log that can be read"):
+    with pytest.raises(ConfigError, match="No such file or directory, expected a readable access log"):
         Log(str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="Is a directory"):
         Log(str(tmp_path))
     cut = tmp_path / "cut.gz"
     whole = b"\n".join(b'h - - %b "GET /%d HTTP/1.1" 200 1' % (TIME, number) for number in range(9))
     cut.write_bytes(gzip.compress(whole)[:-9])
-    with pytest.raises(ConfigError, match=r"cut.gz: .* expected an access log"):
+    with pytest.raises(ConfigError, match=r"cut.gz: .* expected a readable access log"):
         lines_of(Log(str(cut)))
 
 

@@ -32,11 +32,11 @@ def told(before: list[Rule], after: list[Rule]) -> str:
         ([Rule("api", "5/second", path="/api/**", shadow=True)], "changed api"),
         (
             [Rule("api", Limit("5/second", algorithm="sliding_log"), path="/api/**")],
-            "changed api; begun anew api (sliding_log instead of gcra)",
+            "changed api; buckets reset api (sliding_log instead of gcra)",
         ),
         (
             [Rule("api", "5/second", path="/api/**", key=["caller", "ip"])],
-            "changed api; begun anew api (key caller, ip instead of ip)",
+            "changed api; buckets reset api (key caller, ip instead of ip)",
         ),
     ],
 )
@@ -48,7 +48,7 @@ def test_rules(after: list[Rule], expected: str) -> None:
 def test_a_rule_that_counts_by_path_begins_anew_with_another_one() -> None:
     """Where the framework's routes are not known, its own pattern is in its keys."""
     before, after = (Rule("a", "1/s", path=path, key=["path", "ip"]) for path in ("/a", "/b"))
-    assert told([before], [after]) == "changed a; begun anew a (path, by which it counts)"
+    assert told([before], [after]) == "changed a; buckets reset a (path, which is part of its key)"
 
 
 def test_callers() -> None:

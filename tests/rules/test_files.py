@@ -95,7 +95,7 @@ def test_a_set_has_at_most_so_many_rules(tmp_path: Path, monkeypatch: pytest.Mon
     written(tmp_path, c__yaml="tier: gold\nrules: [{name: api, qps: 9}]", d__yaml="{")
     with pytest.raises(ConfigError) as caught:
         load_rules(tmp_path)
-    assert str(caught.value) == f"{tmp_path}: rules: 5 rules so far, expected at most 4"
+    assert str(caught.value) == f"{tmp_path}: rules: 5 rules or more, expected at most 4"
 
 
 def test_ten_thousand_rules_are_read(tmp_path: Path) -> None:

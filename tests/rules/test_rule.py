@@ -301,9 +301,9 @@ def test_an_exempt_rule_may_name_a_lease() -> None:
         ({"state": [401]}, "charge_if.state: unknown field, did you mean 'status'[?] expected one of status, status_not"),
         (
             {"status": ["401"]},
-            r"charge_if.status\[0\]: '401' is no status, expected a number such as 401 or a class such as 5xx",
+            r"charge_if.status\[0\]: '401' is not a status, expected a number such as 401 or a class such as 5xx",
         ),
-        ({"status": [401, 5]}, r"charge_if.status\[1\]: 5 is no status"),
+        ({"status": [401, 5]}, r"charge_if.status\[1\]: 5 is not a status"),
         ({}, r"charge_if: expected either status or status_not, for example {status: \[401, 403\]}"),
     ],
 )
@@ -498,14 +498,14 @@ def test_the_order_of_rules_does_not_matter_for_the_overlay() -> None:
 def test_two_rules_of_one_name_in_a_tier_are_a_mistake(tier: str) -> None:
     """A name is unique within a tier, since it names the bucket; the message says which and where."""
     rules = [Rule("a", "1/s"), Rule("x", "1/s", tier=tier), Rule("x", "2/s", tier=tier)]
-    with pytest.raises(ConfigError, match=f"'x'.*twice.*'{tier}'.*expected") as caught:
+    with pytest.raises(ConfigError, match=f"'x'.*duplicated.*'{tier}'.*expected") as caught:
         RuleSet(rules)
     assert caught.value.field == ("rules", 2, "name")
 
 
 def test_a_rule_of_no_tier_is_of_the_default_tier() -> None:
     """Leaving the tier out and writing default are the same, so one name cannot be in both."""
-    with pytest.raises(ConfigError, match="twice"):
+    with pytest.raises(ConfigError, match="duplicated"):
         RuleSet([Rule("a", "1/s"), Rule("a", "2/s", tier="default")])
 
 
@@ -514,11 +514,11 @@ def test_a_rule_of_no_tier_is_of_the_default_tier() -> None:
     [
         ({"key": "ip"}, r"key: expected a list such as \['path', 'ip'\], not 'ip'"),
         ({"methods": "POST"}, r"methods: expected a list such as \['POST'\], not 'POST'"),
-        ({"key": [{"header": "x"}]}, r"key\[0\]: a mapping, expected text without a blank .*, such as header:X-Id"),
+        ({"key": [{"header": "x"}]}, r"key\[0\]: a mapping, expected text without a space .*, such as header:X-Id"),
         ({"charge_if": [401]}, r"charge_if: expected a mapping, for example \{status: \[401, 403\]\}, not \[401\]"),
         ({"charge_if": {"status": 401}}, r"charge_if.status: expected a list such as \[401, 403\], not 401"),
         ({"path": "/items/<int:id>"}, r"path: .*'<int:id>' that no request can match, expected '/items/\{id\}'"),
-        ({"name": "3/minute"}, "name: expected 1 to 64 letters.*a rule's name stands before its limits.*not '3/minute'"),
+        ({"name": "3/minute"}, "name: expected 1 to 64 letters.*the name of a rule comes before its limits.*not '3/minute'"),
     ],
     ids=str,
 )

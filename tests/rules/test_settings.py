@@ -181,7 +181,7 @@ def test_middleware_reads_no_file_unasked(
     assert Settings().enabled is False
     monkeypatch.setenv("LIMITGATE_ENV_FILE", "nowhere.env")
     for make in (lambda: door(lambda *_: None, rules=[]), Settings):
-        with pytest.raises(ConfigError, match=r"LIMITGATE_ENV_FILE: 'nowhere.env' is no file, expected"):
+        with pytest.raises(ConfigError, match=r"LIMITGATE_ENV_FILE: 'nowhere.env' is not a file, expected"):
             make()
     assert not caplog.messages
 
@@ -432,7 +432,7 @@ def test_workers_in_gunicorn_s_variable_are_pointed_out(
 ) -> None:
     """It takes options as the command line does."""
     monkeypatch.setenv("GUNICORN_CMD_ARGS", "--workers=3 --forwarded-allow-ips='*'")
-    assert [warning.split(" on")[0] for warning in warnings_for(caplog)][1:] == ["LG001 3 workers"]
+    assert [warning.split(" with")[0] for warning in warnings_for(caplog)][1:] == ["LG001 3 workers"]
     assert warnings_for(caplog)[0].startswith("LG002")
 
 
@@ -511,4 +511,4 @@ def test_warnings_are_seen_where_no_logging_is_set_up() -> None:
     program = "from limitgate import LimitGate, Rule; LimitGate(None, rules=[Rule('all', '9/minute')])"
     environment = {**os.environ, "WEB_CONCURRENCY": "2"}
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stderr.startswith("LG001 2 workers on memory:// limit each by itself")
+    assert ran.stderr.startswith("LG001 2 workers with memory:// count separately")

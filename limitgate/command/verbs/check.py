@@ -35,8 +35,8 @@ class _Checked(NamedTuple):
     help="text for people, json for programs, github for annotations in a workflow.",
 )
 @click.option("--json", "is_json", is_flag=True, help="The same as --format json.")
-@click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
-@click.option("--identify", "identifies", is_flag=True, help="Take for granted that the application names callers itself.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings as well.")
+@click.option("--identify", "identifies", is_flag=True, help="Assume that the application identifies callers.")
 @click.pass_context
 def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: bool, strict: bool, identifies: bool) -> None:
     """Read rule files and folders as the service does, and print errors and warnings.
@@ -54,14 +54,14 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: boo
         if each.series is not None:
             say(f"{shown_path(str(each.path))}: {_sum(each)}", err=form != "text")  # programs read findings only
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
-        say(f"limitgate: there may be more, as no more than {MOST_MISTAKES} mistakes of a set are looked for", err=True)
+        say(f"limitgate: there may be more errors; the search stops after {MOST_MISTAKES} in a rule set", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
 def _sum(checked: _Checked) -> str:
     levels = [finding.level for finding in checked.findings]
     mistakes, warnings = levels.count("error"), levels.count("warning")
-    parts = [f"{mistakes or 'no'} mistake{'' if mistakes == 1 else 's'}"]
+    parts = [f"{mistakes or 'no'} error{'' if mistakes == 1 else 's'}"]
     parts += [f"{warnings} warning{'' if warnings == 1 else 's'}"] if warnings else []
     return ", ".join([*parts, f"{checked.series:,} metric series"])
 

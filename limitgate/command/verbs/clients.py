@@ -34,7 +34,7 @@ def _confirm(question: str, *, yes: bool) -> None:
     """Raises `click.Abort` if the answer is no, and `click.UsageError` if standard input is closed."""
     if yes:
         return
-    nobody = click.UsageError(f"{question} Nobody can be asked, expected -y")
+    nobody = click.UsageError(f"{question} Standard input is closed, expected -y")
     if sys.stdin is None:
         raise nobody
     try:
@@ -58,7 +58,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         except ConfigError as error:
             self.fail(f"{error} or '7d'", param, ctx)
         if not 0 < found <= _LONGEST:
-            self.fail(f"{text!r:.80} is no time, expected more than 0, at most 100 years", param, ctx)
+            self.fail(f"{text!r:.80} is not a duration, expected more than 0, at most 100 years", param, ctx)
         return found
 
 
@@ -92,7 +92,7 @@ def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
     if as_json:
         print_json(decision_fields(decision))
     elif len(options["words"]) == 1 and decision.allowed:
-        say("not banned; limits after the key show what is left of them")
+        say("not banned; add limits after the key to see their usage")
     else:
         print_decision(decision)
         _say_hint(hint)
@@ -115,22 +115,20 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
         if dry_run:
             decision = state.peek()
         else:
-            _confirm(f"Forget what {state.name} has used?", yes=yes)
+            _confirm(f"Reset the usage of {state.name}?", yes=yes)
             decision = state.reset(reason)
             opened.journal.note("reset", state.name, state.keys, reason)
     if as_json:
         print_json(decision_fields(decision))
         return
-    say(f"{state.name}: {'would be reset; now a request' if dry_run else 'reset; a request'}")
+    say(f"{state.name}: {'would be reset' if dry_run else 'reset'}")
     print_decision(decision)
     _say_hint(hint)
 
 
 @click.command("ban")
 @change_options
-@click.option(
-    "--for", "duration", type=_DURATION, metavar="DURATION", help="Such as 90s, 30m, 1h or 7d; without it, permanently."
-)
+@click.option("--for", "duration", type=_DURATION, metavar="DURATION", help="Such as 90s, 30m, 1h or 7d; default: permanently.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def ban(
     *, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]
@@ -199,9 +197,9 @@ def bans(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> Non
         print_json([{"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason} for ban in bans])
     elif bans:
         rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
-        print_table(("Who", "Ends in", "By", "Reason"), rows)
+        print_table(("Client", "Ends in", "By", "Reason"), rows)
     else:
-        say("nobody is banned by this command")
+        say("no client is banned by this command")
 
 
 def _print_events(journal: Journal, *, as_json: bool) -> None:
@@ -210,4 +208,4 @@ def _print_events(journal: Journal, *, as_json: bool) -> None:
         print_json([event._asdict() for event in events])
         return
     rows = [(f"{datetime.fromtimestamp(each.at, UTC):%Y-%m-%d %H:%M:%S} UTC", *each[1:4], each.reason or "") for each in events]
-    print_table(("When", "By", "What", "Who", "Reason"), rows)
+    print_table(("When", "By", "What", "Client", "Reason"), rows)

@@ -49,17 +49,15 @@ class Described(TypedDict):
 @click.command("explain")
 @click.argument("method", required=False)
 @click.argument("path", required=False)
-@click.option("--id", "refused", metavar="ID", help="The id of a refusal, in the place of METHOD and PATH.")
-@click.option(
-    "--log", "logs", multiple=True, metavar="FILE", help="With --id: a log of the service in which to find the client."
-)
-@click.option("--rules", metavar="PATH", envvar="LIMITGATE_RULES", help=f"{RULES}; if not given, those of --app.")
+@click.option("--id", "refused", metavar="ID", help="The id of a refusal, instead of METHOD and PATH.")
+@click.option("--log", "logs", multiple=True, metavar="FILE", help="With --id: a log in which to find the client.")
+@click.option("--rules", metavar="PATH", envvar="LIMITGATE_RULES", help=f"{RULES}; default: those of --app.")
 @click.option("--ip", default="203.0.113.1", metavar="ADDRESS", show_default=True, help="The peer's address.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
 @click.option("--user", metavar="ID", help="The user that the service authenticates.")
 @app_option
-@click.option("--store", metavar="URL", help="The service's store, if not that of --app; memory:// for buckets that are full.")
-@click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="That of the service: an address, CIDR or list.")
+@click.option("--store", metavar="URL", help="Store of the service; default: that of --app. memory:// has full buckets.")
+@click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Trusted proxy of the service: address, CIDR or list.")
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
@@ -90,10 +88,10 @@ def verb(  # noqa: PLR0917 - click passes them by name
         _explain_refusal(ctx, refused, asked, logs, timeout, as_json=as_json)
         return
     if logs:
-        raise click.UsageError("--log is for --id, expected the id of a refusal with it")
+        raise click.UsageError("--log needs --id, expected both")
     opened: SyncStore | None = store_of(asked.settings)
     if opened is None and store is None:
-        say("limitgate: no store is given, so every bucket counts as full; --store URL reads the service's", err=True)
+        say("limitgate: no store is given, so every bucket counts as full; pass --store URL of the service", err=True)
     try:
         found = _explained(asked, opened or MemoryStore(), described, timeout)
     finally:
@@ -117,7 +115,7 @@ def _rules(ctx: click.Context, rules: str | None, app: str | None) -> str | None
 def _explained(asked: Service, store: SyncStore, described: Described, timeout: float) -> Explanation:
     settings = asked.settings
     if not settings.enabled:
-        raise ConfigError("LimitGate is switched off there (enabled, LIMITGATE_ENABLED), expected it on")
+        raise ConfigError("LimitGate is disabled (enabled, LIMITGATE_ENABLED), expected it enabled")
     options: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
     options |= {**_OF_THE_PROCESS, "headers": settings.headers, "store": LookingStore(store), "timeout": timeout}
     if settings.identify is not None:
@@ -136,7 +134,7 @@ def _tell_of_routes(found: Explanation, asked: Service) -> None:
     applied = {rule.name for rule in found.rules if rule.applies}
     for rule in asked.rules.tiers[found.tier]:
         if rule.name in applied:
-            tell_of_routes(rule, "--app MODULE:APP, which knows them, or limitgate peek --path ROUTE")
+            tell_of_routes(rule, "--app MODULE:APP, which knows the routes, or limitgate peek --path ROUTE")
 
 
 def _explain_refusal(
@@ -160,11 +158,11 @@ def _request(described: Described, asked: Service) -> Any:
     headers += [("Host", host)] if host else []
     method, path = described["method"].upper(), unquote(target)
     if not _METHOD.fullmatch(method):
-        raise click.UsageError(f"{method!r:.80} is no method, expected one such as GET")
+        raise click.UsageError(f"{method!r:.80} is not a method, expected one such as GET")
     if canonical(described["ip"]) is None:
-        raise click.UsageError(f"{described['ip']!r:.80} is no address, expected one such as 203.0.113.7")
+        raise click.UsageError(f"{described['ip']!r:.80} is not an address, expected one such as 203.0.113.7")
     if not path.startswith("/"):
-        raise click.UsageError(f"{path!r:.80} is no path, expected one such as /api/hello")
+        raise click.UsageError(f"{path!r:.80} is not a path, expected one such as /api/hello")
     return asked.request(method, target, described["ip"], headers, described["user"])
 
 
@@ -189,7 +187,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
 
 def _print(found: Explanation) -> None:
     print_table(("From", ""), [(hop.address or "a unix socket", hop.why) for hop in found.hops])
-    caller = "nobody that is known" if found.caller is None else f"caller {found.caller.id}"
+    caller = "no known caller" if found.caller is None else f"caller {found.caller.id}"
     client = found.counted_as or "a client without an address"
     say("", f"Counted as {client}, {caller}, tier {found.tier}, path {found.path}", "")
     rows = [(rule.name, rule.tier or "-", "applies" if rule.applies else "no", rule.why) for rule in found.rules]
@@ -202,6 +200,6 @@ def _print(found: Explanation) -> None:
         for each in decision.standings:
             say(f"{each.charge.rule}: {each.charge.key}")
         print_decision(decision)
-    say("", f"{found.status or 'whatever the application answers'}" + (", with" if found.fields else ""))
+    say("", f"{found.status or 'answered by the application'}" + (", with" if found.fields else ""))
     for name, value in found.fields:
         say(f"{name}: {value}")

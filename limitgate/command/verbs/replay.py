@@ -35,15 +35,15 @@ _MOST_CLIENTS = 10_000
 
 @click.command("replay")
 @click.argument("log", metavar="LOG", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--rules", metavar="PATH", help=f"{RULES}; if not given, those of --app.")
-@click.option("--app", metavar="MODULE:APP", help="The application, for its routes, their decorators, and who clients are.")
-@click.option("--against", metavar="PATH", help="Rules to try beside them: who would be refused newly?")
-@click.option("--suggest", is_flag=True, help="Find the smallest limits that would have refused nobody. Keeps all times.")
+@click.option("--rules", metavar="PATH", help=f"{RULES}; default: those of --app.")
+@click.option("--app", metavar="MODULE:APP", help="The application, for its routes, decorators, and clients.")
+@click.option("--against", metavar="PATH", help="Rules to compare: which requests would be refused now?")
+@click.option("--suggest", is_flag=True, help="Find the smallest limits that would have refused no request.")
 @click.option(
-    "--format", "form", type=click.Choice(["combined", "common", "json"]), help="Format of the log; found if not given."
+    "--format", "form", type=click.Choice(["combined", "common", "json"]), help="Format of the log; default: detected."
 )
-@click.option("--clients", type=click.IntRange(min=0), metavar="N", help="Clients to list: 10, in JSON 10,000.")
-@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Processes, where rules count by address.")
+@click.option("--clients", type=click.IntRange(min=0), metavar="N", help="Clients to list; default: 10, in JSON 10,000.")
+@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Processes, if all rules count by address.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def verb(  # noqa: PLR0917 - click passes them by name
     log: str,
@@ -77,9 +77,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
         try:
             found = replay_shared(opened, str(rules), against, number, asked.settings)
         except BrokenProcessPool as error:
-            raise click.ClickException(
-                "one of the processes was ended, as for want of memory; expected --processes 1"
-            ) from error
+            raise click.ClickException("a process was killed, perhaps for lack of memory; expected --processes 1") from error
     else:
         first, *others = [_engine(each, asked) for each in sets]
         first.arrivals = arrivals
@@ -107,8 +105,8 @@ def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, can_share: 
     can_share = can_share and log.is_file and all(map(counts_by_client, sets))
     if wished is not None and wished > 1 and not can_share:
         raise click.UsageError(
-            "several processes are exact for a file, without --suggest, --app and trusted proxies, under rule files with ip in "
-            "every key"
+            "several processes need a file, no --suggest, --app or trusted proxies, and rule files with ip in "
+            "every key, expected --processes 1"
         )
     if wished is None:
         wished = len(os.sched_getaffinity(0)) if can_share and log.size >= _WORTH_PROCESSES else 1
@@ -164,7 +162,7 @@ def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) ->
     if suggestions == {}:
         say("", "No rule applies to any of these requests, so there is nothing to suggest.")
     if suggestions:
-        say("", "Smallest limits under which nobody would have been refused, and at most one request in 1,000:")
+        say("", "Smallest limits that would have refused no request; at most one request in 1,000:")
         units = list(next(iter(suggestions.values())))
         rows = [(rule, *(_both(*of_unit[unit]) for unit in units)) for rule, of_unit in suggestions.items()]
         print_table(("Rule", *(f"Per {unit}" for unit in units)), rows)
@@ -178,7 +176,7 @@ def _summary(figures: Figures) -> tuple[str, str]:
     when = ""
     if figures.first is not None and figures.last:
         when = f", {_moment(figures.first)} to {_moment(figures.last)}"
-    skipped = f" ({figures.skipped:,} of {figures.lines:,} lines are of no request)" if figures.skipped else ""
+    skipped = f" ({figures.skipped:,} of {figures.lines:,} lines have no request)" if figures.skipped else ""
     share = figures.refused / figures.requests if figures.requests else 0.0
     return (
         f"{figures.requests:,} requests of {len(figures.requests_by):,} clients{when}{skipped}",
@@ -191,8 +189,8 @@ def _print_unread(figures: Figures) -> None:
         say(f"{number:,} lines with a request were not read: {reason}, for example {shortened(name_of(line), _SHOWN)!r}")
     if figures.untimed:
         say(
-            f"{figures.untimed:,} requests have no time and count as simultaneous with the line before, so the refusals are an "
-            "upper bound; expected times before the lines, as of docker logs -t or kubectl logs --timestamps"
+            f"{figures.untimed:,} requests have no time and count as simultaneous with the previous line, so the refusals are "
+            "an upper bound; expected lines with times, as from docker logs -t or kubectl logs --timestamps"
         )
     if figures.of_proxies:
         say(

@@ -28,7 +28,7 @@ class _Application(NamedTuple):
 
 @click.command("routes")
 @click.argument("name", metavar="MODULE:APP")
-@click.option("--rules", metavar="PATH", help="Rule file or folder, in the place of the application's own rules.")
+@click.option("--rules", metavar="PATH", help="Rule file or folder, instead of the application's rules.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
 def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> None:
@@ -46,7 +46,7 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
         found = _Application(found.routes, [rules_named(rules)], [])
     rule_sets, mounted = found.rule_sets or [RuleSet([])], found.mounted
     if not (found.rule_sets or mounted):
-        say("limitgate: no LimitGate around it is seen, so only decorators are; --rules names rules", err=True)
+        say("limitgate: no LimitGate found around the application, so only decorators are listed; pass --rules", err=True)
     idle = [
         each
         for its_rules, routes in [*[(each, found.routes) for each in rule_sets], *mounted]

@@ -40,35 +40,35 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
     known = set(rules.tiers) if identifies else rules.callers.tiers()
     every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
     for tier in lint.tiers_of_nobody(rules, known):
-        yield Oddity(tier, ("tier",), f"no caller of tier {tier} is listed, expected some, or identify")
+        yield Oddity(tier, ("tier",), f"no listed caller has tier {tier}, expected one, or identify")
     yield from _without_effect(rules, known)
     for rule in every:
         yield from chain(_limits(rule), _methods(rule), _clients(rule), _on_error(rule))
         if rule.key_asks("caller") and not (rules.callers or identifies):
-            yield Oddity(rule, ("key",), "counts by caller, but none are listed, expected some")
+            yield Oddity(rule, ("key",), "counts by caller, but no callers are listed, expected some")
     yield from _callers(rules, callers)
     yield from _inventable(rules, identifies=identifies)
     priorities = RESERVES.keys() if identifies else rules.callers.priorities()
     nobody = lint.reserves_of_nobody(rules, priorities)
     for rule in (rule for rule in every if rule.name in nobody and rule.reserve):
-        message = "no caller of high priority is listed, so it is kept for nobody"
+        message = "no listed caller has high priority, so the reserve is never used"
         yield Oddity(rule, ("reserve",), message)
 
 
 def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
     for rule, other in lint.shadowed(rules, known, lambda exempt: Coverage(exempt).around):
-        message = f"never applies: every request that it is for is exempt by {other.name}"
+        message = f"never applies: {other.name} exempts every request that it matches"
         yield Oddity(rule, (), message)
     for rule, other in denied(rules, known):
-        yield Oddity(rule, (), f"never applies: every request that it is for is denied by {other.name}")
+        yield Oddity(rule, (), f"never applies: {other.name} denies every request that it matches")
     for rule, other in replaced(rules, known):
-        yield Oddity(rule, (), f"never applies: {other.name} replaces it for every request that it is for")
+        yield Oddity(rule, (), f"never applies: {other.name} replaces it for every request that it matches")
     told = set()
     for tier, of_tier in rules.tiers.items():
         for rule, other in idle_rules(of_tier):
             if id(rule) not in told:
                 told.add(id(rule))
-                message = f"never refuses, as {other.name} counts its requests by the same key, and always does so before"
+                message = f"never refuses, because {other.name} counts its requests by the same key and always refuses first"
                 yield Oddity(rule, (), message if len(rules.tiers) == 1 else f"in tier {tier}, {message}")
 
 
@@ -116,20 +116,18 @@ class _Replacing:
 def _limits(rule: Rule) -> Iterator[Oddity]:
     limits, fields = rule.every_limit, rule.limit_fields
     for place, other in idle_limits(limits):
-        message = f"never refuses, as {other} always does so before"
-        yield Oddity(rule, fields[place], f"{limits[place]} {message}" if limits[place] != other else f"{other} is there twice")
+        message = f"never refuses, because {other} always refuses first"
+        yield Oddity(rule, fields[place], f"{limits[place]} {message}" if limits[place] != other else f"duplicate {other}")
     for limit, field in zip(limits, fields):
         most = lint.most_within(limit.period, limits) if limit.period else 0
         if limit.burst > limit.count and most >= 2 * limit.count and ALGORITHMS[limit.algorithm] is gcra:
-            message = (
-                f"{limit} lets {most} pass within one period, twice its count or more, expected at most burst {limit.count}"
-            )
+            message = f"{limit} admits {most} within one period, at least twice its count, expected at most burst {limit.count}"
             yield Oddity(rule, field, message)
 
 
 def _methods(rule: Rule) -> Iterator[Oddity]:
     for method, wanted in rule.misspelt_methods():
-        message = f"hardly any client sends {method!r}, did you mean {wanted}?"
+        message = f"unusual method {method!r}, did you mean {wanted}?"
         yield Oddity(rule, ("methods",), message)
 
 
@@ -138,19 +136,19 @@ def _clients(rule: Rule) -> Iterator[Oddity]:
         network = ip_network(text)
         nobody = network.is_multicast or (network.is_unspecified and network.num_addresses == 1)
         if nobody or (isinstance(network, IPv4Network) and network.subnet_of(_RESERVED)):
-            yield Oddity(rule, ("clients", place), f"{text} is the address of no client, expected those that clients send from")
+            yield Oddity(rule, ("clients", place), f"{text} can't be a client's address, expected addresses that clients use")
 
 
 def _on_error(rule: Rule) -> Iterator[Oddity]:
     if rule.on_error is None:
         return
     if rule.shadow or not rule.has_limits:
-        what = "is a shadow" if rule.shadow else "has no limits"
-        yield Oddity(rule, ("on_error",), f"has no effect, as the rule {what}, expected none")
+        what = "is in shadow mode" if rule.shadow else "has no limits"
+        yield Oddity(rule, ("on_error",), f"has no effect because the rule {what}, expected none")
     elif rule.on_error == "local" and isinstance(rule.cost, int):
         tight = next((limit for limit in rule.every_limit if limit.period and 0 < limit.burst < 2 * max(1, rule.cost)), None)
         if tight is not None:
-            message = f"each process admits a request by {tight} while the store fails, expected closed where one is too many"
+            message = f"each process admits a request under {tight} while the store fails, expected closed if one is too many"
             yield Oddity(rule, ("on_error",), message)
 
 
@@ -161,7 +159,7 @@ def _callers(rules: RuleSet, callers: Sequence[KnownCaller]) -> Iterator[Oddity]
             cost = of_tier[name].cost
             for limit in limits:
                 if isinstance(cost, int) and limit.period and cost > limit.most > 0:
-                    message = f"cost {cost} of rule {name!r} never fits into {limit}, expected at least that much"
+                    message = f"cost {cost} of rule {name!r} exceeds {limit}, expected a limit of at least the cost"
                     yield Oddity(caller, ("limits", name), message)
 
 
@@ -176,8 +174,8 @@ def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
                 if not any(is_for_all_of(other, rule) for other in bounding.covering(rule)):
                     told.add(id(rule))
                     code = f" ({Diagnosis.UNLISTED_KEYS.code})" if label == "api_key" else ""
-                    expected = "callers with their keys" if label == "api_key" else "a rule by ip beside it, or key: [caller]"
-                    message = f"clients can make up {label}, and each value has a limit of its own, expected {expected}{code}"
+                    expected = "callers with their keys" if label == "api_key" else "an additional rule by ip, or key: [caller]"
+                    message = f"clients can invent {label} values, and each value has its own limit, expected {expected}{code}"
                     yield Oddity(rule, ("key", place), message)
 
 

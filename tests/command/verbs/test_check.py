@@ -149,7 +149,7 @@ def test_fine_rules_print_nothing_to_mend(tmp_path: Path) -> None:
     """An empty list as JSON, and exit status 0; the line that counts them, and metric series, stands beside."""
     written(tmp_path, rules="rules: [{name: api, qps: 5}]")
     assert found(tmp_path) == []
-    line = f"{tmp_path}: no mistakes, 15 metric series\n"
+    line = f"{tmp_path}: no errors, 15 metric series\n"
     assert check(tmp_path).stdout == line
     assert check("--json", tmp_path).stderr == check("--format", "github", tmp_path).stderr == line
     assert check("--format", "github", tmp_path).stdout == ""
@@ -165,7 +165,7 @@ def test_series_are_counted_for_each_rule_set(tmp_path: Path) -> None:
     written(tmp_path / "a", vip="tier: vip\nrules: [{name: api, concurrency: 3}]")
     lines = check(tmp_path / "a", tmp_path / "b").stdout.splitlines()
     assert [line for line in lines if line.endswith(" metric series")] == [
-        f"{tmp_path / 'a'}: no mistakes, 2 warnings, 33 metric series"
+        f"{tmp_path / 'a'}: no errors, 2 warnings, 33 metric series"
     ]
 
 

@@ -64,7 +64,7 @@ def test_json() -> None:
 def test_text() -> None:
     """The same for people."""
     text = run("POST", "/login", "--rules", CONFIG, "--ip", "2001:db8::1").stdout
-    assert "Counted as 2001:db8::/64, nobody that is known, tier default, path /login" in text
+    assert "Counted as 2001:db8::/64, no known caller, tier default, path /login" in text
     assert "limits POST /login: path /login, for POST" in text
     assert "X-RateLimit-Limit: 3" in text
     assert "rule health" not in run("GET", "/healthz", "--rules", CONFIG).stdout.split("health  ")[0]
@@ -109,17 +109,14 @@ def test_the_service_may_name_callers(name: str, caplog: pytest.LogCaptureFixtur
     assert told(*words, "-H", "X-API-Key: k")["buckets"] == [key]
     assert "there is no identify" not in caplog.text
     told("GET", "/", "--rules", f"{__name__}:STRANGERS")
-    assert "there is no identify" in caplog.text
+    assert "identify is not set" in caplog.text
 
 
 def test_an_identify_that_misses_something_is_told() -> None:
     """It runs outside of the service, so the caller is one that it does not name."""
     result = run("GET", "/", "--app", f"{__name__}:RAISING", "--json")
     assert json.loads(result.stdout)["caller"] is None
-    assert (
-        "identify raised KeyError: 'session' outside the service, so the request counts as one without a caller"
-        in result.stderr
-    )
+    assert "identify raised KeyError: 'session' outside the service, so the request has no caller" in result.stderr
 
 
 def test_behind_a_proxy() -> None:
@@ -188,7 +185,7 @@ def test_the_id_of_a_refusal(redis_server: RedisServer, monkeypatch: pytest.Monk
         assert found["ban"] is None
     text = run("--id", refused.id, "--rules", CONFIG, *refused.store, status=1).stdout
     assert "by rule login of tier default and vip: 5/minute burst 3, counted by ip" in text
-    assert "would be refused, again in" in text
+    assert "would be refused: retry in" in text
     with redis_server.client() as client:
         assert client.delete(found["key"]) == 1
     (later,) = told("--id", refused.id, "--rules", CONFIG, *refused.store)["found"]
@@ -250,7 +247,7 @@ def test_an_id_leads_to_the_log_line_and_to_the_client(
     assert f"client 203.0.113.7:5000, {access}:11: " in text
     assert "to find the client: --log FILE" in run(*words, *refused.store, status=1).stdout
     access.write_text("".join(others))
-    assert "no line of these logs is about this bucket" in run(*words, *refused.store, "--log", str(access), status=1).stdout
+    assert "these logs have no line about this bucket" in run(*words, *refused.store, "--log", str(access), status=1).stdout
     monkeypatch.setenv("LIMITGATE_SECRET", SECRET)  # the public has another key, or none
     assert told(*words, "--log", str(log), "--log", str(access), status=1)["log"] == []
 
@@ -317,8 +314,8 @@ def test_an_id_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert told("--id", other, "--rules", CONFIG, status=1)["found"] == []
         text = run("--id", other, "--rules", CONFIG, status=1).stdout
         assert text.startswith("refused 2026-09-21 14:13:20 UTC, ")
-        assert "no rule of these refused" in text
-        assert "unless the id is of another key" in text
+        assert "none of these rules refused" in text
+        assert "the id has another key" in text
 
 
 def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +325,7 @@ def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.
     store = "--store", redis_server.url, "--timeout", "10"
     made = [RefusalKey(key).write(1_790_000_000_000_000, "login", "0f" * 16).decode() for key in keys]
     told_without = run("--id", made[0], "--rules", CONFIG, *store, status=1).stderr
-    assert f"the store keeps no key of ids under {prefix}:refusal-ids" in told_without
+    assert f"the store has no key of ids under {prefix}:refusal-ids" in told_without
     assert client.get(f"{prefix}:refusal-ids") is None
     client.set(f"{prefix}:refusal-ids", b"2 " + b" ".join(key.hex().encode() for key in keys))
     for each in made:
@@ -344,7 +341,7 @@ def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.
         (["GET", "x", "--rules", CONFIG], 2, "expected one such as /api/hello"),
         (["GET", "/", "--rules", "missing"], 1, "missing"),
         (["GET", "/"], 2, "--rules"),
-        (["GET", "/", "--rules", CONFIG, "--ip", "nowhere"], 2, "'nowhere' is no address"),
+        (["GET", "/", "--rules", CONFIG, "--ip", "nowhere"], 2, "'nowhere' is not an address"),
         (["GET", "/", "--rules", CONFIG, "-H", "nonsense"], 2, "expected 'Name: value'"),
         (["GET", "/", "--rules", CONFIG, "-H", "X Tenant: a"], 2, "expected 'Name: value'"),
         (["GET", "/", "--rules", CONFIG, "-H", "X-Tenant: a\nX-Other: b"], 2, "expected 'Name: value'"),
@@ -358,12 +355,12 @@ def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.
         (["--id", "x", "--rules", CONFIG], 2, "is no id of a refusal"),
         (["--id", "a" * 32, "--rules", CONFIG, "--store", "ftp://h"], 2, "ftp"),
         (["--id", "a" * 32, "--rules", "missing"], 1, "missing"),
-        (["--id", "a" * 32, "--rules", CONFIG], 2, "expected --store, which keeps their key, or LIMITGATE_SECRET"),
-        (["--id", "a" * 32, "--rules", CONFIG, "--store", "memory://"], 1, "the store keeps no key of ids"),
+        (["--id", "a" * 32, "--rules", CONFIG], 2, "expected --store with their key, or LIMITGATE_SECRET"),
+        (["--id", "a" * 32, "--rules", CONFIG, "--store", "memory://"], 1, "the store has no key of ids"),
         (["GET", "/", "--rules", CONFIG, "--trusted-proxy", "nowhere"], 2, "no address or CIDR"),
         (["GET", "/", "--rules", CONFIG, "--timeout", "0"], 2, "0<x<=60"),
-        (["", "/", "--rules", CONFIG], 2, "'' is no method, expected one such as GET"),
-        (["GE T", "/", "--rules", CONFIG], 2, "'GE T' is no method"),
+        (["", "/", "--rules", CONFIG], 2, "'' is not a method, expected one such as GET"),
+        (["GE T", "/", "--rules", CONFIG], 2, "'GE T' is not a method"),
     ],
 )
 def test_mistakes_are_told(words: list[str], status: int, message: str) -> None:
@@ -375,7 +372,7 @@ def test_a_variable_that_makes_no_sense_is_wrong_usage(monkeypatch: pytest.Monke
     """As it is for the verbs about one client: exit status 1 would say that the request is refused."""
     monkeypatch.setenv("LIMITGATE_IPV6_PREFIX", "7")
     told = run("GET", "/", "--rules", CONFIG, status=2).stderr
-    assert "expected at least 32, not '7' (by the variable LIMITGATE_IPV6_PREFIX)" in told
+    assert "expected at least 32, not '7' (from the variable LIMITGATE_IPV6_PREFIX)" in told
 
 
 def test_a_store_that_is_gone() -> None:

@@ -85,7 +85,7 @@ def test_text(log: str, rules: str) -> None:
     """A summary, the highest rates, and tables of rules and clients."""
     lines = run(log, "--rules", rules, "--clients", "1").splitlines()
     assert lines == [
-        "6 requests of 2 clients, 2015-05-17 10:05:00 UTC to 2015-05-17 10:05:09 UTC (1 of 7 lines are of no request)",
+        "6 requests of 2 clients, 2015-05-17 10:05:00 UTC to 2015-05-17 10:05:09 UTC (1 of 7 lines have no request)",
         "3 admitted, 3 refused (50.00%)",
         "Highest rate of one client: 1 in a second (203.0.113.7)",
         "Highest rate of one client: 5 in a minute (203.0.113.7)",
@@ -107,7 +107,7 @@ def test_the_log_of_uvicorn(rules: str, tmp_path: Path) -> None:
     assert found["clients"] == [{"client": "203.0.113.7", "requests": 5, "refused": 3}]
     text = run(str(tmp_path / "bare"), "--rules", rules)
     assert "5 requests of 1 clients (1 of 6 lines" in text
-    assert "5 requests have no time and count as simultaneous with the line before" in text
+    assert "5 requests have no time and count as simultaneous with the previous line" in text
     timed = [f"2026-11-28T16:0{minute}:00Z {line}" for minute, line in enumerate(lines)]
     (tmp_path / "timed").write_text("\n".join(timed))
     found = json.loads(run(str(tmp_path / "timed"), "--rules", rules, "--json"))
@@ -195,8 +195,8 @@ def test_an_empty_log(tmp_path: Path, rules: str) -> None:
         ([".", "--rules", "{rules}"], 2, "is a directory"),
         (["{log}", "--rules", "missing"], 1, "missing"),
         (["{log}"], 2, "--rules"),
-        (["{log}", "--rules", "{rules}", "--processes", "2", "--suggest"], 2, "several processes are exact for a file"),
-        (["{rules}", "--rules", "{rules}"], 1, "no line is of a request"),
+        (["{log}", "--rules", "{rules}", "--processes", "2", "--suggest"], 2, "several processes need a file"),
+        (["{rules}", "--rules", "{rules}"], 1, "no line has a request"),
         (["{log}", "--rules", "{rules}", "--format", "xml"], 2, "combined"),
     ],
 )

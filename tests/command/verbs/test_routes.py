@@ -296,8 +296,8 @@ def test_settings_that_are_not_there_are_wrong_usage() -> None:
     ("code", "name", "told"),
     [
         ("shop = 1", "shop", "shop has no ROOT_URLCONF"),
-        ("def broken(:", "shop:app", "SyntaxError when it was imported"),
-        ("raise RuntimeError('no database')", "shop:app", "RuntimeError when it was imported: no database"),
+        ("def broken(:", "shop:app", "SyntaxError during the import"),
+        ("raise RuntimeError('no database')", "shop:app", "RuntimeError during the import: no database"),
     ],
 )
 def test_a_module_that_is_no_application(tmp_path: Path, code: str, name: str, told: str) -> None:

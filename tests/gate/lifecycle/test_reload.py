@@ -414,7 +414,7 @@ def test_one_line_says_what_has_changed(config: Path, caplog: pytest.LogCaptureF
     (line,) = told(caplog, logging.INFO)
     _, _, difference = line.partition(f"{config}: ")
     changed = "added vip/r1; removed r3; changed r0, r1, vip/r0"
-    assert difference == f"{changed}; begun anew r0 (sliding_window instead of gcra); callers changed a, b"
+    assert difference == f"{changed}; buckets reset r0 (sliding_window instead of gcra); callers changed a, b"
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -910,7 +910,7 @@ def test_other_options_are_told_to_need_a_restart(variables: Path, config: Path,
     look(gate)
     (line,) = told(caplog, logging.WARNING)
     assert line.startswith("LG035")
-    assert "restart: key_prefix, secret, store (" in line or "restart: store, key_prefix, secret (" in line
+    assert ": key_prefix, secret, store (" in line or ": store, key_prefix, secret (" in line
     assert secret not in line
     look(gate)
     assert told(caplog, logging.WARNING) == []
@@ -939,7 +939,7 @@ def test_variables_with_which_no_restart_works_are_told(
         variables.write_text(text)
     look(gate)
     (line,) = told(caplog, logging.WARNING)
-    assert "no restart works" in line
+    assert "prevents a restart" in line
     assert "expected" in line
 
 
@@ -955,7 +955,7 @@ def test_flask_options_are_compared_with_their_own_configuration(
     variables.write_text("LIMITGATE_KEY_PREFIX=three\nLIMITGATE_SHADOW=true\n")
     look(gate)
     (line,) = told(caplog, logging.WARNING)
-    assert "restart: shadow (" in line
+    assert ": shadow (" in line
 
 
 # --- the thread -------------------------------------------------------------------------------------------------------

@@ -34,41 +34,45 @@ def odd(folder: Path, *, identifies: bool = False, **files: str) -> list[tuple[s
     ("rules", "field", "message"),
     [
         # never applies
-        ("{name: a, path: /x, exempt: true}, {name: b, path: /x, qps: 5}", "rules[1]", r"exempt by a"),
+        ("{name: a, path: /x, exempt: true}, {name: b, path: /x, qps: 5}", "rules[1]", r"a exempts every"),
         (
             "{name: a, exempt: true, clients: [10.0.0.0/8]}, {name: b, qps: 5, clients: [10.1.0.0/16, 10.2.0.1]}",
             "rules[1]",
-            r"exempt by a",
+            r"a exempts every",
         ),
-        ("{name: a, path: /x/**, deny: true}, {name: b, path: /x/y, qps: 5}", "rules[1]", "denied by a$"),
+        ("{name: a, path: /x/**, deny: true}, {name: b, path: /x/y, qps: 5}", "rules[1]", "a denies every"),
         ("{name: a, qps: 5, replaces: [b]}, {name: b, path: /x, qps: 9}", "rules[1]", "a replaces it"),
         ('{name: a, qps: 5, replaces: "*"}, {name: b, path: /x, qps: 9}', "rules[1]", "a replaces it"),
-        ("{name: a, qps: 5, clients: [224.0.0.1]}", "rules[0].clients[0]", "no client"),
-        ("{name: a, qps: 5, clients: [10.0.0.1, 240.0.0.0/8]}", "rules[0].clients[1]", "no client"),
-        ('{name: a, qps: 5, clients: ["::"]}', "rules[0].clients[0]", "no client"),
-        ("{name: a, qps: 5, methods: [GET, PSOT]}", "rules[0].methods", "sends 'PSOT', did you mean 'POST'"),
+        ("{name: a, qps: 5, clients: [224.0.0.1]}", "rules[0].clients[0]", "client's address"),
+        ("{name: a, qps: 5, clients: [10.0.0.1, 240.0.0.0/8]}", "rules[0].clients[1]", "client's address"),
+        ('{name: a, qps: 5, clients: ["::"]}', "rules[0].clients[0]", "client's address"),
+        ("{name: a, qps: 5, methods: [GET, PSOT]}", "rules[0].methods", "method 'PSOT', did you mean 'POST'"),
         # never refuses
-        ("{name: a, limits: [10/second, 5/minute]}", "rules[0].limits[0]", "10/second never refuses, as 5/minute always"),
+        ("{name: a, limits: [10/second, 5/minute]}", "rules[0].limits[0]", "10/second never refuses, because 5/minute always"),
         ("{name: a, limits: [5/minute], qps: 10}", "rules[0].qps", "10/second never refuses"),
-        ("{name: a, limits: [5/second], qps: 5}", "rules[0].qps", "5/second is there twice"),
-        ("{name: a, qps: 5, path: /x}, {name: b, qps: 5, path: /x}", "rules[1]", "never refuses, as a counts"),
-        ("{name: a, qps: 9, path: /x/y}, {name: b, qps: 5, path: /x/**}", "rules[0]", "never refuses, as b counts"),
+        ("{name: a, limits: [5/second], qps: 5}", "rules[0].qps", "duplicate 5/second"),
+        ("{name: a, qps: 5, path: /x}, {name: b, qps: 5, path: /x}", "rules[1]", "never refuses, because a counts"),
+        ("{name: a, qps: 9, path: /x/y}, {name: b, qps: 5, path: /x/**}", "rules[0]", "never refuses, because b counts"),
         # more than it seems
-        ("{name: a, limits: [10/s burst 11]}", "rules[0].limits[0]", "lets 20 pass within one period, twice its count"),
-        ("{name: a, qps: 1, key: ['header:X-User']}", "rules[0].key[0]", "can make up header:x-user"),
-        ("{name: a, qps: 1, key: [path, 'user|host', ip]}", "rules[0].key[1]", "can make up host"),
-        ("{name: a, qps: 1, key: ['api_key|ip']}", "rules[0].key[0]", r"can make up api_key.*callers.*\(LG005\)"),
+        ("{name: a, limits: [10/s burst 11]}", "rules[0].limits[0]", "admits 20 within one period, at least twice its count"),
+        ("{name: a, qps: 1, key: ['header:X-User']}", "rules[0].key[0]", "can invent header:x-user"),
+        ("{name: a, qps: 1, key: [path, 'user|host', ip]}", "rules[0].key[1]", "can invent host"),
+        ("{name: a, qps: 1, key: ['api_key|ip']}", "rules[0].key[0]", r"can invent api_key.*callers.*\(LG005\)"),
         (
             "{name: a, qps: 1, path: /x/**, key: [host]}, {name: b, qps: 9, path: /x/y}",
             "rules[0].key[0]",
-            "can make up host",
+            "can invent host",
         ),
-        ("{name: a, limits: [1/day], on_error: local}", "rules[0].on_error", "each process admits a request by 1/day"),
+        ("{name: a, limits: [1/day], on_error: local}", "rules[0].on_error", "each process admits a request under 1/day"),
         # without effect
-        ("{name: a, qps: 5, shadow: true, on_error: closed}", "rules[0].on_error", "no effect, as the rule is a shadow"),
-        ("{name: a, deny: true, path: /x, on_error: closed}", "rules[0].on_error", "no effect, as the rule has no limits"),
+        (
+            "{name: a, qps: 5, shadow: true, on_error: closed}",
+            "rules[0].on_error",
+            "no effect because the rule is in shadow mode",
+        ),
+        ("{name: a, deny: true, path: /x, on_error: closed}", "rules[0].on_error", "no effect because the rule has no limits"),
         ("{name: a, qps: 5, key: [caller]}", "rules[0].key", r"counts by caller"),
-        ("{name: a, qps: 5, reserve: 20%}", "rules[0].reserve", r"kept for nobody"),
+        ("{name: a, qps: 5, reserve: 20%}", "rules[0].reserve", r"the reserve is never used"),
     ],
 )
 def test_one_thing_is_odd(tmp_path: Path, rules: str, field: str, message: str) -> None:
@@ -106,7 +110,7 @@ def test_a_tier_of_nobody_is_told_at_its_file(tmp_path: Path) -> None:
     default, vip = "rules: [{name: a, qps: 5}]", "tier: vip\nrules: [{name: a, qps: 50}]"
     (found,) = odd(tmp_path, default=default, vip=vip)
     assert found[0] == "tier"
-    assert "no caller of tier vip is listed" in found[1]
+    assert "no listed caller has tier vip" in found[1]
     assert odd(tmp_path, identifies=True, default=default, vip=vip) == []
     assert odd(tmp_path, default=default, vip=f"{vip}\ncallers: [{{id: x, header: {{X-Caller: x}}}}]") == []
 
@@ -118,7 +122,7 @@ def test_what_is_odd_in_one_tier_only_is_told_with_it(tmp_path: Path) -> None:
     (found,) = odd(tmp_path, default=default, vip=vip)
     assert found == (
         "rules[1]",
-        "in tier default, never refuses, as api counts its requests by the same key, and always does so before",
+        "in tier default, never refuses, because api counts its requests by the same key and always refuses first",
     )
 
 
@@ -127,7 +131,7 @@ def test_a_callers_own_limit_below_the_cost_is_told(tmp_path: Path) -> None:
     rules = f"rules: [{{name: a, qps: 9, cost: 5}}]\ncallers: [{{id: x, {KEY}, limits: {{a: 3/second}}}}]"
     (found,) = odd(tmp_path, rules=rules)
     assert found[0] == "callers[0].limits.a"
-    assert found[1].startswith("cost 5 of rule 'a' never fits into 3/second")
+    assert found[1].startswith("cost 5 of rule 'a' exceeds 3/second")
 
 
 def test_api_keys_that_identify_vouches_for_are_not_made_up(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_redis_an_hour_ahead(
             assert (door.store.clock_leaps, door.store.clock_steps) == (leaps, steps)
     told = [message for message in caplog.messages if message.startswith("LG017")]
     assert len(told) == 1
-    assert re.match(r"LG017 the clock of Redis leapt (3599|3600)[.]", told[0])
+    assert re.match(r"LG017 the clock of Redis jumped (3599|3600)[.]", told[0])
 
 
 def test_each_server_has_a_clock_of_its_own(redis_of: RedisServer, own_redis: RedisServer, clock: Clock) -> None:
