@@ -200,6 +200,6 @@ def _print(found: Explanation) -> None:
         for each in decision.standings:
             say(f"{each.charge.rule}: {each.charge.key}")
         print_decision(decision)
-    say("", f"{found.status or 'answered by the application'}" + (", with" if found.fields else ""))
+    say("", f"{found.status or 'the application answers'}" + (", with" if found.fields else ""))
     for name, value in found.fields:
         say(f"{name}: {value}")

@@ -68,7 +68,7 @@ def odd(folder: Path, *, identifies: bool = False, **files: str) -> list[tuple[s
         (
             "{name: a, qps: 5, shadow: true, on_error: closed}",
             "rules[0].on_error",
-            "no effect because the rule is in shadow mode",
+            "because the rule is in shadow mode",
         ),
         ("{name: a, deny: true, path: /x, on_error: closed}", "rules[0].on_error", "no effect because the rule has no limits"),
         ("{name: a, qps: 5, key: [caller]}", "rules[0].key", r"counts by caller"),
