@@ -408,7 +408,7 @@ def without_a_gate(rule: Rule) -> None:
     """Raise `ConfigError` for a limit reached without a gate, unless LimitGate is disabled."""
     if switch.null_store is None and _enabled():
         raise ConfigError(
-            f"{rule.name} is limited, but no LimitGate gate has checked this request; expected "
+            f"{rule.name} is limited, but no LimitGate has checked this request; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
             "limitgate.flask.LimitGate(app), in Django 'limitgate.django.LimitGateMiddleware' in MIDDLEWARE; "
             "if there is one, functools.wraps in the decorators above, so that it finds the limit; "

@@ -181,7 +181,7 @@ def test_workers_of_gunicorn_are_counted(tmp_path: Path, target: str, workers: i
     with server_process(command, log, lambda text: text.count("Booting worker") == workers, {}) as url:
         served = {httpx.get(url, timeout=PATIENCE).text.split()[0] for _ in range(3)}
         if workers > 1:
-            assert "LG001 3 workers on memory://" in told(log, "LG001", len(served))[0][1]
+            assert "LG001 3 workers with memory://" in told(log, "LG001", len(served))[0][1]
         else:
             assert "LG001" not in log.read_text()
 

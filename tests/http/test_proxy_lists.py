@@ -78,7 +78,7 @@ def test_a_list_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"10.0.0.0/8\nnowhere\n", r"list\.txt:2: 'nowhere' is not an address or CIDR, expected for example"),
+        (b"10.0.0.0/8\nnowhere\n", r"list\.txt:2: 'nowhere' is no address or CIDR, expected for example"),
         (
             b"10.0.0.0/8 # inside\n10.0.0.1/8\n",
             r"list\.txt:2: '10.0.0.1/8' is no address or CIDR, expected '10.0.0.0/8', whose",

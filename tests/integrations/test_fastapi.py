@@ -481,7 +481,7 @@ def test_mistakes_in_a_key(key: Any, expected: str) -> None:
     [
         ((), {}, "no limit"),
         (("often",), {}, "expected for example '100/minute'"),
-        (("5/minute",), {"cost": 6}, "cost 6 never fits"),
+        (("5/minute",), {"cost": 6}, "cost 6 exceeds"),
         (("5/minute",), {"name": "a b"}, "name"),
         (("5/minute",), {"on_error": "sometimes"}, "on_error"),
         (("5/minute",), {"charge_if": {"status": [99]}}, "charge_if"),
@@ -855,7 +855,7 @@ def test_exempt_requests_are_not_counted() -> None:
 def test_without_a_gate() -> None:
     """A limit without the middleware is a mistake that is told, not a limit that is none."""
     app = one(RateLimit("1/minute", name="it"))
-    with pytest.raises(ConfigError, match=r"it is limited, but no LimitGate has seen this request.*add_middleware\(LimitGate"):
+    with pytest.raises(ConfigError, match=r"it is limited, but no LimitGate has checked this request.*add_middleware\(LimitGate"):
         client(app).get("/hello")
 
 

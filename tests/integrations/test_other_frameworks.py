@@ -379,7 +379,7 @@ def test_a_decorator_raises_where_routes_are_not_known(framework: str) -> None:
     app = gate(decorated(framework), rules=[Rule("all", "100/minute")])
     reply = wsgi_reply(app, "/limited") if framework in WSGI else asyncio.run(asgi_reply(app, "/limited"))
     assert reply.status == 500
-    assert b"own is limited, but no LimitGate has seen this request for it" in reply.body
+    assert b"own is limited, but no LimitGate has checked this request" in reply.body
     assert reply.rate["x-ratelimit-remaining"] == "99"
 
 

@@ -107,9 +107,9 @@ def test_the_service_may_name_callers(name: str, caplog: pytest.LogCaptureFixtur
     words = "GET", "/", "--rules", app
     (key,) = told(*words)["buckets"]
     assert told(*words, "-H", "X-API-Key: k")["buckets"] == [key]
-    assert "there is no identify" not in caplog.text
+    assert "LG005" not in caplog.text
     told("GET", "/", "--rules", f"{__name__}:STRANGERS")
-    assert "identify is not set" in caplog.text
+    assert "LG005" in caplog.text
 
 
 def test_an_identify_that_misses_something_is_told() -> None:

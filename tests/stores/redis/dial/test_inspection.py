@@ -219,7 +219,7 @@ def test_a_store_names_the_right(
         with contextlib.suppress(StoreError):
             door.spend(a_plan(key="limitgate:a"))
     (line,) = [message for message in caplog.messages if message.startswith("LG021")]
-    assert f": ACL SETUSER <user> +{right} (" in line
+    assert f"; run ACL SETUSER <user> +{right} (" in line
 
 
 def test_a_store_that_knows_no_prefix(guarded: RedisServer, open_door: Callable[[str], Door], caplog: Any) -> None:
