@@ -32,7 +32,7 @@ class Ban:
     duration: float
     """Seconds of the first ban, ``for`` in rule files: more than 0, at most a year."""
     growing: float
-    """Factor by which each further ban is longer, 1 to 100; 1 if omitted."""
+    """Each further ban lasts this many times longer: 1 to 100; 1 if omitted."""
     most: float
     """Seconds of the longest ban: from ``duration`` to a year; if omitted, the longer of ``duration`` and a day.
 

@@ -54,7 +54,7 @@ notes_none = False
 
 def note_none() -> None:
     """Set `decided_marks` for every request from now on, also for those without marks."""
-    global notes_none  # noqa: PLW0603 - whoever asks, asks for every request
+    global notes_none  # noqa: PLW0603 - affects every request
     notes_none = True
 
 
@@ -156,10 +156,10 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
 
 
 def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
-    """The marks on an endpoint, and on the callables that it calls, as far as these are known without a call.
+    """Marks on an endpoint and on the callables it wraps, as far as they are known without a call.
 
-    A wrapper without `functools.wraps` has no marks of its own. If it keeps several callables, any of them may run: their
-    limits hold, but none of them exempts it.
+    A wrapper without `functools.wraps` has no own marks. If it holds several callables, any may run: the limits of all apply,
+    but no exemption.
     """
     marks = list(_marks_on(endpoint))
     waiting, seen = [(endpoint, True)], {id(endpoint)}
@@ -174,9 +174,9 @@ def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def _kept_by(endpoint: Any) -> list[Any]:
-    """The callables that an endpoint calls: those that a decorator was given to wrap.
+    """Callables that an endpoint wraps.
 
-    For an object: its ``__call__``, or without marks on that, the only callable among its attributes.
+    Of an object: its ``__call__``, or if that has no marks, the only callable among its attributes.
     """
     if isinstance(endpoint, functools.partial):
         return [endpoint.func]
@@ -194,30 +194,30 @@ def _kept_by(endpoint: Any) -> list[Any]:
 
 
 def _value_in(cell: Any) -> Any:
-    with suppress(ValueError):  # nothing is in it yet
+    with suppress(ValueError):  # the cell is empty
         return cell.cell_contents
     return None
 
 
 def _is_callable(value: Any) -> bool:
-    """True for functions, methods, partial objects, and objects with a ``__call__`` in Python; asks no proxy what it is."""
+    """Tests the type only, because a proxy may run code when it is asked."""
     kind = type(value)
     if issubclass(kind, FunctionType | MethodType | functools.partial):
         return True
-    return not issubclass(kind, type) and type(getattr(kind, "__call__", None)) is FunctionType  # noqa: B004 - that of its objects
+    return not issubclass(kind, type) and type(getattr(kind, "__call__", None)) is FunctionType  # noqa: B004 - the attribute of instances
 
 
 @functools.lru_cache(maxsize=1024)
 def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
-    """The variables of a function's closure that are arguments of the function around it.
+    """Closure variables that are arguments of the enclosing function.
 
-    A decorator keeps the endpoint that it wraps in such an argument. A view in an application factory may mention another view,
-    but that is a local variable of the factory.
+    A decorator receives the endpoint as an argument. A view in an application factory may mention another view, but as a
+    local variable of the factory.
     """
     outermost: Any = sys.modules.get(module)
     for part in code.co_qualname.partition(".<locals>")[0].split("."):
         outermost = getattr(outermost, part, None)
-    with suppress(ValueError):  # it is wrapped in itself
+    with suppress(ValueError):  # a function that wraps itself
         outermost = inspect.unwrap(outermost)
     around = _codes_around(code, outermost.__code__) if type(outermost) is FunctionType else []
     homes = {name: each for name in code.co_freevars for each in around if name in each.co_cellvars}
@@ -229,7 +229,7 @@ def _arguments_of(code: CodeType) -> Sequence[str]:
 
 
 def _codes_around(code: CodeType, outermost: CodeType) -> list[CodeType]:
-    """The code of the functions around one, the outermost first; none if it is not within that."""
+    """Code of the enclosing functions, outermost first; none if ``outermost`` doesn't contain ``code``."""
     for each in outermost.co_consts:
         if each is code:
             return [outermost]
@@ -359,19 +359,19 @@ def _guarded(endpoint: Any, rule: Rule) -> Any:
 
 
 class _Called:
-    """Base of objects that stand for another one, but for the way in which it is called."""
+    """Forwards everything except calls to another object."""
 
     def __init__(self, called: Any) -> None:
         self.__wrapped__ = called
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":  # a copy that has nothing yet
+        if name == "__wrapped__":  # a copy without attributes yet
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
 
 def _named_like(made: Any, endpoint: Any) -> Any:
-    """What was made of an endpoint, named by what that calls if it has no name: frameworks call routes by it."""
+    """Give a wrapper the name of the endpoint, because frameworks name routes by it."""
     function = endpoint
     while isinstance(function, functools.partial):
         function = function.func
@@ -417,7 +417,7 @@ def without_a_gate(rule: Rule) -> None:
 
 
 def _enabled() -> bool:
-    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - only here, where something is wrong or switched off
+    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - needed for errors only
 
     return GateSettings().enabled
 

@@ -1,4 +1,4 @@
-"""The digest of a rule set, by which processes find out whether they use the same rules.
+"""The digest of a rule set, which processes compare.
 
 The digest covers the rules and their order within a tier, not how they are written: YAML or Python, ``qps: 5`` or
 ``5/second``.
@@ -19,7 +19,7 @@ from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.rule import Rule, RuleSet
 
 _DIGITS = 12
-"""Hex digits of the digest in the `revision`: 48 bits, which a float holds exactly."""
+"""48 bits, which a float holds exactly."""
 _IN_LIMITS = ("limits", "qps", "qpm", "qph", "qpd", "concurrency")
 _OF_GIVEN_LIMITS = ("algorithm", "align", "lease")
 """Part of written limits, so omitted unless limits can be given at run time."""

@@ -58,7 +58,7 @@ def _listed(value: object) -> object:
 
 
 def _mapped(value: object) -> object:
-    """A mapping from an environment variable: JSON, or pairs with ``=`` that are separated by commas."""
+    """JSON, or ``A=B`` pairs separated by commas."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("{"):
@@ -200,7 +200,7 @@ class Settings(BaseSettings):
     def _names_are_of_styles(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         for name in names.values():
             check_header(name)
-        if "headers" in info.data:  # else there is a mistake in these
+        if "headers" in info.data:  # invalid headers are reported separately
             renamed_styles(info.data["headers"], names)
         return names
 
@@ -247,7 +247,7 @@ def _check_style(style: str) -> None:
 def named_env_file() -> str | None:
     """Return the file that ``LIMITGATE_ENV_FILE`` names, or None. Raises `ConfigError` if the file does not exist."""
     name = os.environ.get(ENV_FILE)
-    if name and not os.path.isfile(name):  # noqa: PTH113 - text that stays text
+    if name and not os.path.isfile(name):  # noqa: PTH113 - the name stays text
         raise ConfigError(f"{ENV_FILE}: {name!r:.200} is not a file, expected the path of one")
     return name or None
 

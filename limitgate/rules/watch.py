@@ -31,7 +31,7 @@ class RuleSource(Protocol):
     """Name of the place in log lines."""
 
     def has_changed(self) -> bool:
-        """Poll. Return True once for each new content that two consecutive polls agree on."""
+        """True once for each new content that two consecutive polls agree on."""
 
     def load(self) -> RuleSet | None:
         """Return the rule set, or None if it has changed since the poll. Raises `ConfigError` if it is invalid."""
@@ -41,7 +41,7 @@ class RuleSource(Protocol):
 
 
 class Stamp(NamedTuple):
-    """Identity of a file. Every change alters one of these, except a change within the same tick of the clock."""
+    """Identity of a file. A change alters at least one field, unless the clock has not advanced."""
 
     name: str
     real_path: str
@@ -73,7 +73,7 @@ class Watch:
         self._changed_at = 0.0
 
     def knows(self, stamps: tuple[Stamp | str, ...], at: float) -> bool:
-        """True if nothing can have changed according to the stamps, so the contents need not be read."""
+        """True if the stamps show no change, so the contents need not be read."""
         last = self._last
         return last is not None and last == (stamps, self.known) and at - self._changed_at > SETTLED
 
@@ -95,7 +95,7 @@ class Watch:
 
 
 class WatchedFiles:
-    """Files to poll. ``list_files`` returns the current files, or raises `ConfigError`."""
+    """Polled files. ``list_files`` returns the current ones, or raises `ConfigError`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class WatchedFiles:
         self._watch = Watch(known)
 
     def has_changed(self) -> bool:
-        """Poll. Return True once for each new content that two consecutive polls agree on."""
+        """See `RuleSource`."""
         at = self._clock()
         try:
             files = self._list_files()
@@ -123,7 +123,7 @@ class WatchedFiles:
         return digest == self._watch.known
 
     def forget(self) -> None:
-        """Treat any content as new."""
+        """See `RuleSource`."""
         self._watch.forget()
 
 
@@ -136,7 +136,7 @@ class WatchedRules(WatchedFiles):
         super().__init__(lambda: files_at(self._path), known, clock)
 
     def load(self) -> RuleSet | None:
-        """Return the rules, or None if the files have changed since the poll. Raises `ConfigError`."""
+        """See `RuleSource`."""
         try:
             rules = load_rules(self._path)
         except ConfigError:

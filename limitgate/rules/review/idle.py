@@ -21,7 +21,7 @@ _AT_A_BORDER = ("fixed_window", "sliding_window")
 MOST_COMPARED = 100
 """Bounded, because each of thousands may be tighter in another way."""
 _FIXED_LENGTHS = (None, *ALIGNED)
-"""Values of ``align`` with windows of equal length. Days in a time zone differ in length."""
+"""Alignments with windows of equal length, unlike days in a time zone."""
 
 
 def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:

@@ -12,7 +12,7 @@ from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule, RuleSet
 
 _SHORTER = 3 * SECONDS["day"]
-"""Difference in seconds between the longest and shortest calendar months, at most."""
+"""Maximum difference in seconds between calendar months."""
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
