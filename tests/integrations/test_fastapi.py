@@ -855,7 +855,7 @@ def test_exempt_requests_are_not_counted() -> None:
 def test_without_a_gate() -> None:
     """A limit without the middleware is a mistake that is told, not a limit that is none."""
     app = one(RateLimit("1/minute", name="it"))
-    with pytest.raises(ConfigError, match=r"it is limited, but no LimitGate has checked this request.*add_middleware\(LimitGate"):
+    with pytest.raises(ConfigError, match=r"it is limited, but no LimitGate has checked.*add_middleware\(LimitGate"):
         client(app).get("/hello")
 
 
