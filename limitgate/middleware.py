@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Unpack
 from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.around import Around
 from limitgate.exchange.asgi import ASGIExchange, inner_scope, show_outside
-from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
+from limitgate.exchange.base import EXCHANGE, OUTCOME, PASSED, Exchange, admission_around
 from limitgate.exchange.denials import Denials, Message, RaisingApp, Receive, Send, denials, denials_by
 from limitgate.exchange.in_flight import MessagesInFlight, turn_shed_away, turn_shed_away_here, watch_upload
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
@@ -176,7 +176,7 @@ class LimitGate(Around):
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
         try:
-            await self.app({**scope, EXCHANGE: None} if self._entrances else scope, receive, send)
+            await self.app({**scope, PASSED: self} if self._entrances else scope, receive, send)
         finally:
             if scope["type"] == "lifespan" and self.gate:
                 await ashutdown(self.gate)
@@ -204,9 +204,18 @@ class LimitGate(Around):
 
     async def _pass_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         inside = scope if admission_around(scope) else inner_scope(scope, None, None)
+        around = scope.get(PASSED)
+        if self._entrances:
+            inside = {**inside, PASSED: self}
+
+        def show() -> None:
+            show_outside(inside, scope)
+            scope.pop(PASSED, None)
+            if around is not None:
+                scope[PASSED] = around
 
         async def showing(message: Message) -> None:
-            show_outside(inside, scope)
+            show()
             await send(message)
 
         token: MarksToken | None = decorators.decided_marks.set(decorators.EVERYTHING)
@@ -217,7 +226,7 @@ class LimitGate(Around):
             token = None
             raise
         finally:
-            show_outside(inside, scope)
+            show()
             if token is not None:
                 decorators.decided_marks.reset(token)
 
@@ -377,6 +386,8 @@ class LimitGateWSGI(Around):
             return chunks
         if admission_around(environ) is None:
             environ["limitgate"], environ[EXCHANGE] = None, None
+        if self._entrances:
+            environ[PASSED] = self
         return self._run(decorators.EVERYTHING, environ, start_response)
 
     def _run(self, marks: Marks, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

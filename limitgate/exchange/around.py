@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from limitgate.exchange.base import EXCHANGE, Exchange
+from limitgate.exchange.base import EXCHANGE, PASSED, Exchange
 from limitgate.gate.gate import Gate
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import lacking
@@ -48,11 +48,12 @@ class Around:
         This happens after ``app.wsgi_app = LimitGateWSGI(app)``. ``place`` is the scope or environ.
         """
         exchange: Exchange | None = place.get(EXCHANGE)
-        if EXCHANGE not in place or (exchange is not None and (exchange.gate is not self.gate or exchange.has_come_back)):
+        has_passed = place.get(PASSED) is self
+        if not has_passed and (exchange is None or exchange.gate is not self.gate or exchange.has_come_back):
             return None
         for name, before in self._entrances.items():
             if self._is_behind(getattr(self.app, name, None)):
-                if exchange is not None:
+                if exchange is not None and not has_passed:
                     # The next time, the application has sent it.
                     exchange.has_come_back = True
                 return before

@@ -17,6 +17,8 @@ from limitgate.rules.decorators import Mark
 
 EXCHANGE = "limitgate.exchange"
 """Key of the exchange in a scope or environ; its value is None if the gate is switched off."""
+PASSED = "limitgate.passed"
+"""Key of the middleware that has passed a scope or environ on without a decision."""
 REFUSAL_ID = "limitgate.refusal_id"
 OUTCOME = "limitgate.outcome"
 

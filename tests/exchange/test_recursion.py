@@ -70,6 +70,59 @@ def test_flask_switched_off() -> None:
     assert of_flask(app) == [200] * 4
 
 
+@pytest.mark.parametrize("inner_enabled", [True, False])
+def test_flask_in_a_gate_that_is_switched_off(*, inner_enabled: bool) -> None:
+    """A disabled gate around leaves the gate inside as it is."""
+    app = flask_app()
+    inner = options() if inner_enabled else {"enabled": False}
+    app.wsgi_app = LimitGateWSGI(app, **inner)  # type: ignore[method-assign]
+    outer = LimitGateWSGI(app, enabled=False)
+    assert of_flask(outer) == ([200, 200, 429, 429] if inner_enabled else [200] * 4)
+
+
+def test_flask_switched_off_in_a_gate() -> None:
+    """A disabled gate inside neither recurses nor lifts the limits of the gate around."""
+    app = flask_app()
+    app.wsgi_app = LimitGateWSGI(app, enabled=False)  # type: ignore[method-assign]
+    assert of_flask(LimitGateWSGI(app, **options())) == [200, 200, 429, 429]
+
+
+@pytest.mark.parametrize(("outer_enabled", "inner_enabled"), [(False, True), (True, False), (False, False)])
+def test_quart_in_another_gate(*, outer_enabled: bool, inner_enabled: bool) -> None:
+    off = {"enabled": False}
+    app = quart_app(**(options() if inner_enabled else off))
+    outer = LimitGate(app, **(options() if outer_enabled else off))
+    limited = [200, 200, 429, 429]
+    assert asyncio.run(of_asgi(outer)) == (limited if outer_enabled or inner_enabled else [200] * 4)
+
+
+@pytest.mark.parametrize("outer", [options(), {"enabled": False}], ids=["enabled", "disabled"])
+def test_a_gate_around_starts_the_gate_inside(outer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lifespan events reach both."""
+    started: list[object] = []
+
+    async def note(gate: object) -> None:
+        started.append(gate)
+
+    monkeypatch.setattr("limitgate.middleware.astartup", note)
+    app = quart_app()
+    inner, around = app.asgi_app, LimitGate(app, **outer)
+
+    async def main() -> None:
+        events = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+        async def receive() -> Any:
+            return events.pop(0)
+
+        async def send(_: object) -> None:
+            pass
+
+        await around({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send)
+
+    asyncio.run(main())
+    assert started == [each.gate for each in (around, inner) if each.gate is not None]  # type: ignore[attr-defined]
+
+
 def test_a_request_from_inside_counts() -> None:
     """What the application sends itself is a request of its own."""
     app = flask_app()
