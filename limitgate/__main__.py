@@ -1,4 +1,4 @@
-"""``python -m limitgate``: the command of that name."""
+"""``python -m limitgate``: the command ``limitgate``."""
 
 from limitgate.command import main
 

@@ -1,4 +1,4 @@
-"""Polite clients of aiohttp: a middleware that waits its turn, obeys the service's rate fields, and comes back after a 429."""
+"""Throttled middleware for aiohttp clients: waits for a turn, obeys the service's rate fields, and retries after a 429."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Self, Unpack
 from limitgate.messages.extras import extra
 
 with extra("aiohttp", "aiohttp", "http_sf"):
-    import http_sf  # noqa: F401 - told here, by the name of this extra
+    import http_sf  # noqa: F401 - raises here if the extra is missing
     from aiohttp import (
         ClientConnectionError,
         ClientError,
@@ -37,16 +37,17 @@ __all__ = ["RateLimitMiddleware", "host", "repeatable"]
 
 
 def host(request: ClientRequest) -> str:
-    """Default key: the host of a request, with its port if it is not that of the scheme."""
+    """Return the default key: the host of a request, with a non-default port."""
     url = request.url
-    name = (url.host_subcomponent or "").lower().removesuffix(".")  # a name that ends in a dot is the same one
+    # A trailing dot doesn't change the host.
+    name = (url.host_subcomponent or "").lower().removesuffix(".")
     if name.startswith("["):
         name = f"[{_as_written(name[1:-1])}]"
     return name if url.explicit_port is None or url.is_default_port() else f"{name}:{url.explicit_port}"
 
 
 def _as_written(address: str) -> str:
-    """An IPv6 address, as other libraries leave it: one that stands for an IPv4 address shows that one."""
+    """Write an IPv4-mapped IPv6 address like other libraries."""
     with suppress(AddressValueError):
         if mapped := IPv6Address(address).ipv4_mapped:
             return f"::ffff:{mapped}"
@@ -54,27 +55,26 @@ def _as_written(address: str) -> str:
 
 
 def repeatable(request: ClientRequest) -> bool:
-    """True if a request may be sent twice: by its method, or since it has an ``Idempotency-Key``."""
+    """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
 class RateLimitMiddleware(ThrottledClient):
-    """Requests wait their turn: ``aiohttp.ClientSession(middlewares=[RateLimitMiddleware("10/second")])``.
+    """Rate-limited client: ``aiohttp.ClientSession(middlewares=[RateLimitMiddleware("10/second")])``.
 
-    ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by
-    the ``limiter``, an `AsyncLimiter` or the URL of a store, which is opened here and closed with the middleware;
-    ``memory://`` if not given. All who share the store share the budget. A request whose key is None passes untouched.
-    Without limits only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests
-    of the key. Each redirect that is followed is a request.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
+    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
+    Each followed redirect is a request. ``limiter`` is an `AsyncLimiter` or a store URL, by default ``memory://``; `aclose`
+    closes a store that it opened. Processes that share the store share the limits.
 
-    A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
-    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
-    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
-    those that cannot hold so, `TypeError` for an unknown option.
+    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
+    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
+    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
+    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
+    unknown option.
 
-    A session does not close its middlewares: call `aclose`, or use ``async with``, if a store was opened here. The
-    ``ClientTimeout(total=…)`` of a request includes its waiting.
+    A session doesn't close its middlewares: if this one opened a store, call `aclose` or use ``async with``. The
+    ``ClientTimeout(total=…)`` of a request includes the wait.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RateLimitMiddleware(ThrottledClient):
         self._throttle = ClientThrottle(limits, limiter, AsyncLimiter, key=key, repeatable=repeatable, **options)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever aiohttp raises.
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and errors of aiohttp.
 
         Raises `ConfigError` for anything but a request of a ``ClientSession``.
         """
@@ -112,16 +112,14 @@ class RateLimitMiddleware(ThrottledClient):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the store if it was opened here."""
+        """Close the store if this middleware opened it."""
         if self._throttle.owned:
             await self._throttle.owned.aclose()
 
-    close = aclose  # as aiohttp names it
+    close = aclose  # The name in aiohttp.
 
 
 class _Outbound:
-    """The `Transport` of a request that is sent by one handler."""
-
     def __init__(self, handler: ClientHandlerType) -> None:
         self._handler = handler
 
@@ -141,7 +139,7 @@ class _Outbound:
         body = await _read(response)
         if body is None:
             response.close()
-        # There is no public way to say that a response has been read.
+        # aiohttp has no public way to mark a response as read.
         response._body, response._released = body or b"", False  # noqa: SLF001
         return response
 
@@ -149,7 +147,7 @@ class _Outbound:
         response.close()
 
     def repeatable(self, request: ClientRequest) -> bool:
-        """True if the body of a request is in memory, and does not wait for a ``100 Continue``, which comes once."""
+        """True if the body is in memory and doesn't wait for a ``100 Continue``."""
         return (not request.body or isinstance(request.body, BytesPayload)) and "Expect" not in request.headers
 
     def is_unanswered(self, error: BaseException) -> bool:
@@ -157,8 +155,9 @@ class _Outbound:
 
 
 async def _read(response: ClientResponse) -> bytes | None:
-    """Read a body as decoded; None if it is longer than `MOST_READ`, as sent or as decoded, late or broken."""
-    if "," in response.headers.get("Content-Encoding", ""):  # which aiohttp does not decode
+    """Read a decoded body; None if it is longer than `MOST_READ`, encoded or decoded, late or broken."""
+    # aiohttp doesn't decode nested encodings.
+    if "," in response.headers.get("Content-Encoding", ""):
         return None
     body, deadline = b"", asyncio.timeout(LONGEST_READ)
     try:
@@ -170,7 +169,8 @@ async def _read(response: ClientResponse) -> bytes | None:
     except (ClientError, ConnectionError):
         return None
     except TimeoutError:
-        if not deadline.expired():  # it is that of the whole request, by which aiohttp interrupts only once
+        # The timeout of the whole request fired, which aiohttp raises only once.
+        if not deadline.expired():
             raise
         return None
     return body

@@ -1,11 +1,11 @@
-"""Polite clients of httpx: transports that wait their turn, obey the service's rate fields, and come back after a 429."""
+"""Throttled transports for httpx: wait for a turn, obey the service's rate fields, and retry after a 429."""
 
 from __future__ import annotations
 
 from limitgate.messages.extras import extra
 
 with extra("httpx", "httpx", "http_sf"):
-    import http_sf  # noqa: F401 - told here, by the name of this extra
+    import http_sf  # noqa: F401 - raises here if the extra is missing
     import httpx
 
 from limitgate.outbound.httpx_transports import AsyncTransport, SyncTransport, host, repeatable
@@ -16,42 +16,40 @@ __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"
 class AsyncRateLimitTransport(
     AsyncTransport[httpx.Request, httpx.Response, httpx.AsyncBaseTransport], httpx.AsyncBaseTransport
 ):
-    """Requests wait their turn: ``httpx.AsyncClient(transport=AsyncRateLimitTransport("10/second"))``. For asyncio.
+    """Rate-limited transport: ``httpx.AsyncClient(transport=AsyncRateLimitTransport("10/second"))``. For asyncio.
 
-    ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by
-    the ``limiter``, an `AsyncLimiter` or the URL of a store, which is opened here and closed with the transport;
-    ``memory://`` if not given. All who share the store share the budget. A request whose key is None passes untouched.
-    Without limits only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests
-    of the key.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
+    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
+    ``limiter`` is an `AsyncLimiter` or a store URL, by default ``memory://``; the transport closes a store that it opened.
+    Processes that share the store share the limits.
 
-    A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
-    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
-    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
-    those that cannot hold so, `TypeError` for an unknown option.
+    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
+    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
+    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
+    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
+    unknown option.
 
-    ``transport`` sends; a new one of httpx if not given.
+    ``transport`` is the wrapped transport, by default a new one of httpx.
     """
 
     _library = httpx
 
 
 class RateLimitTransport(SyncTransport[httpx.Request, httpx.Response, httpx.BaseTransport], httpx.BaseTransport):
-    """Requests wait their turn: ``httpx.Client(transport=RateLimitTransport("10/second"))``. Safe under threads.
+    """Rate-limited transport: ``httpx.Client(transport=RateLimitTransport("10/second"))``. Thread-safe.
 
-    ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by
-    the ``limiter``, a `Limiter` or the URL of a store, which is opened here and closed with the transport;
-    ``memory://`` if not given. All who share the store share the budget. A request whose key is None passes untouched.
-    Without limits only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests
-    of the key.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
+    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
+    ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the transport closes a store that it opened. Processes
+    that share the store share the limits.
 
-    A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
-    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
-    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
-    those that cannot hold so, `TypeError` for an unknown option.
+    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
+    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
+    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
+    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
+    unknown option.
 
-    ``transport`` sends; a new one of httpx if not given.
+    ``transport`` is the wrapped transport, by default a new one of httpx.
     """
 
     _library = httpx

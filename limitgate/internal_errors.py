@@ -1,6 +1,6 @@
-"""Unforeseen exceptions: reported once, and turned into errors that callers can handle.
+"""Unexpected exceptions: logged once, and converted to errors that callers can handle.
 
-Wherever others wait for a callback, a thread or a task, an exception in it must not leave them without an answer.
+An exception in a callback, thread or task must not leave its waiters without a result.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from types import FrameType, TracebackType
 from limitgate.errors import StoreError
 from limitgate.messages.diagnostics import Diagnosis
 
-try:  # `signal` makes an enum of each handler, which takes twenty times as long
+# `signal` creates enums, which takes twenty times as long.
+try:
     from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 except ImportError:
     from signal import getsignal as _handler_of
 
 _reported: set[str] = set()
-"""Places that have been logged."""
 
 
 class OwnError(StoreError):
-    """A mistake of LimitGate's own during a call to a store: no sign that the store fails."""
+    """Internal error in LimitGate during a store call; the store itself may be fine."""
 
 
 def internal_error(error: Exception) -> StoreError:
-    """Turn an unforeseen exception into a `StoreError`, and report its place once (LG020).
+    """Convert an unexpected exception to a `StoreError`, and log its location once (LG020).
 
-    A `StoreError` stays as it is. The text of any other is repeated nowhere, since it may contain data of a client. Raises
-    what a signal handler has raised, see `raise_interruption`.
+    Omits the text of the exception, which may contain client data. Raises exceptions of signal handlers.
     """
     raise_interruption(error)
     if isinstance(error, StoreError):
@@ -46,7 +45,7 @@ def internal_error(error: Exception) -> StoreError:
         _reported.add(place)
         try:
             Diagnosis.OWN_ERROR.log(kind, place)
-        except Exception as failed:  # noqa: BLE001 - a log handler of the application's may raise
+        except Exception as failed:  # noqa: BLE001 - log handlers are foreign code
             raise_interruption(failed)
     failure = OwnError(f"internal error in LimitGate: {kind} at {place}", "reply")
     failure.__cause__ = error
@@ -55,19 +54,18 @@ def internal_error(error: Exception) -> StoreError:
 
 @contextmanager
 def logged_errors() -> Iterator[None]:
-    """Report an unforeseen exception that would otherwise end a thread or a task. Raises as `internal_error` does."""
+    """Log an unexpected exception that would otherwise end a thread or a task. Raises like `internal_error`."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, the thread or task has to go on
+    except Exception as error:  # noqa: BLE001 - the thread or task must continue
         internal_error(error)
 
 
 def raise_interruption(error: BaseException) -> None:
-    """Raise what a signal handler has raised, if that is the error or has led to it: no failure of whatever it interrupted.
+    """Raise the exception of a signal handler, if it is the error or its cause.
 
-    Such an exception may be of any class, `TimeoutError` and `OSError` included, so the traceback has to tell: the handler is
-    in it. It cannot tell if the handler has no Python code, nor of exceptions that other threads set by
-    `PyThreadState_SetAsyncExc`. In an event loop nothing is raised: it would strike whatever callback runs.
+    Searches the traceback for the handler. Doesn't find handlers without Python code, or exceptions set by
+    `PyThreadState_SetAsyncExc`. Never raises in an event loop, where that would hit an arbitrary callback.
     """
     if threading.current_thread() is threading.main_thread() and not _runs_event_loop():
         each: BaseException | None = error
@@ -90,7 +88,7 @@ def _runs_event_loop() -> bool:
 
 
 def _is_of_handler(trace: TracebackType | None, handlers: Container[object]) -> bool:
-    """True if a function of a traceback is a signal handler, or has the arguments of one: a number and the frame before it."""
+    """Return True if a function in the traceback is a signal handler, or has its arguments."""
     while trace is not None and trace.tb_next is not None:
         interrupted, trace = trace.tb_frame, trace.tb_next
         received = _arguments(trace.tb_frame)
@@ -105,9 +103,9 @@ _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 def _handlers() -> set[object]:
-    """The code of the signal handlers that are set: some drop their arguments, and others are no longer set.
+    """Return the code objects of the installed signal handlers.
 
-    That of a decorator is not among them, since it may be around anything else, too.
+    Excludes decorators, which may wrap other functions.
     """
     handlers = [handler for handler in map(_handler_of, _SIGNALS) if callable(handler)]
     functions = [inspect.unwrap(getattr(handler, "func", handler)) for handler in handlers]
@@ -116,7 +114,6 @@ def _handlers() -> set[object]:
 
 
 def _arguments(frame: FrameType) -> list[object]:
-    """The positional arguments of a function, those behind a star as well."""
     code, values = frame.f_code, frame.f_locals
     received = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & CO_VARARGS:
@@ -125,7 +122,6 @@ def _arguments(frame: FrameType) -> list[object]:
 
 
 def _is_handled_outside(trace: TracebackType | None) -> bool:
-    """True if the frame that has caught an exception still runs: it is older than the call that failed."""
     frame: FrameType | None = sys._getframe() if trace is not None else None  # noqa: SLF001 - as `logging` does
     while frame is not None:
         if trace is not None and frame is trace.tb_frame:
@@ -135,7 +131,7 @@ def _is_handled_outside(trace: TracebackType | None) -> bool:
 
 
 def place_of(error: BaseException) -> str:
-    """Module and line that raised an exception."""
+    """Return module and line that raised an exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

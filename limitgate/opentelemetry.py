@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry: ``observers=["opentelemetry"]``. Needs its API only; the SDK is the application's."""
+"""Metrics for OpenTelemetry: ``observers=["opentelemetry"]``. Needs only its API; the application provides the SDK."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
 
 class OpenTelemetryObserver:
-    """Keeps all metrics in instruments of a meter provider, by default the global one, which may be set later.
+    """Exports all metrics to a meter provider, by default the global one, which may be set later.
 
-    Counters and gauges are observable instruments, so an export has what was counted just before, and a provider that is set
-    later has everything since the start. A histogram gets one ``record`` for each observation, as the API takes no more at
-    once, with the mean of what is new in the bucket: counts and sums are exact, least and greatest are not. Observers of the
-    same provider are equal.
+    Counters and gauges are observable instruments, so a later provider gets all counts since the start. A histogram gets one
+    ``record`` per observation, with the mean of the new ones in its bucket: counts and sums are exact, minimum and maximum
+    aren't. Observers of the same provider are equal.
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
@@ -49,12 +48,12 @@ class OpenTelemetryObserver:
         return hash((OpenTelemetryObserver, id(self._meter_provider)))
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork, which is another instance of the service: count from 0."""
+        """Reset in the child of a fork, which is another service instance."""
         for values in self._values.values():
             values.clear()
 
     def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:
-        """Add to a counter."""
+        """Add ``amount`` to a counter."""
         values = self._values[instrument]
         values[labels] = values.get(labels, 0) + amount
 
@@ -70,18 +69,17 @@ class OpenTelemetryObserver:
                 record(total / count, attributes)
 
     def _observing(self, instrument: Instrument) -> Callback:
-        """Make the function that an export asks for the present values of an instrument."""
         values = self._values[instrument]
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            exporter.export(waits=False)  # the SDK may hold a lock that another export waits for
+            # Don't wait, because the SDK may hold a lock that another export waits for.
+            exporter.export(waits=False)
             return [Observation(value, dict(zip(instrument.labels, labels))) for labels, value in list(values.items())]
 
         return observe
 
 
 def _observable(meter: Meter, instrument: Instrument) -> Callable[..., Any]:
-    """The method of a meter that makes an instrument of its kind."""
     if instrument.kind == "counter":
         return meter.create_observable_counter
     return meter.create_observable_gauge if instrument.kind == "gauge" else meter.create_observable_up_down_counter

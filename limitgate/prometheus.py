@@ -1,7 +1,6 @@
-"""Metrics for Prometheus: ``observers=["prometheus"]``, and the application serves ``/metrics`` by prometheus-client as always.
+"""Metrics for Prometheus: ``observers=["prometheus"]``; the application serves ``/metrics`` with prometheus-client.
 
-In prometheus-client's multiprocess mode, with ``PROMETHEUS_MULTIPROC_DIR``, the metrics of all workers add up; see
-docs/observing.md.
+In multiprocess mode (``PROMETHEUS_MULTIPROC_DIR``), the metrics of all workers add up; see docs/observing.md.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = ["MultiProcessCollector", "PrometheusObserver", "child_exit", "generat
 _log = logging.getLogger("limitgate.prometheus")
 
 _JOINED = {"sum": "livesum", "min": "livemin", "max": "livemax", "each": "liveall"}
-"""Names of prometheus-client for how the gauges of several processes make one."""
+"""Multiprocess modes of gauges in prometheus-client."""
 _FAMILIES = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -53,14 +52,13 @@ _FAMILIES = {
 }
 _LIVE_GAUGES = re.compile(r"gauge_live[a-z]+_(\d+)\.db")
 _WORKER_FILE = re.compile(r"(counter|summary|histogram|gauge_[a-z]+)_[\w-]+\.db")
-"""Name of a file of prometheus-client's multiprocess mode."""
 
 
 class PrometheusObserver:
-    """Keeps all metrics in a registry of prometheus-client, by default its ``REGISTRY``.
+    """Exports all metrics to a registry of prometheus-client, by default ``REGISTRY``.
 
-    They are up to date whenever the registry is collected. In multiprocess mode they are in no registry, as they would be
-    there twice: ``MultiProcessCollector`` finds them, at most a second old. Observers of the same registry are equal.
+    The metrics are up to date when the registry is collected. In multiprocess mode they aren't in a registry, which would
+    duplicate them: ``MultiProcessCollector`` reads them, at most a second old. Observers of the same registry are equal.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -86,7 +84,7 @@ class PrometheusObserver:
         return hash(self._registry)
 
     def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:
-        """Add to a counter."""
+        """Add ``amount`` to a counter."""
         self._metrics.values(instrument, labels)[0].inc(amount)
 
     def set(self, instrument: Instrument, labels: tuple[str, ...], value: float) -> None:
@@ -94,7 +92,7 @@ class PrometheusObserver:
         self._metrics.values(instrument, labels)[0].set(value)
 
     def record(self, instrument: Instrument, labels: tuple[str, ...], counts: Sequence[int], sums: Sequence[float]) -> None:
-        """Add to the buckets of a histogram."""
+        """Add observations to the buckets of a histogram."""
         total, *buckets = self._metrics.values(instrument, labels)
         for bucket, count in zip(buckets, counts):
             if count:
@@ -103,13 +101,13 @@ class PrometheusObserver:
 
 
 def child_exit(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn gives both
-    """Take the gauges of a worker that has ended out of the sums; to be imported in gunicorn.conf.py."""
+    """Remove the gauges of an ended worker from the sums; import this in gunicorn.conf.py."""
     if _folder():
         _remove_gauges(worker.pid)
 
 
 class MultiProcessCollector(multiprocess.MultiProcessCollector):
-    """prometheus-client's collector of this name. A file that is not a worker's, or cannot be read, fails no scrape."""
+    """The `MultiProcessCollector` of prometheus-client, but tolerant of unreadable and unrelated files."""
 
     def __init__(self, registry: CollectorRegistry | None, path: str | None = None) -> None:
         super().__init__(registry, path)  # type: ignore[no-untyped-call]
@@ -129,7 +127,7 @@ class MultiProcessCollector(multiprocess.MultiProcessCollector):
     def _is_readable(self, file: str) -> bool:
         try:
             self._merged([file])
-        except FileNotFoundError:  # the worker has ended
+        except FileNotFoundError:  # The worker has ended.
             return False
         except _UNREADABLE as error:
             _report_unreadable(file, type(error).__name__)
@@ -138,11 +136,11 @@ class MultiProcessCollector(multiprocess.MultiProcessCollector):
 
 
 _UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, AttributeError, LookupError, struct.error)
-"""What prometheus-client raises for a file that is gone, damaged or somebody else's."""
+"""Errors of prometheus-client for a missing, damaged or unrelated file."""
 
 
 def _is_worker_file(path: Path) -> bool:
-    """True for a file that a worker may have written: a FIFO would block a scrape, and one that is just made is empty."""
+    """Return True for a worker's file; excludes FIFOs, which block, and empty files."""
     try:
         status = path.stat()
     except OSError:
@@ -152,12 +150,11 @@ def _is_worker_file(path: Path) -> bool:
 
 @lru_cache(256)
 def _report_unreadable(file: str, error: str) -> None:
-    """Warn of a file, once."""
     _log.warning("%s is left out of the metrics: %s; expected a folder that is empty when the server starts", file, error)
 
 
 class _Metrics:
-    """All metrics of a registry, in values of prometheus-client: in multiprocess mode these are in files, else in memory."""
+    """All metrics of a registry, as values of prometheus-client: in files in multiprocess mode, otherwise in memory."""
 
     def __init__(self) -> None:
         self._series: dict[Instrument, dict[tuple[str, ...], Sequence[Any]]] = {each: {} for each in INSTRUMENTS}
@@ -166,7 +163,7 @@ class _Metrics:
                 self.values(each, ())
 
     def values(self, instrument: Instrument, labels: tuple[str, ...]) -> Sequence[Any]:
-        """The values of a series, made if there are none: of a histogram its sum, and then its buckets."""
+        """Return the values of a series, creating them if needed; for a histogram its sum, then its buckets."""
         series = self._series[instrument]
         found = series.get(labels)
         if found is None:
@@ -174,11 +171,10 @@ class _Metrics:
         return found
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics without their series, by which a registry knows their names."""
+        """Return the metrics without series, for the names in a registry."""
         return map(_family, INSTRUMENTS)
 
     def collect(self) -> Iterable[Metric]:
-        """Collect what was counted up to now."""
         exporter.export()
         for instrument, series in self._series.items():
             family = _family(instrument)
@@ -197,7 +193,6 @@ def _family(instrument: Instrument) -> Any:
 
 
 def _samples(instrument: Instrument) -> Sequence[tuple[str, str | None]]:
-    """Suffix and upper bound of each value of a series."""
     if instrument.kind == "histogram":
         bounds = map(floatToGoString, (*instrument.bounds, float("inf")))
         return ("_sum", None), *[("_bucket", bound) for bound in bounds]
@@ -208,10 +203,9 @@ _SAMPLES = {each: _samples(each) for each in INSTRUMENTS}
 
 
 def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: str | None) -> Any:
-    """A value of prometheus-client, as its own metrics make it.
+    """Create a value of prometheus-client, like its own metrics do.
 
-    This is the one place that goes below its public API, because that has no way to add many observations to a histogram at
-    once, nor to keep the values of a collector in the files of multiprocess mode.
+    Uses its private API, because the public one can't add many observations at once, or store values for multiprocess mode.
     """
     name = instrument.prometheus_name.removesuffix("_total")
     names = instrument.labels if bound is None else (*instrument.labels, "le")
@@ -222,27 +216,25 @@ def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: 
 
 
 _metrics: WeakKeyDictionary[CollectorRegistry, _Metrics] = WeakKeyDictionary()
-"""The metrics of each registry, which may have each name once only."""
+"""The metrics of each registry, which allows each name only once."""
 
 
 def _is_multiprocess() -> bool:
-    """True if prometheus-client keeps values in files, which it decides when it is imported."""
+    """Return True if prometheus-client keeps values in files, which it decides on import."""
     return client_values.ValueClass is not client_values.MutexValue
 
 
 def _folder() -> str | None:
-    """The folder that the workers of multiprocess mode share; None without that."""
     return os.environ.get("PROMETHEUS_MULTIPROC_DIR")
 
 
 def _remove_gauges(pid: int) -> None:
-    """Remove the gauges of a process that has ended."""
     with logged_errors():
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 def _remove_dead() -> None:
-    """Take the gauges of processes that are gone out of the sums, as not every server tells when a worker has ended."""
+    """Remove the gauges of dead processes, because not every server reports the end of a worker."""
     folder = _folder()
     names = [path.name for path in Path(folder).iterdir()] if folder else []
     for pid in {int(found[1]) for name in names if (found := _LIVE_GAUGES.fullmatch(name))}:
@@ -251,4 +243,5 @@ def _remove_dead() -> None:
         except ProcessLookupError:
             _remove_gauges(pid)
         except (PermissionError, OverflowError):
-            continue  # it lives, and is somebody else's; or no process has such a number
+            # The process belongs to another user, or the number is invalid.
+            continue

@@ -1,4 +1,4 @@
-"""Polite clients of requests: an adapter that waits its turn, obeys the service's rate fields, and comes back after a 429."""
+"""Throttled adapter for requests: waits for a turn, obeys the service's rate fields, and retries after a 429."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Unpack
 from limitgate.messages.extras import extra
 
 with extra("requests", "requests", "urllib3", "http_sf"):
-    import http_sf  # noqa: F401 - told here, by the name of this extra
+    import http_sf  # noqa: F401 - raises here if the extra is missing
     from requests import ConnectionError as NoConnection, PreparedRequest, Response, Timeout
     from requests.adapters import BaseAdapter, HTTPAdapter
     from requests.exceptions import RetryError
@@ -28,33 +28,32 @@ __all__ = ["RateLimitAdapter", "host", "repeatable"]
 
 
 def host(request: PreparedRequest) -> str:
-    """Default key: the host of a request, with its port if it is not that of the scheme."""
+    """Return the default key: the host of a request, with a non-default port."""
     return host_of(request.url or "")
 
 
 def repeatable(request: PreparedRequest) -> bool:
-    """True if a request may be sent twice: by its method, or since it has an ``Idempotency-Key``."""
+    """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method or "", request.headers)
 
 
 class RateLimitAdapter(ThrottledClient, BaseAdapter):
-    """Requests wait their turn: ``session.mount("https://", RateLimitAdapter("10/second"))``. Safe under threads.
+    """Rate-limited adapter: ``session.mount("https://", RateLimitAdapter("10/second"))``. Thread-safe.
 
-    ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by
-    the ``limiter``, a `Limiter` or the URL of a store, which is opened here and closed with the adapter; ``memory://`` if
-    not given. All who share the store share the budget. A request whose key is None passes untouched. Without limits only
-    the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests of the key. Each
-    redirect that is followed is a request.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
+    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
+    Each followed redirect is a request. ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the adapter closes
+    a store that it opened. Processes that share the store share the limits.
 
-    A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
-    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
-    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
-    those that cannot hold so, `TypeError` for an unknown option.
+    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
+    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
+    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
+    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
+    unknown option.
 
-    ``adapter`` sends. Retries of its own are not seen here; and retries that respect ``Retry-After``, as those of
-    ``HTTPAdapter(max_retries=3)`` do, come back after a 429 by themselves, of which no other process learns.
-    ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist`` leaves that to this adapter.
+    ``adapter`` is the wrapped adapter. Its own retries are not visible here: retries that respect ``Retry-After``, such as
+    those of ``HTTPAdapter(max_retries=3)``, retry after a 429 without notice to other processes. To leave those to this
+    adapter, use ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
     """
 
     def __init__(
@@ -71,14 +70,14 @@ class RateLimitAdapter(ThrottledClient, BaseAdapter):
         self._adapter = HTTPAdapter() if adapter is None else adapter
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
-        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner adapter raises."""
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and errors of the wrapped adapter."""
         transport = _Outbound(lambda each: self._adapter.send(each, *args, **kwargs))
         response: Response = run(self._throttle.exchange(transport, request))
-        response.connection = self  # type: ignore[assignment] # authentication sends once more through it
+        response.connection = self  # type: ignore[assignment] # authentication resends through it
         return response
 
     def close(self) -> None:
-        """Close the inner adapter, and the store if it was opened here."""
+        """Close the wrapped adapter, and the store if this adapter opened it."""
         try:
             self._adapter.close()
         finally:
@@ -86,7 +85,7 @@ class RateLimitAdapter(ThrottledClient, BaseAdapter):
                 self._throttle.owned.close()
 
     def handle_request(self, *_: object) -> NoReturn:
-        """Say that this adapter is for requests. Raises `TypeError`."""
+        """Raise `TypeError`, because this adapter is for requests."""
         raise TypeError(
             "RateLimitAdapter is for requests, expected RateLimitTransport of limitgate.httpx in httpx.Client, "
             "or of limitgate.httpx2 in httpx2.Client"
@@ -96,8 +95,6 @@ class RateLimitAdapter(ThrottledClient, BaseAdapter):
 
 
 class _Outbound:
-    """The `Transport` of a request that is sent in one way."""
-
     def __init__(self, send: Callable[[PreparedRequest], Response]) -> None:
         self._send = send
 

@@ -1,4 +1,4 @@
-"""Polite clients of urllib3: a pool manager that waits its turn, obeys the service's rate fields, and comes back after 429."""
+"""Throttled pool manager for urllib3: waits for a turn, obeys the service's rate fields, and retries after a 429."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Unpack, cast
 from limitgate.messages.extras import extra
 
 with extra("urllib3", "urllib3", "http_sf"):
-    import http_sf  # noqa: F401 - told here, by the name of this extra
+    import http_sf  # noqa: F401 - raises here if the extra is missing
     from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, PoolManager, Retry
     from urllib3.exceptions import (
         MaxRetryError,
@@ -35,11 +35,11 @@ from limitgate.process import waiting
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
 
 _UNANSWERED = (NewConnectionError, ProtocolError, ProxyError, SSLError, TooLate)
-"""Errors of a connection that could not be made, or ended before the response did; they may be wrapped in `MaxRetryError`."""
+"""Errors of a connection that couldn't be made or ended early, possibly wrapped in `MaxRetryError`."""
 
 
 class Request(NamedTuple):
-    """A request as it is about to be sent: one for each redirect that is followed. The URL is absolute."""
+    """A request to send; each followed redirect is a request. The URL is absolute."""
 
     method: str
     url: str
@@ -48,33 +48,32 @@ class Request(NamedTuple):
 
 
 def host(request: Request) -> str:
-    """Default key: the host of a request, with its port if it is not that of the scheme."""
+    """Return the default key: the host of a request, with a non-default port."""
     return host_of(request.url)
 
 
 def repeatable(request: Request) -> bool:
-    """True if a request may be sent twice: by its method, or since it has an ``Idempotency-Key``."""
+    """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
 class RateLimitPoolManager(ThrottledClient, PoolManager):
-    """Requests wait their turn: ``RateLimitPoolManager("10/second").request("GET", url)``. Safe under threads.
+    """Rate-limited pool manager: ``RateLimitPoolManager("10/second").request("GET", url)``. Thread-safe.
 
-    ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by
-    the ``limiter``, a `Limiter` or the URL of a store, which is opened here and closed with the manager; ``memory://`` if
-    not given. All who share the store share the budget. A request whose key is None passes untouched. Without limits only
-    the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests of the key. Each
-    redirect that is followed is a request.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
+    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
+    Each followed redirect is a request. ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the manager closes
+    a store that it opened. Processes that share the store share the limits.
 
-    A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
-    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
-    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
-    those that cannot hold so, `TypeError` for an unknown option.
+    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
+    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
+    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
+    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
+    unknown option.
 
-    ``manager`` sends: any `PoolManager`, such as a `ProxyManager`. Its retries and those of a request take a turn each after
-    another status or a broken body; failed connections are tried again within a turn, or in one of their own with
-    ``adaptive`` or ``throttle``.
+    ``manager`` is the wrapped `PoolManager`, such as a `ProxyManager`. Its retries, and those of a request, take a turn each
+    after another status or a broken body. Failed connections are retried within a turn, or with ``adaptive`` or ``throttle`` in
+    a new one.
     """
 
     def __init__(
@@ -97,17 +96,17 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
         scheme: str | None = "http",
         pool_kwargs: dict[str, Any] | None = None,
     ) -> HTTPConnectionPool:
-        """Return the pool that `urlopen` sends one request to. It has no more of a pool than that needs."""
+        """Return the pool for one request of `urlopen`. It has only the interface that `urlopen` needs."""
         pool = self._manager.connection_from_host(host, port, scheme, pool_kwargs)
         origin = Url(scheme or "http", host=host, port=port).url
         return cast("HTTPConnectionPool", _Hop(self._manager, self._throttle, pool, origin))
 
     def clear(self) -> None:
-        """Close all connections; new ones are made as needed."""
+        """Close all connections; new ones are opened as needed."""
         self._manager.clear()
 
     def close(self) -> None:
-        """Close all connections, and the store if it was opened here."""
+        """Close all connections, and the store if this manager opened it."""
         try:
             self.clear()
         finally:
@@ -122,7 +121,7 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
 
 
 class _Hop:
-    """Stand-in for the pool of a host in `PoolManager.urlopen`, which follows redirects; its requests take turns."""
+    """Stand-in for a host's pool in `PoolManager.urlopen`, which follows redirects; its requests take turns."""
 
     def __init__(
         self, manager: PoolManager, throttle: ClientThrottle[Request, Limiter], pool: HTTPConnectionPool, origin: str
@@ -145,10 +144,9 @@ class _Hop:
         preload_content: bool = True,
         **options: Any,
     ) -> BaseHTTPResponse:
-        """Send a request, and again as its retries say, each time in turn. Raises what urllib3 does, and `RateLimited`.
+        """Send a request, and its retries, in turn. Raises errors of urllib3, and `RateLimited`.
 
-        Retries after a broken body or a status are made here instead of in urllib3, so that the body of a refusal is not read
-        as a whole, and each retry waits its turn.
+        Handles retries itself, so that the body of a refusal isn't read in full and each retry takes a turn.
         """
         for name in ("assert_same_host", "redirect", "release_conn"):
             options.pop(name, None)
@@ -180,9 +178,9 @@ class _Hop:
 
 
 class _Outbound:
-    """The `Transport` of a request with certain options; ``retries`` are those that it has left.
+    """The `Transport` of a request with fixed options; ``retries`` are the remaining ones.
 
-    Unless it ``retries_connections``, an error that these are for is raised at once.
+    Without ``retries_connections``, raises connection errors immediately.
     """
 
     def __init__(self, manager: PoolManager, retries: Retry, options: dict[str, Any], *, retries_connections: bool) -> None:

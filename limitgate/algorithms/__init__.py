@@ -1,4 +1,4 @@
-"""Algorithms that count requests against a limit: modules of pure functions, each with a twin in limitgate/lua/."""
+"""Algorithms that count requests against a limit: modules of pure functions, each with a Lua twin in limitgate/lua/."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SCRIPTS: Final[dict[str, Algorithm]] = {
     "warm_up": warm_up,
     "refusals": refusals,
 }
-"""By the name of their twin in limitgate/lua/."""
+"""Algorithms by the name of their Lua twin."""
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {"gcra": gcra, "token_bucket": gcra, "leaky_bucket": gcra, **SCRIPTS}
-"""By the names that limits give them."""
+"""Algorithms by the name in a limit."""
 
 STORED_AS: Final[dict[str, int]] = {
     "gcra": 0,
@@ -37,18 +37,18 @@ STORED_AS: Final[dict[str, int]] = {
     "warm_up": 9,
     "refusals": 10,
 }
-"""Numbers in the ids of windows, by the names of `ALGORITHMS`: part of the stored state, so none is used for another one."""
+"""Numbers in the ids of windows. They are part of the stored state, so never reuse one."""
 
 NUMBERS: Final[dict[Algorithm, int]] = {algorithm: number for number, algorithm in enumerate(SCRIPTS.values())}
-"""Numbers by which the script calls them, no part of the stored state."""
+"""Numbers of the algorithms in the script; not stored."""
 
 
 _PLAIN = "\n--PLAIN\n"
-"""Stands in the twins in front of what is for plain.lua."""
+"""Separates the part of a Lua twin that belongs to plain.lua."""
 
 
 def script() -> str:
-    """Assemble limitgate/lua/spend.lua with every algorithm in it."""
+    """Assemble limitgate/lua/spend.lua with all algorithms."""
     folder = files("limitgate") / "lua"
     texts = [(folder / f"{name}.lua").read_text("utf-8").partition(_PLAIN)[0] for name in SCRIPTS]
     cases = [f"if number == {number} then\n{text}end\n" for number, text in enumerate(texts)]
@@ -56,7 +56,7 @@ def script() -> str:
 
 
 def plain_pieces() -> Mapping[Algorithm, Mapping[str, Sequence[str]]]:
-    """What the twins have for limitgate/lua/plain.lua: by algorithm the lines that stand for a line there, if any do."""
+    """Return by algorithm the lines of its Lua twin that replace a line in limitgate/lua/plain.lua."""
     folder = files("limitgate") / "lua"
     return {
         algorithm: _pieces((folder / f"{name}.lua").read_text("utf-8").partition(_PLAIN)[2])

@@ -1,7 +1,4 @@
-"""A ban: a key is refused for some time, whatever its limits say. A state is the time left, in µs; 0 is no ban.
-
-No request changes a ban, and no limit can be written with it: it is in a bucket alone, beside those of the key's limits.
-"""
+"""A ban refuses a key for some time, whatever its limits. The state is the remaining time in µs; 0 is no ban."""
 
 from __future__ import annotations
 
@@ -20,62 +17,62 @@ IS_LIMIT = False
 RESCALES = False
 
 FOR_EVER = 100 * 366 * 86_400 * 1_000_000
-"""Microseconds of a ban that has no end."""
+"""Duration of a permanent ban in µs."""
 PERMANENT = FOR_EVER // 2
-"""Remaining microseconds above which a ban counts as permanent. A permanent ban begins with `FOR_EVER`, and time passes."""
+"""A ban with a longer remaining time, in µs, is permanent."""
 MORE, AT_LEAST = 0, 1
-"""Ways of an adjustment: make the ban longer, or have it last at least so long. A reset lifts it."""
+"""Kinds of adjustment: lengthen the ban, or make it last at least this long."""
 PLENTY = 10**15
-"""Requests that fit while there is no ban: more than any limit has."""
+"""Requests that fit without a ban: more than any limit."""
 LOAD = Load(2, 1, 1)
-"""Measured: 4 µs to read one, 8 µs to set it, among 32 in a call."""
+"""Measured: 4 µs to read a ban, 8 µs to set one, in a call of 32."""
 
 
 def microseconds(seconds: float | None) -> int:
-    """Microseconds of a ban, of one for ever if None. Raises `ValueError` for what is no time."""
+    """Convert seconds to µs; None is a permanent ban. Raises `ValueError` for an invalid duration."""
     if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds <= FOR_EVER / 1e6):
         raise ValueError(f"seconds is {seconds!r:.40}, expected a number above 0, at most 100 years")
     return FOR_EVER if seconds is None else max(1, round(seconds * 1e6))
 
 
-def check(limit: LimitNumbers) -> str | None:  # noqa: ARG001, D103 - these are as in `base.Algorithm`
+def check(limit: LimitNumbers) -> str | None:
     return None
 
 
-def load(limit: LimitNumbers) -> Load:  # noqa: ARG001, D103
+def load(limit: LimitNumbers) -> Load:
     return LOAD
 
 
-def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: ARG001, D103
+def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:
     return [0] * len(bucket.ids)
 
 
-def advance(states: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[int]:  # noqa: ARG001, D103
+def advance(states: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[int]:
     return [max(0, left - max(0, elapsed_us)) for left in states]
 
 
-def rescaled(state: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def rescaled(state: int, limit: LimitNumbers) -> int:
     return state
 
 
-def try_charge(  # noqa: D103
+def try_charge(
     states: Sequence[int],
-    bucket: BucketNumbers,  # noqa: ARG001
+    bucket: BucketNumbers,
     cost: int,
-    max_wait_us: int = 0,  # noqa: ARG001
-    slot: int = 0,  # noqa: ARG001
+    max_wait_us: int = 0,
+    slot: int = 0,
     *,
-    turn_us: int = 0,  # noqa: ARG001
+    turn_us: int = 0,
 ) -> Sequence[int] | None:
     return None if cost and any(states) else states
 
 
-def apply_adjustment(  # noqa: D103
+def apply_adjustment(
     states: Sequence[int],
     back: Sequence[int],
-    elapsed_us: int,  # noqa: ARG001
+    elapsed_us: int,
     grace_us: Sequence[int],
-    bucket: BucketNumbers,  # noqa: ARG001
+    bucket: BucketNumbers,
 ) -> Sequence[int]:
     return [
         min(left + us if way == MORE else max(left, us), MAX_OWED_US)
@@ -83,50 +80,50 @@ def apply_adjustment(  # noqa: D103
     ]
 
 
-def refund_amount(  # noqa: D103
+def refund_amount(
     states: Sequence[int],
-    bucket: BucketNumbers,  # noqa: ARG001
-    cost: int,  # noqa: ARG001
-    due: int,  # noqa: ARG001
-    slot: int = 0,  # noqa: ARG001
+    bucket: BucketNumbers,
+    cost: int,
+    due: int,
+    slot: int = 0,
     *,
-    turn_us: int = 0,  # noqa: ARG001
+    turn_us: int = 0,
 ) -> tuple[Sequence[int], Sequence[int]]:
     return [0] * len(states), [0] * len(states)
 
 
-def remaining(state: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def remaining(state: int, limit: LimitNumbers) -> int:
     return 0 if state else PLENTY
 
 
-def used(state: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def used(state: int, limit: LimitNumbers) -> int:
     return 0
 
 
-def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:  # noqa: ARG001
-    """The rest of the ban; None if it is permanent."""
+def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:
+    """Return the rest of the ban in µs; None if it is permanent."""
     return None if state > PERMANENT else state
 
 
-def ttl_us(state: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def ttl_us(state: int, limit: LimitNumbers) -> int:
     return state
 
 
 refill_us = ttl_us
 
 
-def date(limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def date(limit: LimitNumbers) -> int:
     return 0
 
 
-def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001, D103
+def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
     return ()
 
 
-def encode_adjustment(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:  # noqa: ARG001
-    """Microseconds, and the way to apply them."""
+def encode_adjustment(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
+    """Microseconds and kind of the adjustment."""
     return back, grace_us
 
 
-def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:  # noqa: ARG001, D103
+def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:
     return facts

@@ -7,179 +7,180 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 State = Any
-"""State of a window. Only its algorithm knows more about it."""
+"""State of a window, known only to its algorithm."""
 Amount = Any
-"""Amount of an adjustment, as the algorithm counts it: a number, or a few."""
+"""Amount of an adjustment, in the units of the algorithm."""
 
 MAX_USED = 2**50
-"""Requests at which a counter is cut off that something is owed to on top; keeps Lua's doubles exact."""
+"""Upper bound of counters with a shortfall; keeps Lua's doubles exact."""
 
 
 class Load(NamedTuple):
-    """Microseconds that a window, or a bucket, takes of Redis' one thread at most, as Redis 7.0 takes them on two cores."""
+    """Upper bound of the Redis CPU time of a window or bucket in µs, measured with Redis 7.0 on two cores."""
 
     opening: float
-    """To read and to write, once in a call."""
+    """Reading and writing, once per call."""
     charge: float
-    """For each charge."""
+    """Each charge."""
     correction: float
-    """For each charge that puts something right, besides."""
+    """Additional time of each adjustment."""
 
     def plus(self, other: Load) -> Load:
-        """The load of both."""
+        """Return the sum of both loads."""
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
 
 
 class StraightRefund(NamedTuple):
-    """The whole of a charge that is given back, in pieces as of `Straight`.
+    """A full refund as pieces of Python, like `Straight`.
 
-    They know the state that it has found, behind ``was_`` in front of the names, and the microseconds ``since`` then. The Lua
-    twin has the same behind ``--PLAIN``, see limitgate/lua/refund.lua.
+    They use the state before the charge, with names prefixed by ``was_``, and the µs ``since`` then. See
+    limitgate/lua/refund.lua for the Lua twin.
     """
 
     grace: str
-    """The grace, see `limitgate.limits.plan.Adjustment`."""
+    """Expression for the grace, see `limitgate.limits.plan.Adjustment`."""
     refunded: str
-    """Lines that give the charge back, in a state to which time was let go by; they know the ``grace{n}``."""
+    """Lines that refund the charge in an advanced state; they use ``grace{n}``."""
 
 
 class Straight(NamedTuple):
-    """A charge that fits now or does not, in pieces of Python that are written out for each window; ``{n}`` is its number.
+    """An immediate charge as pieces of Python, expanded for each window; ``{n}`` is the number of the window.
 
-    They know the time ``now``, the microseconds ``elapsed`` since the bucket was written, and the ``cost``. The Lua twin has
-    the same behind ``--PLAIN``, see limitgate/lua/plain.lua.
+    They use ``now``, the µs ``elapsed`` since the bucket was written, and ``cost``. See limitgate/lua/plain.lua for the Lua
+    twin.
     """
 
     kept: str
-    """Names of the integers that a state consists of, each with a comma behind it."""
+    """Names of the integers of a state, each followed by a comma."""
     state: str
-    """The state, of these."""
+    """Expression for the state."""
     row: str
-    """Names of what `row_of` gives, as ``kept``."""
+    """Names of the results of `row_of`, like ``kept``."""
     row_of: Callable[[LimitNumbers, int], tuple[int, ...]]
-    """Gives the numbers of a limit and a cost that the lines need."""
+    """Returns the numbers that the lines need, from a limit and a cost."""
     advance: str
-    """Lines that let the time go by."""
+    """Lines that advance the time."""
     fits: str
-    """Condition under which the charge fits."""
+    """Condition for a charge that fits."""
     charged: str
-    """The integers after the charge, as ``kept``."""
+    """The integers after the charge, like ``kept``."""
     refund: StraightRefund | None
-    """The same of giving the charge back; None where stores ask `Algorithm.apply_adjustment`."""
+    """The refund of the charge; None if stores call `Algorithm.apply_adjustment`."""
     asked: Callable[[LimitNumbers, int, int], bytes]
-    """Packs what the Lua twin is asked of a window, given its number and the cost."""
+    """Packs the request to the Lua twin for a window, from its number and the cost."""
     reported: str
-    """Names of the integers that it reports, as ``kept``."""
+    """Names of the reported integers, like ``kept``."""
     reported_state: str
-    """The state, of these and of the limit's ``count{n}``."""
+    """Expression for the state, from these and the limit's ``count{n}``."""
     known: Sequence[tuple[str, Any]] = ()
-    """Names that ``reported_state`` knows besides, and what they are."""
+    """Additional names in ``reported_state``, and their values."""
     most: float = inf
-    """The highest count of a limit that the Lua twin has."""
+    """Maximum count of a limit in the Lua twin."""
 
 
 class LimitNumbers(Protocol):
-    """The numbers of a limit that algorithms read; `limitgate.limits.limit.Limit` says what each means."""
+    """Numbers of a limit that algorithms read; see `limitgate.limits.limit.Limit`."""
 
     @property
-    def count(self) -> int: ...  # noqa: D102
+    def count(self) -> int: ...
     @property
-    def period(self) -> int: ...  # noqa: D102
+    def period(self) -> int: ...
     @property
-    def months(self) -> int: ...  # noqa: D102
+    def months(self) -> int: ...
     @property
-    def period_us(self) -> int: ...  # noqa: D102
+    def period_us(self) -> int: ...
     @property
-    def burst(self) -> int: ...  # noqa: D102
+    def burst(self) -> int: ...
     @property
-    def capacity(self) -> int: ...  # noqa: D102
+    def capacity(self) -> int: ...
     @property
-    def ceiling(self) -> int: ...  # noqa: D102
+    def ceiling(self) -> int: ...
     @property
-    def full(self) -> int: ...  # noqa: D102
+    def full(self) -> int: ...
     @property
-    def most(self) -> int: ...  # noqa: D102
+    def most(self) -> int: ...
     @property
-    def lease(self) -> int: ...  # noqa: D102
+    def lease(self) -> int: ...
     @property
-    def borrow(self) -> bool: ...  # noqa: D102
+    def borrow(self) -> bool: ...
     @property
-    def align(self) -> str | None: ...  # noqa: D102
+    def align(self) -> str | None: ...
     @property
-    def warm_up(self) -> float | None: ...  # noqa: D102
+    def warm_up(self) -> float | None: ...
 
 
 class BucketNumbers(Protocol):
-    """The numbers of a bucket that algorithms read; `limitgate.limits.bucket.Bucket` says what each means."""
+    """Numbers of a bucket that algorithms read; see `limitgate.limits.bucket.Bucket`."""
 
     @property
-    def limits(self) -> Sequence[LimitNumbers]: ...  # noqa: D102
+    def limits(self) -> Sequence[LimitNumbers]: ...
     @property
-    def ids(self) -> Sequence[int]: ...  # noqa: D102
+    def ids(self) -> Sequence[int]: ...
     @property
-    def counts(self) -> Sequence[int]: ...  # noqa: D102
+    def counts(self) -> Sequence[int]: ...
     @property
-    def weights(self) -> Sequence[int]: ...  # noqa: D102
+    def weights(self) -> Sequence[int]: ...
     @property
-    def capacities(self) -> Sequence[int]: ...  # noqa: D102
+    def capacities(self) -> Sequence[int]: ...
     @property
-    def borrow(self) -> bool: ...  # noqa: D102
+    def borrow(self) -> bool: ...
 
 
-def always(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:  # noqa: ARG001 - as every algorithm's
-    """`Algorithm.refusal_is_stable` where a state tells everything, whatever the cost."""
+def always(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
+    """`Algorithm.refusal_is_stable` for states that are always complete."""
     return True
 
 
-def never(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:  # noqa: ARG001 - as every algorithm's
-    """`Algorithm.refusal_is_stable` where others may change a state at any moment."""
+def never(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
+    """`Algorithm.refusal_is_stable` for states that other requests can change at any time."""
     return False
 
 
 LeftAfter = Callable[[State, int, LimitNumbers], tuple[int, int]]
-"""Gives the whole requests that fit besides some, negative if these do not fit now, and then the µs until nothing counts any
-more; from a state, how many requests, and the limit."""
+"""From a state, a cost and a limit: the whole requests that fit in addition to the cost, negative if it doesn't fit now, and
+the µs until the window is empty.
+"""
 
 
 class Algorithm(Protocol):
-    """An algorithm, as stores and decisions use it: where there are states, for all windows of a bucket at once."""
+    """An algorithm, as used by stores and decisions. Sequences of states cover all windows of a bucket."""
 
     REPLY_FIELDS: int
-    """Numbers that the script reports of a window."""
+    """Number of fields per window in the script's reply."""
     CAN_WAIT: bool
-    """True if turns can be booked ahead, so that a request may wait for its own."""
+    """True if the algorithm can book turns ahead."""
     MAX_TURNS: int
-    """Turns that can be booked ahead at most, each remembered by its moment; 0 where none is, and any number can be booked."""
+    """Maximum number of turns booked ahead; 0 if unlimited."""
     STRAIGHT: Straight | None
-    """Its charge in straight lines; None where stores ask the functions below."""
+    """Its charge as pieces of code; None if stores call the functions below."""
     IS_LIMIT: bool
-    """False for a state that is no limit (a ban): hidden from `Decision.windows` while it is empty."""
+    """False for a state that isn't a limit (a ban), which is hidden from `Decision.windows` while it is empty."""
     RESCALES: bool
-    """True if states are in ticks of 1/count µs, so that one left by another count has to be written anew."""
+    """True if states are in ticks of 1/count µs, so that a changed count requires a conversion."""
 
     @property
     def left_after(self) -> LeftAfter | None:
-        """What is left after a charge; None where none is plain, see `limitgate.limits.template`."""
+        """The remaining requests after a charge; None if the algorithm has no plain plans, see `limitgate.limits.template`."""
 
     def check(self, limit: LimitNumbers) -> str | None:
-        """Return the expectation that a limit breaks, None if the limit can be had with this algorithm."""
+        """Return what was expected of an unsupported limit, or None."""
 
     def load(self, limit: LimitNumbers) -> Load:
-        """Return the most that a window costs Redis, besides the bucket itself."""
+        """Return the maximum load of a window on Redis, without that of the bucket."""
 
     def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
-        """Windows that nobody has used, at a time in Unix µs."""
+        """Return unused windows, at a time in Unix µs."""
 
     def advance(
         self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None
     ) -> Sequence[State]:
-        """The states some time later, at ``now`` in Unix µs, None if only the elapsed time is known.
+        """Return the states after ``elapsed_us``, at ``now`` in Unix µs; None if only the elapsed time is known.
 
-        Time that went backwards is no time.
+        A negative elapsed time counts as 0.
         """
 
     def rescaled(self, state: State, limit: LimitNumbers) -> State:
-        """A state left by another count."""
+        """Convert a state from another count."""
 
     def try_charge(
         self,
@@ -191,54 +192,54 @@ class Algorithm(Protocol):
         *,
         turn_us: int = 0,
     ) -> Sequence[State] | None:
-        """The states after ``cost`` requests, the same object if they change none; None if they do not fit into every window.
+        """Return the states after ``cost`` requests, the same object if unchanged; None if they don't fit into every window.
 
-        A request that may wait fits if it will within ``max_wait_us``. ``slot`` names it where requests in flight are counted.
-        Other limits may have it wait for longer than this one: it does not pass before ``turn_us``, and counts from then on.
+        A request may also fit within ``max_wait_us``. ``slot`` names it for concurrency limits. If another limit delays the
+        request until ``turn_us``, it doesn't pass earlier and counts from then on.
         """
 
     def apply_adjustment(
         self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[State]:
-        """The states after something is put back that was taken some time ago, or, where negative, taken on top."""
+        """Return the states after refunding what was charged ``elapsed_us`` ago, or charging more if negative."""
 
     def refund_amount(
         self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
     ) -> tuple[Sequence[Amount], Sequence[int]]:
-        """Amount and grace per window of the adjustment after which a charge of ``cost`` is one of ``due``.
+        """Return amount and grace per window of the adjustment that turns a charge of ``cost`` into one of ``due``.
 
-        The states are those that the charge found, and ``turn_us`` is as for `try_charge`.
+        The states are those before the charge; ``turn_us`` is as in `try_charge`.
         """
 
     def remaining(self, state: State, limit: LimitNumbers) -> int:
-        """Whole requests that still fit; never negative."""
+        """Return the whole requests that still fit, at least 0."""
 
     def used(self, state: State, limit: LimitNumbers) -> int:
-        """Requests that count, a begun one whole; more than the burst after a limit was lowered."""
+        """Return the requests in use, rounded up; exceeds the burst after a limit was lowered."""
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-        """True if states that the script reported, advanced since, surely are those that it would report for this cost now.
+        """Return True if reported states, advanced to now, equal what the script would report for this cost.
 
-        A refund in between may change them: until it is seen, requests are refused exactly until the moment that was promised.
+        A refund in between is seen later.
         """
 
     def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None:
-        """Microseconds until ``cost`` requests fit, if nobody else asks; 0 if they fit now, None if they never do."""
+        """Return the µs until ``cost`` requests fit without other requests; 0 if now, None if never."""
 
     def refill_us(self, state: State, limit: LimitNumbers) -> int:
-        """Microseconds until nothing counts any more."""
+        """Return the µs until the window is empty."""
 
     def ttl_us(self, state: State, limit: LimitNumbers) -> int:
-        """Microseconds until a window is like one that nobody has used: mostly `refill_us`, and never less."""
+        """Return the µs until a window equals an unused one: at least `refill_us`."""
 
     def date(self, limit: LimitNumbers) -> int:
-        """Return the present date by this machine's clock, as `encode_charge` takes it; 0 where it does not matter."""
+        """Return the current date by the local clock, as in `encode_charge`; 0 if the algorithm needs none."""
 
     def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
-        """Encode a charge of the window with this number for the script; it may be booked so far ahead."""
+        """Encode the charge of a window for the script; it may be booked ``ahead_us`` ahead."""
 
     def encode_adjustment(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[float]:
         """Encode the adjustment of a window for the script."""
 
     def decode_state(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
-        """Decode the states that the script has reported."""
+        """Decode the states in the script's reply."""

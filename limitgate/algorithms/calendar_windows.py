@@ -1,7 +1,6 @@
-"""Windows of the calendar: when the one begins and ends that a time is in, by the wall clock of a time zone. Pure.
+"""Calendar windows: start and end of the window at a time, by the wall clock of a time zone. Pure.
 
-A day is as long as it is in the zone, 23 or 25 hours when clocks change. Weeks begin on Monday, months on their first day, and
-several of them are counted from 1970: ``3 months`` are the quarters of a year. Times are in Unix µs.
+Days have 23 or 25 hours when clocks change. Weeks begin on Monday. Multiples count from 1970. Times are in Unix µs.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 DAY = 86_400
 WEEK = 7 * DAY
 MAX_MONTHS = 12
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a time of the wall clock
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - wall-clock time
 _MONDAY = datetime(1970, 1, 5)  # noqa: DTZ001 - see above
 _OF_MACHINES = ("localtime", "posixrules")
-"""Names under which each machine has a time zone of its own."""
+"""Time zone names with a machine-specific meaning."""
 _UTC = "utc"
 
 
 class Calendar(NamedTuple):
-    """Windows of so many ``months``, or if that is 0 of ``seconds``, which are whole days unless the zone is UTC."""
+    """Windows of ``months``, or if 0 of ``seconds``: whole days unless the zone is UTC."""
 
     zone: str
     """``utc`` or the name of a time zone."""
@@ -30,18 +29,15 @@ class Calendar(NamedTuple):
     months: int = 0
 
     def begin(self, end: int) -> int:
-        """Return when the window begins that ends then."""
+        """Return the start of the window with this end."""
         return self._moment(self._number(end - 1))
 
     def end(self, now: int) -> int:
-        """Return when the window ends that a time is in."""
+        """Return the end of the window at a time."""
         return self._moment(self._number(now) + 1)
 
     def _number(self, now: int) -> int:
-        """Number of windows that have begun by a time since 1970.
-
-        If clocks go back over a midnight, its window has begun all the same.
-        """
+        """Return the number of windows that began since 1970. A clock change doesn't reopen a window."""
         local = datetime.fromtimestamp(now // 1_000_000, _zone(self.zone)).replace(tzinfo=None)
         if self.months:
             number = ((local.year - _EPOCH.year) * 12 + local.month - 1) // self.months
@@ -50,7 +46,7 @@ class Calendar(NamedTuple):
         return number if now < self._moment(number + 1) else number + 1
 
     def _moment(self, number: int) -> int:
-        """Return when a window begins; if clocks skip its midnight, when they do."""
+        """Return the start of a window, at the clock change if its midnight is skipped."""
         if self.months:
             years, months = divmod(number * self.months, 12)
             local = _EPOCH.replace(year=_EPOCH.year + years, month=1 + months)
@@ -64,16 +60,16 @@ class Calendar(NamedTuple):
 
 
 def is_zone(name: object) -> bool:
-    """Return true for the name of a time zone that is the same on every machine."""
+    """Return True for the name of a time zone that is the same on every machine."""
     try:
         return isinstance(name, str) and name not in _OF_MACHINES and bool(_zone(name))
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # what zoneinfo raises for unknown names, and for folders
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # zoneinfo raises these for unknown names and for folders.
         return False
 
 
 @lru_cache(maxsize=MAX_MONTHS)
 def longest_days(months: int) -> int:
-    """Return the days of the longest period of so many calendar months."""
+    """Return the maximum length in days of a period of calendar months."""
     firsts = [date(1999 + month // 12, 1 + month % 12, 1) for month in range(24 + months)]
     return max([(end - begin).days for begin, end in zip(firsts, firsts[months:])])
 

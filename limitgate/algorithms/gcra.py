@@ -1,9 +1,8 @@
-"""The arithmetic of GCRA (ITU-T I.371, the generic cell rate algorithm), in whole ticks. Knows no clock and no store.
+"""GCRA (generic cell rate algorithm, ITU-T I.371) in integer ticks.
 
-A bucket's state is its *debt*: what was taken and is not yet earned back, in ticks of 1/count µs, as it stood when the
-bucket was last written. One request weighs ``period_us`` ticks, a microsecond pays back ``count``. Keeping the debt instead
-of GCRA's theoretical arrival time (which is the time of writing plus the debt) makes a changed count and a stepping clock
-harmless: a tick is the same share of a request under any count, and time never counts backwards.
+The state is the *debt*: undrained charges, in ticks of 1/count µs, at the time of writing. A request weighs ``period_us``
+ticks; a microsecond drains ``count`` ticks. GCRA's theoretical arrival time is the time of writing plus the debt. Storing the
+debt makes changed counts and clock steps harmless.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ refusal_is_stable = always
 IS_LIMIT = True
 RESCALES = True
 LOAD = Load(1, 0.6, 1.5)
-"""Measured, among 32 buckets in a call: 11 µs for a charge of one window, 34 µs for 16, 102 µs for 64, and 230 µs to give
-something back to these."""
+"""Measured, in a call of 32 buckets: a charge of one window takes 11 µs, of 16 34 µs, of 64 102 µs; a refund of 64 230 µs."""
 LOAD_OF_LEASE = 0.8
-"""Microseconds for each bit of a lease, in each window. Measured: 15 µs for 10, 22 µs for 1,000, 39 µs for a million."""
+"""Microseconds per bit of a lease and window. Measured: 15 µs for 10, 22 µs for 1,000, 39 µs for a million."""
 MAX_OWED_US = 2**52
-"""Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
+"""Upper bound (142 years) of a debt after a limit was lowered; keeps Lua's doubles exact."""
 
 
 STRAIGHT: Straight | None = Straight(
@@ -61,7 +59,7 @@ STRAIGHT: Straight | None = Straight(
 
 
 def load(limit: LimitNumbers) -> Load:
-    """Load of a window at most: more with a lease, whose requests are found bit by bit."""
+    """Return the maximum load of a window. A lease adds a bisection."""
     return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
@@ -69,12 +67,8 @@ def advance(
     debts: Sequence[int],
     elapsed_us: int,
     bucket: BucketNumbers,
-    now: int | None = None,  # noqa: ARG001 - see below
+    now: int | None = None,
 ) -> Sequence[int]:
-    """The debts in ticks, ``elapsed_us`` after they were written; an idle bucket earns nothing beyond its burst.
-
-    Time that went backwards pays nothing back and takes nothing: what was owed is owed now. What time it is does not matter.
-    """
     if elapsed_us <= 0:
         return debts
     left = []
@@ -87,18 +81,15 @@ def advance(
 def apply_adjustment(
     debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[int]:
-    """The debts in ticks after some is put back, ``elapsed_us`` after it was taken; in all but the grace it has drained.
+    """Return the debts after a refund of what was charged ``elapsed_us`` ago, limited to what hasn't drained since.
 
-    What is negative is taken on top instead, whether it fits or not, up to the ceiling; it would have drained just so.
-
-    A turn that is still ahead and has others behind it is not put back. They keep theirs, so whoever came next would get the
-    last of these, a second time, and not the one that became free. Where a limit lets borrow it is put back all the same: a
-    request that is under way may have left as high a debt.
+    A negative amount is charged, up to the ceiling, even if it doesn't fit. A future turn isn't refunded if later turns are
+    booked, because the next request would get the last of these again; limits with ``borrow`` refund it anyway.
     """
     right = []
     for debt, ticks, grace, limit in zip(debts, back, grace_us, bucket.limits):
         if ticks > 0 and not limit.borrow:
-            last = ticks + (grace + 1 - max(0, elapsed_us)) * limit.count  # less would be owed if nobody had come since
+            last = ticks + (grace + 1 - max(0, elapsed_us)) * limit.count  # Without later requests, the debt is lower.
             if last > limit.capacity and debt >= last:
                 right.append(debt)
                 continue
@@ -109,7 +100,6 @@ def apply_adjustment(
 
 
 def rescaled(debt: int, limit: LimitNumbers) -> int:
-    """A debt left by another count, under this limit: as many requests, so as many ticks, up to the ceiling."""
     return min(debt, limit.ceiling)
 
 
@@ -118,13 +108,13 @@ def try_charge(
     bucket: BucketNumbers,
     cost: int,
     max_wait_us: int = 0,
-    slot: int = 0,  # noqa: ARG001 - as every algorithm's
+    slot: int = 0,
     *,
     turn_us: int = 0,
 ) -> Sequence[int] | None:
-    """The debts after ``cost`` requests; None if they do not fit into every window, decided on the state after them.
+    """Return the debts after ``cost`` requests; None if they don't fit into every window.
 
-    They fit, too, if they will within ``max_wait_us``, unless they never do. Where a limit lets borrow, all fit where one does.
+    Requests also fit within ``max_wait_us``. If any limit has ``borrow``, one window with room is enough.
     """
     if not cost:
         return debts
@@ -143,22 +133,21 @@ def try_charge(
 
 
 def _held(debts: Sequence[int], turn_us: int, bucket: BucketNumbers) -> Sequence[int]:
-    """The debts where nothing passes before a turn: what would be earned until then is owed, so that it is paid by then."""
+    """Raise the debts so that nothing passes before ``turn_us``."""
     return [max(debt, turn_us * count) for debt, count in zip(debts, bucket.counts)]
 
 
 def _tolerance(limit: LimitNumbers, cost: int, max_wait_us: int) -> int:
-    """Ticks that a window may owe after ``cost`` requests that may wait so long, borrowed ones included."""
+    """Return the ticks that a window may owe after ``cost`` requests, including wait and borrowed requests."""
     if cost > limit.most:
         return limit.capacity
     if limit.borrow and not cost:
-        return limit.ceiling  # no debt tells the script that a turn is still ahead
+        return limit.ceiling  # Without a debt, the script can't see a future turn.
     capacity = limit.capacity + (max(0, cost - 1) * limit.period_us if limit.borrow else 0)
     return max(capacity, min(capacity + max_wait_us * limit.count, limit.ceiling))
 
 
 def wait_us(debt: int, cost: int, limit: LimitNumbers) -> int | None:
-    """Microseconds until ``cost`` requests fit, rounded up; 0 if they fit now, None if they never do."""
     if not cost:
         return 0
     if cost > limit.most:
@@ -168,7 +157,6 @@ def wait_us(debt: int, cost: int, limit: LimitNumbers) -> int | None:
 
 
 def refill_us(debt: int, limit: LimitNumbers) -> int:
-    """Microseconds until nothing is owed, rounded up."""
     return -(-debt // limit.count)
 
 
@@ -176,27 +164,23 @@ ttl_us = refill_us
 
 
 def remaining(debt: int, limit: LimitNumbers) -> int:
-    """Whole requests that still fit; never negative."""
     return (limit.capacity - debt) // limit.period_us if debt < limit.capacity else 0
 
 
 def left_after(debt: int, cost: int, limit: LimitNumbers) -> tuple[int, int]:
-    """Requests that fit besides ``cost``, negative if that does not fit now, and then the µs until nothing counts any more."""
     owed = debt + cost * limit.period_us
     return (limit.capacity - owed) // limit.period_us, -(-owed // limit.count)
 
 
 def used(debt: int, limit: LimitNumbers) -> int:
-    """Requests owed, a begun one counted whole; more than the burst after a limit was lowered."""
     return -(-debt // limit.period_us)
 
 
 def check(limit: LimitNumbers) -> str | None:
-    """Return None: GCRA counts every limit."""
+    """Return None: GCRA supports every limit."""
 
 
-def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
-    """Nothing is owed."""
+def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:
     return [0] * len(bucket.ids)
 
 
@@ -205,15 +189,13 @@ def refund_amount(
     bucket: BucketNumbers,
     cost: int,
     due: int,
-    slot: int = 0,  # noqa: ARG001 - as every algorithm's
+    slot: int = 0,
     *,
     turn_us: int = 0,
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Ticks to give back per window, and for how long older debts drained, where a charge of ``cost`` should have been ``due``.
+    """Return the ticks to refund per window, and the drain time of older debts, to turn a charge of ``cost`` into ``due``.
 
-    What was charged too little is owed from now on. In a bucket that ran empty meanwhile some of it would have drained; but the
-    bucket does not know of how many requests, and if each that was under way counted on the same time, together they would be
-    charged next to nothing.
+    A shortfall is charged in full, even if the bucket was empty in between: concurrent requests would share that idle time.
     """
     back = [
         max(-limit.ceiling, min((cost - due) * weight, limit.ceiling)) for weight, limit in zip(bucket.weights, bucket.limits)
@@ -224,28 +206,24 @@ def refund_amount(
     return back, [(debt + due * weight) // count for debt, weight, count in zip(held, bucket.weights, bucket.counts)]
 
 
-def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
-    """No date matters."""
+def date(limit: LimitNumbers) -> int:
     return 0
 
 
-def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
-    """The number, count, tolerance and increment, the latter two as whole microseconds and a rest over count.
-
-    A cost that never fits stays just above the burst, so that its numbers are as small as those of others.
-    """
+def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
+    """Return window number, count, tolerance and increment, the latter two as whole µs and a remainder over count."""
     increment = (cost if cost <= limit.most else limit.burst + 1) * limit.period_us
     tolerance = _tolerance(limit, cost, max_wait_us)
     return window, limit.count, *divmod(tolerance, limit.count), *divmod(increment, limit.count)
 
 
 def encode_adjustment(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
-    """One request, what is put back, and the grace."""
+    """Return the weight of a request, the refund, and the grace."""
     return *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace_us
 
 
 def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:
-    """The debts, each reported as whole microseconds and a rest over count."""
+    """Decode the debts, each as whole µs and a remainder over count."""
     owed, at = [], 0
     for count in bucket.counts:
         owed.append(facts[at] * count + facts[at + 1])

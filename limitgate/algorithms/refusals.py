@@ -1,7 +1,6 @@
-"""Counts the refusals of a bucket, and bans the bucket once there are too many; see `limitgate.rules.ban`.
+"""Counts the refusals of a bucket and bans the bucket when there are too many; see `limitgate.rules.ban`.
 
-No limit can be written with it. It counts in a bucket of its own, beside the one that refuses. The only thing it is asked is an
-adjustment: refusals to count, and the ban that they lead to. While the bucket is banned, nothing is counted.
+Supports only adjustments: refusals to count, and the resulting ban. Refusals of a banned bucket don't count.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ IS_LIMIT = False
 RESCALES = False
 
 TIMES = 100
-"""Times that are told apart within the period in which refusals count: others are counted with the one before."""
+"""Distinct times within the counting period; later refusals at nearly the same time are merged."""
 LOAD = Load(2, 1, 60)
-"""To count refusals at a hundred times."""
+"""Load of counting refusals at a hundred times."""
 
 
 class Amount(NamedTuple):
-    """Amount of an adjustment: refusals, and the ban that they lead to. Durations are in µs."""
+    """Amount of an adjustment: refusals and the resulting ban. Durations are in µs."""
 
     refusals: int
     after: int
@@ -36,30 +35,30 @@ class Amount(NamedTuple):
     growing: float
     most_us: int
     refusing: Any
-    """Charge to the bucket that refuses."""
+    """Charge to the refusing bucket."""
 
 
 class State(NamedTuple):
     """State of a count. Durations are in µs."""
 
     last_us: int = 0
-    """How long the last ban was made; 0 if the next one is the first."""
+    """Duration of the last ban; 0 if the next one is the first."""
     kept_us: int = 0
-    """How long that is remembered."""
+    """Remaining time until `last_us` is reset."""
     times: tuple[tuple[int, int], ...] = ()
-    """Refusals that count: how long they do, and their number; the latest last."""
+    """Counted refusals: remaining time and number, latest last."""
     began_us: int = 0
-    """How long the ban lasts that the last adjustment began; 0 if it began none."""
+    """Duration of the ban that the last adjustment began; 0 if none."""
 
     def later(self, elapsed_us: int) -> State:
-        """The state some time later."""
+        """Return the state after ``elapsed_us``."""
         elapsed_us = max(0, elapsed_us)
         kept_us = max(0, self.kept_us - elapsed_us)
         times = tuple([(left - elapsed_us, number) for left, number in self.times if left > elapsed_us])
         return State(self.last_us if kept_us else 0, kept_us, times)
 
     def counting(self, amount: Amount) -> State:
-        """The state after some refusals."""
+        """Return the state after some refusals."""
         times = [*self.times]
         left_us, number = times[-1] if times else (0, 0)
         if times and amount.within_us - left_us < amount.within_us / TIMES:
@@ -72,91 +71,91 @@ class State(NamedTuple):
         return State(us, us + amount.most_us, (), us) if amount.growing > 1 else State(began_us=us)
 
 
-def check(limit: LimitNumbers) -> str | None:  # noqa: ARG001, D103 - these are as in `base.Algorithm`
+def check(limit: LimitNumbers) -> str | None:
     return None
 
 
-def load(limit: LimitNumbers) -> Load:  # noqa: ARG001, D103
+def load(limit: LimitNumbers) -> Load:
     return LOAD
 
 
-def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001, D103
+def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
     return [State()]
 
 
-def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:  # noqa: ARG001, D103
+def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:
     return [state.later(elapsed_us) for state in states]
 
 
-def rescaled(state: State, limit: LimitNumbers) -> State:  # noqa: ARG001, D103
+def rescaled(state: State, limit: LimitNumbers) -> State:
     return state
 
 
-def try_charge(  # noqa: D103
+def try_charge(
     states: Sequence[State],
-    bucket: BucketNumbers,  # noqa: ARG001
-    cost: int,  # noqa: ARG001
-    max_wait_us: int = 0,  # noqa: ARG001
-    slot: int = 0,  # noqa: ARG001
+    bucket: BucketNumbers,
+    cost: int,
+    max_wait_us: int = 0,
+    slot: int = 0,
     *,
-    turn_us: int = 0,  # noqa: ARG001
+    turn_us: int = 0,
 ) -> Sequence[State] | None:
     return states
 
 
-def apply_adjustment(  # noqa: D103
+def apply_adjustment(
     states: Sequence[State],
     back: Sequence[Amount],
-    elapsed_us: int,  # noqa: ARG001
-    grace_us: Sequence[int],  # noqa: ARG001
-    bucket: BucketNumbers,  # noqa: ARG001
+    elapsed_us: int,
+    grace_us: Sequence[int],
+    bucket: BucketNumbers,
 ) -> Sequence[State]:
     return [state.counting(amount) for state, amount in zip(states, back, strict=True)]
 
 
-def refund_amount(  # noqa: D103
+def refund_amount(
     states: Sequence[State],
-    bucket: BucketNumbers,  # noqa: ARG001
-    cost: int,  # noqa: ARG001
-    due: int,  # noqa: ARG001
-    slot: int = 0,  # noqa: ARG001
+    bucket: BucketNumbers,
+    cost: int,
+    due: int,
+    slot: int = 0,
     *,
-    turn_us: int = 0,  # noqa: ARG001
+    turn_us: int = 0,
 ) -> tuple[Sequence[int], Sequence[int]]:
     return [0] * len(states), [0] * len(states)
 
 
-def remaining(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def remaining(state: State, limit: LimitNumbers) -> int:
     return 0
 
 
-def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def used(state: State, limit: LimitNumbers) -> int:
     return sum([number for _, number in state.times])
 
 
-def wait_us(state: State, cost: int, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def wait_us(state: State, cost: int, limit: LimitNumbers) -> int:
     return 0
 
 
-def ttl_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def ttl_us(state: State, limit: LimitNumbers) -> int:
     return max(state.kept_us, state.times[-1][0] if state.times else 0)
 
 
 refill_us = ttl_us
 
 
-def date(limit: LimitNumbers) -> int:  # noqa: ARG001, D103
+def date(limit: LimitNumbers) -> int:
     return 0
 
 
-def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001, D103
+def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
     return ()
 
 
-def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[float]:  # noqa: ARG001
-    """Refusals, and the ban that they lead to."""
+def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[float]:
+    """Refusals and the resulting ban."""
     return back[:6]
 
 
-def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001, D103
+def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
     return [State(began_us=facts[0])]

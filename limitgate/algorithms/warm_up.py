@@ -1,16 +1,13 @@
-"""Warming up: from a third of the rate to the whole rate, for what is slow after it was idle. SmoothWarmingUp in Google Guava.
+"""Warm-up: from a third of the rate to the full rate after idle time, like SmoothWarmingUp in Google Guava.
 
-Guava's limiter *stores* idle time, as much as warming up takes. A request passes if nothing is owed, whatever it costs, and
-then what it costs is owed, so that the next one pays. Each uses up as much stored time as it takes at the whole rate. While
-more than half is stored that is dear: three times as dear when all is there (Guava's cold factor), less and less down to the
-whole rate at one half. Once nothing is stored, requests cost what they do at the whole rate.
+Idle time is *stored*, up to the warm-up duration. A request of any cost passes if there is no debt; its cost then becomes debt.
+Each request uses up stored time. While more than half is stored, requests cost more, up to three times as much (Guava's cold
+factor).
 
-Amounts are in ticks of 1/count µs as in `limitgate.algorithms.gcra`, so that a request is ``period_us`` ticks. A state is the
-*debt*, and the *warmth*: how much of the stored time is used up. Neither is there in a window that nobody has used, which is
-cold. With ``full`` ticks stored in all, time that is stored at warmth w costs 3 - 4w/full times itself, down to 1 at one half.
-Summed from the cold up to w, what it costs besides itself is 2w(full - w)/full ticks, the `toll`. It is rounded up to whole
-ticks there, and a request pays the difference between two tolls: roundings do not add up, and nothing passes before its time
-under the formula.
+Amounts are in ticks as in `limitgate.algorithms.gcra`. A state is the *debt* and the *warmth*, the used part of the stored
+time. With ``full`` ticks of storage, time at warmth w costs 3 - 4w/full times itself, at least once. The additional cost from
+cold to w is 2w(full - w)/full ticks, the `toll`. A request pays the difference of two tolls, so rounding errors don't
+accumulate.
 """
 
 from __future__ import annotations
@@ -28,19 +25,19 @@ STRAIGHT: Straight | None = None
 IS_LIMIT = True
 RESCALES = True
 LOAD = Load(5, 3, 4)
-"""Measured: 17 µs for a charge, among 32 in a call."""
+"""Measured: 17 µs for a charge, in a call of 32."""
 MAX_FULL = 2**50
-"""Ticks that may be stored, and some more: keeps every sum in Lua's doubles exact."""
+"""Upper bound of stored ticks; keeps Lua's doubles exact."""
 _LEAST = 1000
 
 State = tuple[int, int]
 Amount = tuple[int, int, int, int]
-"""Amount given back: ticks of requests and of warmth, µs that the request had to wait for its turn, and the warmth that
-it left behind, which says what toll it paid."""
+"""Refund: ticks of requests, ticks of warmth, µs until the turn of the request, and the warmth after it, which determines its
+toll.
+"""
 
 
 def check(limit: LimitNumbers) -> str | None:
-    """Return what was expected of a limit that this algorithm cannot count, None if it can."""
     if limit.warm_up is None:
         return "a duration for warm_up, such as 10s"
     if limit.full < _LEAST * limit.count:
@@ -52,18 +49,16 @@ def check(limit: LimitNumbers) -> str | None:
 
 
 def toll(warmth: int, full: int) -> int:
-    """Ticks that requests cost besides themselves while a cold window gets this warm, rounded up."""
+    """Return the additional ticks to warm a cold window up to ``warmth``, rounded up."""
     part = min(warmth, full // 2)
     return -(-2 * part * (full - part) // full)
 
 
-def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
-    """Load of a window."""
+def load(limit: LimitNumbers) -> Load:
     return LOAD
 
 
-def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
-    """Nothing is owed, and it is cold."""
+def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
     return [(0, 0)] * len(bucket.ids)
 
 
@@ -71,9 +66,9 @@ def advance(
     states: Sequence[State],
     elapsed_us: int,
     bucket: BucketNumbers,
-    now: int | None = None,  # noqa: ARG001 - of no matter
+    now: int | None = None,
 ) -> Sequence[State]:
-    """The states some time later: time pays the debt, and what is left of it cools. What time it is does not matter."""
+    """Return the states after ``elapsed_us``: time first drains the debt, and then cools the window."""
     if elapsed_us <= 0:
         return states
     left = []
@@ -84,7 +79,6 @@ def advance(
 
 
 def rescaled(state: State, limit: LimitNumbers) -> State:
-    """A state left by another count, under this limit: as many requests are owed, and as many have warmed it."""
     debt, warmth = state
     return min(debt, limit.ceiling), min(warmth, limit.full)
 
@@ -94,11 +88,10 @@ def try_charge(
     bucket: BucketNumbers,
     cost: int,
     max_wait_us: int = 0,
-    slot: int = 0,  # noqa: ARG001 - as every algorithm's
+    slot: int = 0,
     *,
     turn_us: int = 0,
 ) -> Sequence[State] | None:
-    """The states after ``cost`` requests; None if something is owed for longer than they may wait."""
     if not cost:
         return states
     after = []
@@ -111,7 +104,7 @@ def try_charge(
 
 
 def _held(states: Sequence[State], turn_us: int, bucket: BucketNumbers) -> Sequence[State]:
-    """The states where nothing passes before a turn: the time until then is owed, and cools where it is idle."""
+    """Raise the debts so that nothing passes before ``turn_us``; idle time until then cools the window."""
     if not turn_us:
         return states
     ends = [max(debt, turn_us * count) for (debt, _), count in zip(states, bucket.counts)]
@@ -128,13 +121,11 @@ def _charged(state: State, cost: int, limit: LimitNumbers) -> State:
 def apply_adjustment(
     states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
-    """The states after something is given back, as if it had been the last that was charged, or, if negative, charged now.
+    """Return the states after refunding an amount as if it were the last charge, or charging it now if negative.
 
-    What of it has drained by now, which it does ``grace_us`` after it was charged, has cooled the window instead. The toll is
-    that of a window as warm as this one, or as the charge left it if it has cooled since. So it is exact in a window that has
-    not been idle since, and less than a microsecond off in one that nobody else uses.
-
-    A turn that is still ahead and has others behind it is not given back, as in `limitgate.algorithms.gcra`: they keep theirs.
+    Drained refunds, from ``grace_us`` after their charge, cool the window instead. The toll is computed at the current warmth,
+    or at that after the charge if the window has cooled. So refunds are exact without idle time, and less than 1 µs off without
+    other requests. A future turn isn't refunded if later turns are booked, as in `limitgate.algorithms.gcra`.
     """
     right = []
     elapsed_us = max(0, elapsed_us)
@@ -142,9 +133,11 @@ def apply_adjustment(
         debt, warmth = state
         full = limit.full
         other = min(full, max(0, warmth - taken))
-        paid_at = min(full, max(warmth, warmest)) if ticks > 0 else warmth  # as warm as the window was before it cooled
+        # The warmth of the window before it cooled.
+        paid_at = min(full, max(warmth, warmest)) if ticks > 0 else warmth
         amount = ticks + toll(paid_at, full) - toll(min(full, max(0, paid_at - taken)), full)
-        last = amount + (grace + 1 - elapsed_us) * limit.count  # less would be owed if nobody had come since
+        # Without later requests, the debt is lower than this.
+        last = amount + (grace + 1 - elapsed_us) * limit.count
         if ticks > 0 and turn > elapsed_us and debt >= last:
             right.append(state)
         elif ticks > 0:
@@ -160,14 +153,10 @@ def refund_amount(
     bucket: BucketNumbers,
     cost: int,
     due: int,
-    slot: int = 0,  # noqa: ARG001 - as every algorithm's
+    slot: int = 0,
     *,
     turn_us: int = 0,
 ) -> tuple[Sequence[Amount], Sequence[int]]:
-    """Amount to give back per window, and for how long older debts drained, so that a charge of ``cost`` becomes ``due``.
-
-    Of a charge that was too low the difference is owed from now on.
-    """
     back, graces = [], []
     for state, limit in zip(_held(states, turn_us, bucket), bucket.limits):
         ticks = max(-limit.ceiling, min((cost - due) * limit.period_us, limit.ceiling))
@@ -182,40 +171,37 @@ def refund_amount(
     return back, graces
 
 
-def remaining(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
-    """One request, whatever it costs, if nothing is owed."""
+def remaining(state: State, limit: LimitNumbers) -> int:
+    """Return one request, whatever its cost, if there is no debt."""
     return 0 if state[0] else 1
 
 
 def used(state: State, limit: LimitNumbers) -> int:
-    """Requests at the whole rate that are owed, a begun one counted whole."""
     return -(-state[0] // limit.period_us)
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Microseconds until nothing is owed, rounded up; None if the cost is more than can be remembered."""
     if not cost:
         return 0
     return None if cost > limit.most else refill_us(state, limit)
 
 
 def refill_us(state: State, limit: LimitNumbers) -> int:
-    """Microseconds until nothing is owed, rounded up. It may be warm then."""
+    """Return the µs until the debt is 0, rounded up. The window may still be warm."""
     return -(-state[0] // limit.count)
 
 
 def ttl_us(state: State, limit: LimitNumbers) -> int:
-    """Microseconds until it is as cold as one that nobody has used, rounded up."""
+    """Return the µs until the window is cold, rounded up."""
     return -(-sum(state) // limit.count)
 
 
-def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
-    """No date matters."""
+def date(limit: LimitNumbers) -> int:
     return 0
 
 
-def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - alone in its bucket
-    """The count, what can be stored, how far ahead may be booked (below 0: never), warmth and ticks of the requests."""
+def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
+    """Return count, storage, µs that may be booked ahead (negative: never fits), warmth and ticks."""
     if cost > limit.most:
         return limit.count, limit.full, -1, 0, 0, 0
     ticks = cost * limit.period_us
@@ -223,11 +209,10 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int,
 
 
 def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
-    """The ticks as whole microseconds and a rest, the warmth, how long the turn was ahead, the grace, and the warmth before."""
+    """Return ticks as whole µs and a remainder, warmth, µs until the turn, grace, and warmth after the charge."""
     ticks, warmth, turn, warmest = back
     return *divmod(ticks, limit.count), warmth, turn, grace_us, warmest
 
 
 def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
-    """The states that the script has reported."""
     return [(facts[3 * at] * count + facts[3 * at + 1], facts[3 * at + 2]) for at, count in enumerate(bucket.counts)]

@@ -1,4 +1,4 @@
-"""LimitGate for Django: ``"limitgate.django.LimitGateMiddleware"`` in ``MIDDLEWARE``, its options in ``LIMITGATE``."""
+"""LimitGate for Django: ``"limitgate.django.LimitGateMiddleware"`` in ``MIDDLEWARE``, with options in ``LIMITGATE``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``"limitgate.django"`` in ``INSTALLED_APPS``: system checks, nothing else."""
+"""``"limitgate.django"`` in ``INSTALLED_APPS``: only adds system checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from limitgate.django.checks import check
 
 
 class LimitGateConfig(AppConfig):  # type: ignore[misc]  # Django is not typed
-    """Has Django check the settings, the middleware and the rules whenever a command starts."""
+    """Makes Django check settings, middleware and rules when a command starts."""
 
     name = "limitgate.django"
     label = "limitgate"

@@ -1,4 +1,4 @@
-"""System checks: mistakes in the settings, told before the first request. The only place of their ids."""
+"""System checks that find configuration errors before the first request. Defines all their ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OURS = "limitgate.django.LimitGateMiddleware"
 
 
 def check(**_: Any) -> list[CheckMessage]:
-    """Find mistakes in ``LIMITGATE``, in the rules, and in the middleware's place; ``W...`` is only odd."""
+    """Check ``LIMITGATE``, the rules, and the position of the middleware; ``W...`` are warnings."""
     middleware = _middleware()
     ours = [place for place, each in enumerate(middleware) if isclass(each) and issubclass(each, LimitGateMiddleware)]
     marks = _marks()
@@ -49,7 +49,6 @@ def check(**_: Any) -> list[CheckMessage]:
 
 
 def _options() -> tuple[list[CheckMessage], list[Rule]]:
-    """Find mistakes in options and rules; also returns the rules of all tiers as far as they can be read."""
     try:
         chosen = options()
     except ConfigError as error:
@@ -77,7 +76,6 @@ def _options() -> tuple[list[CheckMessage], list[Rule]]:
 
 
 def _is_memory(store: Any) -> bool:
-    """True if a store, or the one of a URL, is in memory. Raises `ConfigError` where there is none."""
     if isinstance(store, str):
         store = open_sync_store(store)
         store.close()
@@ -93,7 +91,6 @@ def _missing(*, given: bool) -> CheckMessage:
 
 
 def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) -> Iterator[CheckMessage]:
-    """Find mistakes in the order of middleware, given the classes that stand behind ours."""
     limits = [*rules, *(mark for mark in marks if isinstance(mark, Rule))]
     by_user = sorted({rule.name for rule in limits if rule.key_asks("user")})
     if by_user and any(_is(each, _AUTHENTICATION) for each in behind):
@@ -107,7 +104,7 @@ def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) 
 
 
 def _middleware() -> list[Any]:
-    """The middleware in its order, None for what cannot be imported: Django will say so itself."""
+    """Return the middleware in order, None for import errors, which Django reports."""
     classes = []
     for path in settings.MIDDLEWARE:
         try:
@@ -118,13 +115,12 @@ def _middleware() -> list[Any]:
 
 
 def _marks() -> list[Mark]:
-    """The decorators on the views of the project; none where these cannot be imported, which Django checks itself."""
+    """Return the decorators on the project's views; none if the views can't be imported, which Django reports."""
     try:
         return [mark for view in views(get_resolver()) for mark in all_marks(view)]
-    except Exception:  # noqa: BLE001 - whatever a module of the project may raise
+    except Exception:  # noqa: BLE001 - modules of the project may raise anything
         return []
 
 
 def _is(middleware: Any, path: str) -> bool:
-    """True if this is the class of that name or made from it; it need not be importable."""
     return isclass(middleware) and any(f"{kind.__module__}.{kind.__qualname__}" == path for kind in middleware.__mro__)

@@ -1,4 +1,4 @@
-"""Django middleware: a request comes in, an answer goes out. The gate decides which."""
+"""Django middleware that lets the gate decide about each request."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from limitgate.stores import open_store, open_sync_store
 class LimitGateMiddleware:
     """``MIDDLEWARE = [..., "limitgate.django.LimitGateMiddleware"]`` with ``LIMITGATE = {"RULES": "config/", ...}``.
 
-    Options are those of `Settings`, in upper or lower case; unset ones come from ``LIMITGATE_*``. ``on_denied`` is a view.
-    Works in threads or on an event loop, as Django asks it to. Raises `ConfigError` for a mistake in the options or the rules.
+    Options are those of `Settings`, in upper or lower case; the defaults are ``LIMITGATE_*`` environment variables.
+    ``on_denied`` is a view. Supports sync and async mode. Raises `ConfigError` for invalid options or rules.
     """
 
     sync_capable = True
@@ -47,13 +47,14 @@ class LimitGateMiddleware:
             markcoroutinefunction(self)
         built = build_gate(self._routes, open_store if self._awaits else open_sync_store, **chosen)
         self.gate = built.gate
-        if built.required_prefix is not None or not self._awaits:  # on an event loop the first request connects
+        # On an event loop, the first request connects.
+        if built.required_prefix is not None or not self._awaits:
             built.ask_store()
         check_refuses(built.on_denied, "request")
         self._deny = None if built.on_denied is None else _adapted(built.on_denied, awaits=self._awaits)
 
     def __call__(self, request: Any) -> Any:
-        """The response to a request; on an event loop, an awaitable of it."""
+        """Return the response to a request, in async mode an awaitable."""
         if self._awaits:
             return self._acall(request)
         exchange = _decide(self.gate, self._gate_request(request)) if self.gate else None
@@ -68,7 +69,7 @@ class LimitGateMiddleware:
         token = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             response = self.get_response(request)
-        except BaseException:  # Django makes a 500 of everything else
+        except BaseException:  # Django converts other errors to a 500.
             if exchange is not None:
                 exchange.end()
             raise
@@ -87,7 +88,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def process_exception(self, request: Any, exception: Exception) -> None:
-        """A view has raised an error, for Django to answer; maybe only because the client went away while it sent."""
+        """Record that the client disconnected, if that caused the error of the view."""
         exchange: Exchange | None = _place_of(request).get(EXCHANGE)
         if exchange is not None and isinstance(exception, UnreadablePostError):
             exchange.open_admission().client_left = True
@@ -105,9 +106,10 @@ class LimitGateMiddleware:
         token = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             response = await self.get_response(request)
-        except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
+        except GeneratorExit:  # The event loop is gone, so awaiting is impossible.
             raise
-        except BaseException:  # Django makes a 500 of everything else; mostly the client has left
+        # Django converts other errors to a 500; this is mostly a disconnect.
+        except BaseException:
             if exchange is not None:
                 await exchange.ashutdown()
             raise
@@ -126,7 +128,6 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def _gate_request(self, request: Any) -> DjangoRequest:
-        """The request as the gate is given it."""
         urlconf = getattr(request, "urlconf", None)
         if urlconf is not None:
             self._routes.note(urlconf)
@@ -134,30 +135,30 @@ class LimitGateMiddleware:
 
 
 class DjangoExchange(Exchange):
-    """One request of Django's."""
+    """One Django request."""
 
     def __init__(self, gate: Gate, admission: Admission, request: DjangoRequest) -> None:
         self.stand_between(gate, admission)
         self.awaits = request.awaits
         if admission.is_shed:
             show_shed(admission)
-        if admission.is_plain:  # almost all requests
+        if admission.is_plain:  # The fast path.
             _place_of(request.django)[OUTCOME] = "admitted"
         else:
             self.show_outcome()
         permits, django = admission.permits, request.django
         if permits is not None and not request.awaits:
             watch_upload(django.META, permits)
-            if hasattr(django, "_stream"):  # it is read by the view
+            if hasattr(django, "_stream"):  # The view reads it.
                 django._stream = watched(django._stream, permits, django.META)  # noqa: SLF001
 
     @property
     def refusal(self) -> Refusal | None:
-        """The response to send instead of the application's; None to let the request pass."""
+        """Return the response to send instead of the application's, or None."""
         return None if self._admission.is_plain else self._admission.refusal
 
     def completes(self, response: Any) -> bool:
-        """Add rate fields to a response, and end the request. False if more is due than that."""
+        """Add rate fields to a response and end the request. False if more work is due."""
         admission = self._admission
         if not admission.is_plain or admission.permits is not None or response.streaming or admission.has_news:
             return False
@@ -165,23 +166,20 @@ class DjangoExchange(Exchange):
         headers = response.headers
         for name, value in admission.fields:
             headers[name] = value
-        if admission.end():  # a thread that goes on has told a cost just now
+        # A running thread has just reported a cost.
+        if admission.end():
             settle = self.gate.refunds.settle_soon if self.awaits else self.gate.refunds.settle
             settle(admission)
         return True
 
 
 def _decide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    """Have a gate decide about a request."""
     admission = gate.check(request, admission_around(_place_of(request.django)))
     return DjangoExchange(gate, admission, request)
 
 
 async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    """Have a gate decide about a request on an event loop.
-
-    Returns once its turn has come: Django itself cancels a request whose client leaves meanwhile.
-    """
+    """Return at the request's turn; Django cancels the request if the client leaves."""
     admission = await gate.acheck(request, admission_around(_place_of(request.django)))
     exchange = DjangoExchange(gate, admission, request)
     try:
@@ -193,18 +191,16 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
 
 
 def _refusal(exchange: DjangoExchange | None) -> Refusal | None:
-    """The response to send instead of the application's; None to let the request pass."""
     return None if exchange is None else exchange.refusal
 
 
 def _place_of(request: Any) -> dict[str, Any]:
-    """The scope or environ of a request."""
     place: dict[str, Any] = getattr(request, "scope", request.META)
     return place
 
 
 def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
-    """A view as it can be called here, whichever kind it is. What it leaves to be rendered is rendered."""
+    """Return a view that is callable in this mode and renders its response."""
     if awaits and iscoroutinefunction(view):
 
         async def aview(request: Any) -> Any:
@@ -222,9 +218,9 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 
 def _leave(exchange: Exchange | None, request: Any) -> None:
-    """Put the decision where a view finds it. The scope may be shared with whatever stands around Django, so it is copied."""
+    """Set the decision on the request. Copies the scope, which code around Django may share."""
     outer = None if exchange else admission_around(_place_of(request))
-    if outer is not None:  # to a gate that is not switched off
+    if outer is not None:  # The gate is enabled.
         request.limitgate = overall_decision(outer)
         return
     request.limitgate = exchange.decision if exchange else None
@@ -236,7 +232,6 @@ def _leave(exchange: Exchange | None, request: Any) -> None:
 
 
 def _begun(admission: Admission, response: Any) -> None:
-    """Note that a response has begun, which is all there already unless it is streamed."""
     admission.begun(response.status_code)
     if admission.permits is not None:
         admission.permits.starts(response.status_code, raw(response.items()))
@@ -244,7 +239,7 @@ def _begun(admission: Admission, response: Any) -> None:
 
 
 def _end_of_loop(exchange: Exchange) -> None:
-    """End a request to a gate of an event loop, out of a thread of that loop's or in the midst of it."""
+    """End a request to a gate of an event loop, from its thread or during its shutdown."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -255,14 +250,13 @@ def _end_of_loop(exchange: Exchange) -> None:
 
 
 def _when_closed(response: Any, end: Callable[[], None]) -> None:
-    """Call a function when Django closes a response, after it was sent or the client has left."""
     close = response.close
 
     def close_and_end() -> None:
         try:
             close()
         finally:
-            vars(response).pop("close", None)  # the response must not refer to itself
+            vars(response).pop("close", None)  # Avoid a reference cycle.
             end()
 
     response.close = close_and_end
@@ -274,7 +268,6 @@ def _refusing(refusal: Refusal, request: Any) -> Any:
 
 
 def _completed(response: Any, exchange: Exchange | None) -> Any:
-    """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
     if exchange is not None:
         admission = exchange.open_admission()
         refusal = admission.refusal

@@ -1,4 +1,4 @@
-"""``LIMITGATE`` in Django's settings: the options of a gate, in Django's way of writing them."""
+"""``LIMITGATE`` in Django's settings: the options of a gate."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DjangoOptions = GateOptions[Any, Any, Any]
 
 
 def options() -> DjangoOptions:
-    """The options in ``settings.LIMITGATE``, named as in `Settings`; none where there is no ``LIMITGATE``.
+    """Return the options in ``settings.LIMITGATE`` by their names in `Settings`.
 
-    Raises `ConfigError` where it is no dict, or names an option twice or one that does not exist, and for settings such as
-    ``LIMITGATE_RULES`` without it.
+    Raises `ConfigError` if it isn't a dict, for unknown and duplicate options, and for settings such as ``LIMITGATE_RULES``
+    without it.
     """
     mapping = getattr(settings, "LIMITGATE", None)
     if mapping is None:
@@ -40,7 +40,6 @@ def options() -> DjangoOptions:
 
 
 def _check_has_no_other() -> None:
-    """Raise `ConfigError` for an option that is a setting by itself, as variables are."""
     for option in Settings.model_fields:
         name = f"{PREFIX}{option.upper()}"
         if getattr(settings, name, None) is not None:

@@ -1,4 +1,4 @@
-"""A request of Django's as a gate sees it: by what Django will route it by, whatever kind of server it came from."""
+"""A Django request as seen by the gate: the path that Django routes by, for any kind of server."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from limitgate.http.request import Headers, Query, Request, UserWanted, WSGIHead
 
 
 class DjangoRequest(Request):
-    """A request seen through a `django.http.HttpRequest`, as the middleware before this one has left it.
+    """A request based on a `django.http.HttpRequest`, as left by the middleware before this one.
 
-    ``awaits`` says that it is handled on an event loop, where looking up the user must not block.
+    ``awaits`` is True on an event loop, where loading the user must not block.
     """
 
     django: Any
-    """Django's own request."""
     _user: tuple[Any] | None = None
 
     def __init__(self, django: Any, *, awaits: bool = False) -> None:
@@ -39,9 +38,9 @@ class DjangoRequest(Request):
 
     @property
     def user(self) -> Any:
-        """``request.user``; where no middleware before this one has set it, the user that the server names.
+        """``request.user``; by default the user given by the server.
 
-        Raises `UserWanted` where `find_user` has to be awaited first.
+        Raises `UserWanted` if `find_user` has to be awaited first.
         """
         if self._user is not None:
             return self._user[0]
@@ -53,11 +52,11 @@ class DjangoRequest(Request):
         return user
 
     def note_user(self, user: Any) -> None:
-        """Have `user` be whom the application has authenticated since."""
+        """Set `user` to the user that the application authenticated."""
         self._user = (user,)
 
     async def find_user(self) -> None:
-        """Look up the user, so that `user` knows it: by ``auser`` if it is of whoever made ``user``, else in a thread."""
+        """Load the user for `user`, with ``auser`` if it belongs to ``user``, otherwise in a thread."""
         user, auser = getattr(self.django, "user", None), getattr(self.django, "auser", None)
         if self._user is not None or not isinstance(user, LazyObject):
             return
@@ -68,7 +67,7 @@ class DjangoRequest(Request):
         self._user = (user,)
 
     def find_user_here(self) -> None:
-        """`find_user`, in a thread that may block."""
+        """`find_user` in a thread that may block."""
         user = getattr(self.django, "user", None)
         if self._user is None and isinstance(user, LazyObject):
             bool(user)
@@ -79,5 +78,5 @@ class DjangoRequest(Request):
 
 
 def _module_of(function: Any) -> Any:
-    """Where a function was defined, or what a partial calls; Django 5.0 and later give ``auser`` as a partial."""
+    """Return the module of a function, or of a partial's function: ``auser`` is a partial since Django 5.0."""
     return getattr(getattr(function, "func", function), "__module__", None)

@@ -1,7 +1,4 @@
-"""Throttles for Django REST framework: limits that know whom the framework has authenticated.
-
-`Throttle` says its limits itself, `AnonRateThrottle` and the like find rates in the settings, as REST framework's own do.
-"""
+"""Throttles for Django REST framework: limits by the user that the framework authenticated."""
 
 from __future__ import annotations
 
@@ -40,9 +37,7 @@ from limitgate.stores import SyncStore
 _NOT_THERE = object()
 _USER = "user"
 _OPTIONS = ("limits", "key", "name", *ThrottleOptions.__annotations__)
-"""Attributes that a class derived from `Throttle` may set."""
 _RATES_OPTIONS = ("scope", "rate", "THROTTLE_RATES", "scope_attr", "cache_format", *_OPTIONS[1:])
-"""Those of a class derived from `SimpleRateThrottle`."""
 _IS_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -53,37 +48,34 @@ class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not 
     default_detail = "The rate limit cannot be checked at the moment. Try again shortly."
     default_code = "temporary_reduced_capacity"
     wait = 1
-    """``Retry-After``, which REST framework sends, in seconds."""
 
 
 class HeadersTooLarge(APIException):  # type: ignore[misc]  # as above
-    """The 431 for a header that the key of a throttle goes by, and that is too long to be read."""
+    """The 431 for a header in a throttle's key that is too long."""
 
     status_code = 431
     default_code = "request_header_fields_too_large"
 
 
 class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typed
-    """A throttle to derive from: ``class Burst(Throttle): limits = ("10/minute", "100/day")``.
+    """Base class of throttles: ``class Burst(Throttle): limits = ("10/minute", "100/day")``.
 
-    Goes into ``throttle_classes`` or ``DEFAULT_THROTTLE_CLASSES`` like any other, and needs `LimitGateMiddleware` around the
-    views, with whose rules it is charged together or not at all. Further options of a `Rule` are attributes, such as ``cost``
-    or ``shadow``, see `ThrottleOptions`. The part ``user`` of its key is whom REST framework has authenticated. All views that
-    have the throttle share its limits, unless the key has the part ``path``. Refused requests are answered by REST framework.
-    Raises `ConfigError` like `Rule` where the class is defined.
+    Use it in ``throttle_classes`` or ``DEFAULT_THROTTLE_CLASSES``, with `LimitGateMiddleware`. Throttles and the middleware's
+    rules are charged atomically. Other options of a `Rule` are attributes, such as ``cost`` or ``shadow``, see
+    `ThrottleOptions`. The key part ``user`` is the user that REST framework authenticated. Views with the same throttle share
+    its limits, unless the key has the part ``path``. Raises `ConfigError` like `Rule` when the class is defined.
     """
 
     limits: ClassVar[Sequence[Limit | str] | Callable[..., Any]] = ()
-    """Limits such as ``10/minute``, or a function or method ``limits(request)`` that gives them.
+    """Limits such as ``10/minute``, or a function or method ``limits(request)`` that returns them.
 
-    A class without any is only one to derive others from.
+    A class without limits is abstract.
     """
     key: ClassVar[Iterable[str]] = (_USER,)
-    """Parts that tell buckets apart; somebody who is not authenticated counts by address."""
+    """Key parts; an anonymous user counts by address."""
     name: ClassVar[str | None] = None
-    """The rule's name, that of the class if not given."""
+    """The rule's name, by default that of the class."""
     rule: ClassVar[Rule | None] = None
-    """The rule that all this makes."""
 
     _attributes: ClassVar[Sequence[str]] = _OPTIONS
     _decision: Decision | None = None
@@ -102,16 +94,15 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
 
     @classmethod
     def _rule(cls, name: str, limits: Iterable[Any]) -> Rule:
-        """The rule of these limits, with the options that are attributes of the class."""
         given = {option: _unbound(cls, getattr(cls, option)) for option in _OPTIONS[3:] if hasattr(cls, option)}
         key = [part for part in cls.key if part != _USER] or ["global"]
         rule = Rule(name, *limits, key=key, **cast("ThrottleOptions", given))
         return rule.placed((_USER,) if _USER in cls.key else ())
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """True if a request of REST framework's may pass.
+        """Return True to admit a request.
 
-        Raises `Unavailable` where ``on_error`` says closed, and `HeadersTooLarge`.
+        Raises `Unavailable` with ``on_error: closed``, and `HeadersTooLarge`.
         """
         if self.rule is None:
             raise TypeError(f"{type(self).__name__} has no limits, expected for example limits = ('10/minute',)")
@@ -119,8 +110,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         return exchange is None or self._allows(request, exchange, self.rule, request.user)
 
     def _allows(self, request: Any, exchange: Exchange, rule: Rule, user: object) -> bool:
-        """Decide about a rule for whoever stands for the part ``user`` of its key."""
-        django = request._request  # noqa: SLF001 - the only way to it there is
+        django = request._request  # noqa: SLF001 - there is no public way
         gate_request = exchange.open_admission().request
         if isinstance(gate_request, DjangoRequest):
             gate_request.note_user(request.user)
@@ -136,13 +126,13 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         return refusal is None
 
     def wait(self) -> float | None:
-        """Seconds until the request would pass; None if waiting does not help."""
+        """Return the seconds until the request would pass; None if it never does."""
         wait = self._decision.retry_after if self._decision else 0.0
         return None if math.isinf(wait) else wait
 
 
 class _SettingsRates:
-    """``DEFAULT_THROTTLE_RATES`` as it is when it is asked for, so that tests may override it."""
+    """``DEFAULT_THROTTLE_RATES``, read on use, so that tests can override it."""
 
     def __get__(self, throttle: object, owner: type | None = None) -> Mapping[str, Any]:
         rates: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
@@ -150,7 +140,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """The rule of a throttle's rate, of a class that of its own scope; None for no limit, or where the view says the scope."""
+    """Descriptor: the rule of a throttle's rate, by the scope of the class; None for no limit or a scope given by the view."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()
@@ -165,21 +155,19 @@ class _RateRule:
 
 
 class SimpleRateThrottle(Throttle):
-    """A throttle that finds its rate in ``DEFAULT_THROTTLE_RATES`` by its ``scope``, unless it has a ``rate`` itself.
+    """A throttle with the rate of its ``scope`` in ``DEFAULT_THROTTLE_RATES``, or with its own ``rate``.
 
-    A rate is a limit, such as ``5/m`` or ``100/day``, or a list of them; None for no limit. Whoever has another
-    `get_cache_key` is counted by that. All throttles of one scope share its buckets. Options are those of `Throttle` but
-    ``limits``. Raises `ImproperlyConfigured` for a throttle that has neither scope nor rate, or a scope that has none in the
-    settings, as REST framework's throttle of this name does, and `ConfigError` for a rate that is no limit.
+    A rate is a limit such as ``5/m``, a list of limits, or None for no limit. Overriding `get_cache_key` changes the key.
+    Throttles of one scope share buckets. Options are those of `Throttle`, except ``limits``. Raises `ImproperlyConfigured`
+    without a scope or rate, `ConfigError` for an invalid rate.
     """
 
     scope: str | None = None
     rate: Any = None
-    """Rate of the class, in the place of that of the settings."""
+    """Rate of the class; overrides the settings."""
     THROTTLE_RATES: ClassVar[Any] = _SettingsRates()
-    """Rates by scope."""
     cache_format: str = "throttle_%(scope)s_%(ident)s"
-    """Format of the text that `get_cache_key` gives."""
+    """Format of the result of `get_cache_key`."""
     rule: ClassVar[Any] = _RateRule()
 
     _attributes = _RATES_OPTIONS
@@ -194,7 +182,7 @@ class SimpleRateThrottle(Throttle):
             self.rate = self.get_rate()
 
     def get_rate(self) -> Any:
-        """The rate of the scope. Raises `ImproperlyConfigured` if there is none."""
+        """Return the rate of the scope. Raises `ImproperlyConfigured` if there is none."""
         if not self.scope:
             raise ImproperlyConfigured(f"{type(self).__name__} has neither a scope nor a rate, expected one of them")
         try:
@@ -204,7 +192,7 @@ class SimpleRateThrottle(Throttle):
             raise ImproperlyConfigured(f"{message}, expected one such as '100/day', or None for no limit") from None
 
     def get_ident(self, request: Any) -> str:
-        """Address or network of the client, as all limits count it: proxies are believed that are in ``trusted_proxies``."""
+        """Return the client's address or network like other limits, respecting ``trusted_proxies``."""
         exchange = _exchange_of(request, None)
         if exchange is None:
             return ""
@@ -212,38 +200,38 @@ class SimpleRateThrottle(Throttle):
         return admission.rules.planner.address(admission.request) or ""
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
-        """Text that stands for whoever a request counts for; None for a request that is not throttled."""
+        """Return the text that identifies the client; None to not throttle a request."""
         ident = text_of(request.user, _USER) or self.get_ident(request)
         return self.cache_format % {"scope": self.scope, "ident": ident}
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """True if a request of REST framework's may pass, see `Throttle.allow_request`."""
+        """Return True to admit a request, see `Throttle.allow_request`."""
         rule: Rule | None = self.rule
         if rule is None:
             return True
         exchange = _exchange_of(request, rule)
         if exchange is None or exchange.open_admission().marks is EVERYTHING:
             return True
-        if self.get_cache_key.__module__ == __name__:  # told apart as by any other throttle
+        if self.get_cache_key.__module__ == __name__:  # `get_cache_key` isn't overridden.
             return not self._throttles(request) or self._allows(request, exchange, rule, request.user)
         try:
             key = self.get_cache_key(request, view)
-        except HeadersTooLargeError:  # which the rule, too, finds if it counts by address
+        # A rule that counts by address finds this, too.
+        except HeadersTooLargeError:
             return self._allows(request, exchange, rule, None)
         return key is None or self._allows(request, exchange, rule, key)
 
     def _throttles(self, request: Any) -> bool:
-        """True for requests that are throttled at all."""
         return True
 
 
 class AnonRateThrottle(SimpleRateThrottle):
-    """Limits those who are not authenticated, by address, at the rate of the scope ``anon``."""
+    """Limits anonymous clients, by address, at the rate of the scope ``anon``."""
 
     scope = "anon"
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
-        """As of `SimpleRateThrottle`; None for users who are authenticated."""
+        """Return the key of `SimpleRateThrottle`; None for authenticated users."""
         return super().get_cache_key(request, view) if self._throttles(request) else None
 
     def _throttles(self, request: Any) -> bool:
@@ -254,22 +242,22 @@ class AnonRateThrottle(SimpleRateThrottle):
 
 
 class UserRateThrottle(SimpleRateThrottle):
-    """Limits each user at the rate of the scope ``user``; who is not authenticated counts by address."""
+    """Limits each user at the rate of the scope ``user``; anonymous users count by address."""
 
     scope = "user"
 
 
 class ScopedRateThrottle(SimpleRateThrottle):
-    """Limits each user at the rate of the view's ``throttle_scope``; views that have none are not limited."""
+    """Limits each user at the rate of the view's ``throttle_scope``; views without one aren't limited."""
 
     scope_attr: ClassVar[str] = "throttle_scope"
-    """Name of the attribute of views that says their scope."""
+    """Name of the view attribute with the scope."""
 
     def __init__(self) -> None:
         """Leave the rate to the view."""
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """True if a request of REST framework's may pass, see `Throttle.allow_request`."""
+        """Return True to admit a request, see `Throttle.allow_request`."""
         self.scope = getattr(view, self.scope_attr, None)
         if not self.scope:
             return True
@@ -278,9 +266,9 @@ class ScopedRateThrottle(SimpleRateThrottle):
 
 
 def rules_of_view(view: type, given: Mapping[str, Any]) -> list[Rule]:
-    """The rules of the throttles of a view class, whose attributes may be ``given`` anew by ``as_view``.
+    """Return the rules of the throttles of a view class, whose attributes ``as_view`` may override with ``given``.
 
-    Where a view has a ``get_throttles`` of its own, nobody knows them without a request.
+    Returns none for views with their own ``get_throttles``.
     """
     own = getattr(view, "get_throttles", None)
     if getattr(own, "__module__", None) != "rest_framework.views":
@@ -291,7 +279,7 @@ def rules_of_view(view: type, given: Mapping[str, Any]) -> list[Rule]:
 
 
 def _rule_for(view: type, throttle: type, given: Mapping[str, Any]) -> Rule | None:
-    """The rule of a throttle of ours on a view; None for no limit, and for one that has no rate, which requests are told."""
+    """Return the rule of our throttle on a view; None without a limit or rate."""
     if not issubclass(throttle, Throttle):
         return None
     with suppress(ImproperlyConfigured, ConfigError):
@@ -308,7 +296,7 @@ def _rule_for(view: type, throttle: type, given: Mapping[str, Any]) -> Rule | No
 
 @lru_cache(maxsize=1024)
 def _rule_of_rates(throttle: Any, scope: str | None, rates: tuple[Limit | str, ...]) -> Rule:
-    """The rule of a throttle's rates, named by its scope, so that all that have the scope share its buckets."""
+    """Return the rule of a throttle's rates, named by its scope."""
     name = throttle.__dict__.get("name") or scope
     if name is None or not _IS_NAME.fullmatch(name):
         digits = hashlib.sha256((name or f"{throttle.__module__}.{throttle.__qualname__}").encode()).hexdigest()[:6]
@@ -318,11 +306,8 @@ def _rule_of_rates(throttle: Any, scope: str | None, rates: tuple[Limit | str, .
 
 
 def _exchange_of(request: Any, rule: Rule | None) -> Exchange | None:
-    """The exchange of the gate around a request, None where LimitGate is switched off.
-
-    Raises `ConfigError` for a rule that is reached without a gate.
-    """
-    django = request._request  # noqa: SLF001 - the only way to it there is
+    """Return the gate's exchange of a request, None if LimitGate is disabled. Raises `ConfigError` without a gate."""
+    django = request._request  # noqa: SLF001 - there is no public way
     exchange: Exchange | object | None = getattr(django, "scope", django.META).get(EXCHANGE, _NOT_THERE)
     if exchange is _NOT_THERE and rule is not None:
         without_a_gate(rule)
@@ -330,7 +315,7 @@ def _exchange_of(request: Any, rule: Rule | None) -> Exchange | None:
 
 
 def _unbound(throttle: type[Throttle], value: Any) -> Any:
-    """An attribute of a throttle; of a method, which has ``self`` besides the request, a function of the request alone."""
+    """Return an attribute of a throttle; a method becomes a function of the request."""
     if not callable(value):
         return value
     required = [each for each in signature(value).parameters.values() if each.default is Parameter.empty]

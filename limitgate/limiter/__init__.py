@@ -1,1 +1,1 @@
-"""The engine without HTTP."""
+"""Limiters for any key, without HTTP."""

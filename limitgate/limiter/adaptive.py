@@ -1,4 +1,4 @@
-"""Work in flight, held to what it can be done at: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
+"""Adaptive concurrency limits around blocks of work: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
 
 from __future__ import annotations
 
@@ -38,23 +38,25 @@ class AdaptiveOptions(TypedDict, total=False):
     """Options of an adaptive limit around work."""
 
     min: int
-    """Blocks in flight that are always allowed: 1 or more. Default: 4."""
+    """Lower bound of the limit, in blocks in flight: 1 or more. Default: 4."""
     max: int
-    """Blocks in flight that are never exceeded: up to 100,000. Default: 200."""
+    """Upper bound of the limit, in blocks in flight: up to 100,000. Default: 200."""
     tolerance: float
-    """How many times what it takes when nothing queues a block may take: above 1 and up to 10. Default: 2.0."""
+    """Acceptable time of a block as a multiple of its time without queueing: above 1, up to 10. Default: 2.0."""
     delay: float | str
-    """Seconds in a queue that are allowed to blocks however short they are, or text such as ``20ms``: above 0 and up to 10.
-    Default: 0.02."""
+    """Queueing time in seconds that is acceptable for blocks of any length, or text such as ``20ms``: above 0, up to 10.
+    Default: 0.02.
+    """
     max_delay: float | str
-    """Seconds that a block may wait for its place, or text such as ``50ms``: up to 60. Default: 0, refused at once."""
+    """Seconds that a block may wait for a permit, or text such as ``50ms``: up to 60. Default: 0, refuse immediately."""
     reserve: float | str | None
-    """Share of the limit that is kept for high priority, and twice of it for high and normal: ``20%`` or 0.2, above 0 and up to
-    49 %. Default: none."""
+    """Share of the limit that is reserved for high priority; twice that share is reserved for high and normal: ``20%`` or 0.2,
+    above 0, up to 49 %. Default: none.
+    """
 
 
 class WorkOptions(NamedTuple):
-    """`AdaptiveOptions` that were checked."""
+    """Validated `AdaptiveOptions`."""
 
     adaptive: Adaptive
     max_delay: float
@@ -62,7 +64,7 @@ class WorkOptions(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WorkOptions:
-        """Check options. Raises `ConfigError` that tells all mistakes, each with what was expected."""
+        """Validate options. Raises one `ConfigError` that reports all errors."""
         bounds = {name: value for name, value in given.items() if name in _BOUNDS}
         known = list(AdaptiveOptions.__annotations__)
         mistakes = [
@@ -96,17 +98,17 @@ _BOUNDS = frozenset(each.name for each in fields(Adaptive))
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WorkDecision(Decision):
-    """Decision about a block of work. Its only window is the limit in force."""
+    """Decision about a block of work. Its only window is the current limit."""
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The limit on blocks in flight, with a period of 0; ``used`` are those in flight, and what is kept for others."""
+        """The limit on blocks in flight, with a period of 0. ``used`` includes permits reserved for higher priorities."""
         used = self.limit - self.remaining
         return (Window(None, self.limit, 0, self.remaining, used, self.reset_after, self.retry_after),)
 
 
 class Work(ConcurrencyLimiter):
-    """Work under an adaptive limit, in blocks that begin and end in threads and tasks; for ``clock`` see its base class."""
+    """Work under an adaptive limit, in blocks that begin and end in threads or tasks."""
 
     def __init__(self, name: str, options: WorkOptions, clock: Callable[[], float] = monotonic) -> None:
         self.name = name
@@ -115,14 +117,14 @@ class Work(ConcurrencyLimiter):
         super().__init__(Terms(*options), clock)
 
     def reset_after_fork(self) -> None:
-        """Forget everything. Blocks that have begun in the parent of a fork end without effect."""
+        """Reset. Blocks that began in the parent process end without effect in the child."""
         super().reset_after_fork()
         begun: dict[Hashable, list[Permit | None]] = getattr(self, "_blocks", {})
         self._blocks: dict[Hashable, list[Permit | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
-        """Blocks by the thread or task that has begun them, the innermost last; None for one that is not limited."""
+        """Blocks by thread or task, innermost last; None for a block that isn't limited."""
 
     def enter(self, priority: Priority) -> Decision:
-        """Begin a block in this thread, which waits for its place. Raises `RateLimited`."""
+        """Begin a block in this thread, waiting for a permit. Raises `RateLimited`."""
         if switch.null_store is not None:
             return self._enter_unlimited(get_ident())
         permit, thread = self._begun(priority, None, WaitingThread)
@@ -136,7 +138,7 @@ class Work(ConcurrencyLimiter):
         return self._served(get_ident(), permit, has_place=has_place)
 
     async def aenter(self, priority: Priority) -> Decision:
-        """Begin a block in this task, which waits for its place. Raises `RateLimited`."""
+        """Begin a block in this task, waiting for a permit. Raises `RateLimited`."""
         if switch.null_store is not None:
             return self._enter_unlimited(asyncio.current_task())
         permit, task = self._begun(priority, self._heartbeats.guard(), WaitingTask)
@@ -151,15 +153,15 @@ class Work(ConcurrencyLimiter):
         return self._served(asyncio.current_task(), permit, has_place=permit.began is not None)
 
     def _enter_unlimited(self, owner: Hashable) -> Decision:
-        """Begin a block that does not count."""
         with self._lock:
             self._blocks.setdefault(owner, []).append(None)
         return self._decision(NORMAL)
 
     def exit(self, owner: Hashable, error: BaseException | None) -> None:
-        """End the innermost block of a thread or task, which has raised an error or not."""
+        """End the innermost block of a thread or task."""
         outcome = _outcome(error)
-        if isinstance(error, GeneratorExit):  # maybe of the garbage collector, so nobody may wait for the lock
+        # A GeneratorExit may come from the garbage collector, where taking the lock can deadlock.
+        if isinstance(error, GeneratorExit):
             self._abandon(partial(self._pop, owner, outcome))
         else:
             with self._lock:
@@ -168,12 +170,12 @@ class Work(ConcurrencyLimiter):
     def _begun(self, priority: Priority, guard: LagGuard | None, waiter: Callable[[], W]) -> tuple[Permit, W | None]:
         permit = self.begin(self.name, priority, guard, waiter)
         waits = None if permit is None or not permit.waits else self.waiter(permit)
-        if permit is None or (waits is None and permit.waits):  # it had to give way just now, to another thread
+        # A block of higher priority in another thread may already have displaced this one.
+        if permit is None or (waits is None and permit.waits):
             raise RateLimited(self._refusal(priority))
         return permit, waits
 
     def _give_up(self, permit: Permit, error: BaseException) -> None:
-        """Wait no more, or give back a place that has just come free."""
         (self.abandon if isinstance(error, GeneratorExit) else self.end)(permit)
 
     def _served(self, owner: Hashable, permit: Permit, *, has_place: bool) -> Decision:
@@ -189,8 +191,7 @@ class Work(ConcurrencyLimiter):
     def _pop(self, owner: Hashable, outcome: Outcome) -> None:
         """End the innermost block of an owner.
 
-        A block may end elsewhere than it has begun: a generator in another thread. Then any other stands for it, which leaves
-        the number in flight and the sum of the times as they are.
+        A generator may end its block elsewhere. Then any other block ends in its place, which keeps the counts correct.
         """
         if owner not in self._blocks:
             owner = next((each for each, blocks in self._blocks.items() if blocks[-1] is not None), None)
@@ -215,15 +216,13 @@ class Work(ConcurrencyLimiter):
 
 
 def _outcome(error: BaseException | None) -> Outcome:
-    """Tell an overload from other errors, after which the time that the block took is not that of its work."""
+    """Return the outcome of a block: its duration is a sample only without an error."""
     if error is None:
         return "ok"
     return "failed" if isinstance(error, TimeoutError | ConnectionError | asyncio.CancelledError) else "untaught"
 
 
 class _Around:
-    """Work at one of its priorities."""
-
     def __init__(self, work: Work, priority: Priority = NORMAL) -> None:
         self._work = work
         self._priority: Priority = priority
@@ -235,21 +234,21 @@ class _Around:
 
     @property
     def limit(self) -> int:
-        """The limit in force on blocks in flight, in this process."""
+        """Current limit on blocks in flight in this process."""
         return self._work.limit.limit
 
     @property
     def in_flight(self) -> int:
-        """Blocks that have begun and not ended, in this process."""
+        """Number of blocks in flight in this process."""
         return self._work.limit.in_flight
 
     @property
     def waiting(self) -> int:
-        """Blocks that wait for a place, in this process."""
+        """Number of blocks waiting for a permit in this process."""
         return self._work.limit.waiting
 
     def check_options(self, given: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` unless options are those that it has; without any it is right."""
+        """Raise `ConfigError` if options are given that differ from its own."""
         if given and WorkOptions.of(given) != self._work.options:
             raise ConfigError(
                 f"adaptive: {self.name!r:.80} is there with other options, expected the same ones, none, or another name"
@@ -257,7 +256,7 @@ class _Around:
 
 
 class AsyncAdaptiveWork(_Around):
-    """Work on asyncio under an adaptive limit, see `AsyncLimiter.adaptive`; for any number of tasks and event loops."""
+    """Work on asyncio under an adaptive limit, from `AsyncLimiter.adaptive`. Tasks and event loops can share it."""
 
     def with_priority(self, priority: Priority) -> AsyncAdaptiveWork:
         """Return the same work for blocks of this priority: ``high``, ``normal`` or ``low``."""
@@ -270,11 +269,11 @@ class AsyncAdaptiveWork(_Around):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        owner = asyncio.current_task() if asyncio._get_running_loop() else None  # noqa: SLF001 - closed where no loop runs
+        owner = asyncio.current_task() if asyncio._get_running_loop() else None  # noqa: SLF001 - without a loop when a generator is closed
         self._work.exit(owner, error)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        """Have each call of an async function be such a block."""
+        """Run each call of an async function as a block."""
         check_async(function)
 
         @wraps(function)
@@ -286,7 +285,7 @@ class AsyncAdaptiveWork(_Around):
 
 
 class AdaptiveWork(_Around):
-    """Work in threads under an adaptive limit, see `Limiter.adaptive`; for any number of threads."""
+    """Work in threads under an adaptive limit, from `Limiter.adaptive`. Threads can share it."""
 
     def with_priority(self, priority: Priority) -> AdaptiveWork:
         """Return the same work for blocks of this priority: ``high``, ``normal`` or ``low``."""
@@ -299,7 +298,7 @@ class AdaptiveWork(_Around):
         self._work.exit(get_ident(), error)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Have each call of a function be such a block."""
+        """Run each call of a function as a block."""
         check_plain(function)
         if isgeneratorfunction(function) or isasyncgenfunction(function):
             raise TypeError(f"{function!r:.80} is a generator, expected a function whose work is done when it returns")
@@ -316,12 +315,12 @@ A = TypeVar("A", bound=_Around)
 
 
 def adaptive_work(known: dict[str, A], kind: Callable[[Work], A], name: str, given: Mapping[str, Any]) -> A:
-    """The work of a name among those that a limiter knows, made if there is none. Raises `ConfigError`."""
+    """Return the work with this name, creating it if needed. Raises `ConfigError`."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"adaptive: {name!r:.80} is no name, expected text that is not empty, such as 'db'")
     found = known.get(name)
     if found is None:
-        found = known.setdefault(name, kind(Work(name, WorkOptions.of(given))))  # another thread may have made it meanwhile
+        found = known.setdefault(name, kind(Work(name, WorkOptions.of(given))))  # Threads may race here.
     found.check_options(given)
     return found
 

@@ -1,4 +1,4 @@
-"""Functions that limiters decorate, and the keys that their calls count under. Wrong ones are told at the decorator."""
+"""Validates decorated functions, and returns the keys of their calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from limitgate.rules.options import is_async
 
 KeyOf = str | Callable[..., str] | None
-"""Key of a limited function's calls: text, or a function of their arguments."""
+"""Key of a function's calls: text, or a callable that takes the arguments of the call."""
 
 
 def check_plain(function: object) -> None:
-    """Raise `TypeError` for all but functions that a `Limiter` may call."""
+    """Raise `TypeError` unless a `Limiter` can call the function."""
     if is_async(function):
         raise TypeError(f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter")
     if isclass(function):
@@ -24,25 +24,25 @@ def check_plain(function: object) -> None:
 
 
 def check_async(function: object) -> None:
-    """Raise `TypeError` for all but functions that an `AsyncLimiter` may await."""
+    """Raise `TypeError` unless an `AsyncLimiter` can await the function."""
     if not is_async(function):
         raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
 
 
 def check_key_of(key: object) -> None:
-    """Raise `TypeError` for what can be no key of a limited function's calls."""
+    """Raise `TypeError` unless this can be the key of a function's calls."""
     if not (key is None or isinstance(key, str) or callable(key)):
         raise TypeError(f"key is {key!r:.80}, expected text, or a function of the call's arguments that gives it")
 
 
 def check_named(function: object, key: KeyOf) -> None:
-    """Raise `TypeError` for a function without a name whose calls are to count by it."""
+    """Raise `TypeError` if neither a key nor the function's name identifies its calls."""
     if key is None and not hasattr(function, "__qualname__"):
         raise TypeError(f"{function!r:.80} has no name to count by, expected key='...'")
 
 
 def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the key that a call of a limited function counts under. Raises `TypeError` if it is no text."""
+    """Return the key of a call. Raises `TypeError` if the key isn't text."""
     if key is None:
         return f"{function.__module__}.{function.__qualname__}"
     return key(*args, **kwargs) if callable(key) else key

@@ -1,4 +1,4 @@
-"""The limiters, the engine without HTTP: limits for any key, from async or sync code."""
+"""Limiters for any key, in async or sync code, without HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def _told(mistake: str) -> Callable[..., NoReturn]:
-    """Make a method that raises `TypeError`, for the context manager of the other kind."""
+    """Make a method that raises `TypeError`, for ``with`` on an async limiter and ``async with`` on a sync one."""
 
     def enter(*_: object) -> NoReturn:
         raise TypeError(mistake)
@@ -56,15 +56,14 @@ def _told(mistake: str) -> Callable[..., NoReturn]:
 class AsyncLimiter(Operations):
     """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
 
-    ``store`` is a URL or an async store; a store that it opened itself is closed with it. ``timeout`` is the time in
-    seconds that a call may wait for the store, 0.1 by default; where the store fails, every method raises `StoreError`.
-    ``key_prefix`` is the first part of every key in the store, ``limitgate`` by default. Keys reach the store as digests
-    only; ``secret``, 16 to 64 bytes, keys these, by default nothing does. ``ipv6_prefix`` is the number of bits that IPv6
-    clients of a `bucket` are grouped by, 64 by default.
+    ``store`` is a URL or an async store. The limiter closes a store that it opened. ``timeout`` is the longest wait for the
+    store in seconds, by default 0.1; if the store fails, every method raises `StoreError`. ``key_prefix``, by default
+    ``limitgate``, begins every key in the store. The store only sees digests of keys; ``secret``, 16 to 64 bytes, makes them
+    keyed digests. ``ipv6_prefix``, by default 64, is the number of bits by which `bucket` groups IPv6 clients. ``observers``
+    receive metrics: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; by default none.
 
-    Methods take a ``key``, any text that says who is limited, and ``limits`` that all have to have room: text such as
+    Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
     ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
-    ``observers`` are handed what is counted: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; none by default.
     """
 
     @called_as("AsyncLimiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit")
@@ -88,12 +87,12 @@ class AsyncLimiter(Operations):
         self._observe(self._store, self._slot_keeper)
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """Take ``cost`` from every limit of ``key``, or from none."""
+        """Charge ``cost`` to every limit of ``key``, or to none if one lacks room."""
         plan = self._prepared(key, limits, cost) if self._takes_plain else None
         if plan is None:
             return await self._arun(self._deciding("spend", key, limits, cost))
         try:
-            reading: AnyReading = await self._store.aspend(plan, self._timeout)  # type: ignore[arg-type]  # it takes such plans
+            reading: AnyReading = await self._store.aspend(plan, self._timeout)  # type: ignore[arg-type]  # this store accepts such plans
         except StoreError:
             self._count_failure()
             raise
@@ -105,30 +104,30 @@ class AsyncLimiter(Operations):
         return decision
 
     async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """Return the decision of `hit` with the bucket as it stands. Charges nothing."""
+        """Return the decision that `hit` would make, without a charge."""
         return await self._arun(self._deciding("peek", key, limits, cost))
 
     async def reset(self, key: str, *limits: Limit | str | Configured, reason: str | None = None) -> Decision:
-        """Forget all charges to these limits of ``key``; the decision shows them full. ``reason`` is for the audit log."""
+        """Reset these limits of ``key`` and return their state. ``reason`` is for the audit log."""
         return await self._arun(audited(self._deciding("reset", key, limits, 1), "reset", partial(masked, key), reason))
 
     async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """Refund ``cost`` to these limits of ``key``, up to a full bucket; the decision shows them after that."""
+        """Refund ``cost`` to these limits of ``key``, up to a full bucket, and return their state."""
         return await self._arun(self._refunding(key, limits, cost))
 
     async def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
-        """Take as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is that for a cost of 1."""
+        """Charge as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is for a cost of 1."""
         return await self._arun(self._hitting_up_to(key, limits, cost))
 
     async def wait(
         self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = None
     ) -> Decision:
-        """Take ``cost`` in turn: book the next free turn, sleep until then, once, and return; first come, first served.
+        """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
-        Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
-        of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, those who wait behind it in this
-        limiter move up, and the last turn is given back. A ban that ends within the timeout is waited for, and looked up once
-        a second, as somebody may lift it. Raises `ConfigError` for limits whose algorithm books no turns.
+        Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away or the cost can never fit. A
+        timeout of 0 is `hit`; None waits without a bound. If the call is cancelled, later waiters of this limiter move up, and
+        the last turn is refunded. If a ban ends within the timeout, the call waits and polls the ban every second. Raises
+        `ConfigError` if the algorithm of a limit can't book turns.
         """
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
@@ -144,7 +143,6 @@ class AsyncLimiter(Operations):
             left = seconds_left(timeout, began)
 
     async def _await_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
-        """Book a turn within so many seconds, and sleep until then."""
         asyncio_loop("wait")
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
         try:
@@ -157,7 +155,8 @@ class AsyncLimiter(Operations):
             try:
                 waiting.require_running_clock()
                 await waiter
-            except GeneratorExit:  # its event loop has ended: no caller is left
+            # The event loop has ended, so the caller is gone.
+            except GeneratorExit:
                 self._wait_queues.leave(turn, waiter)
                 raise
             except BaseException:
@@ -168,33 +167,33 @@ class AsyncLimiter(Operations):
         return operation
 
     async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]) -> None:
-        """Refund a booking whose reply is still under way, as soon as it comes."""
+        """Refund a booking when its pending reply arrives."""
         with suppress(LimitGateError):
             operation, charged, turn = await task
             if operation.decision.allowed:
                 await self._arun(operation.giving_back([*charged, *(turn.charged if turn else ())]))
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
-        """Take an estimated cost like `hit`; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
+        """Charge an estimated cost like `hit`; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` refunds it."""
         store = switch.null_store or self._store
         return AsyncReservation(await self._arun(self._reserving(key, limits, cost)), store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
-        """Hold a slot for as long as a block runs: ``async with limiter.slot("user:42", 20) as decision:``.
+        """Hold a slot while a block runs: ``async with limiter.slot("user:42", 20) as decision:``.
 
-        ``limit`` is the most slots held at once, a number or a `Limit`, and ``cost`` the number of slots to take. They are
-        released at the end, whatever happens; those of a crashed process are free again after 30 seconds. Raises
-        `RateLimited` if there is no room; its ``retry_after`` is only a hint.
+        ``limit`` is the highest number of slots, as a number or a `Limit`; ``cost`` is the number of slots to take. The slots
+        are released when the block ends; slots of a crashed process expire after 30 seconds. Raises `RateLimited` if there is
+        no room; ``retry_after`` is then only a hint.
         """
         plan = self._plan("peek", key, (at_once(limit),), cost)
         return aslot(self._slot_keeper, plan, self._figures, Entry("async with"))
 
     async def penalize(self, key: str, seconds: float | str) -> Decision:
-        """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
+        """Refuse ``key`` for ``seconds`` whatever its limits; adds to an existing ban."""
         return await self._arun(self._banning(key, seconds, longer=True))
 
     async def ban(self, key: str, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up.
+        """Refuse ``key`` for at least ``seconds``, permanently if None. Leased requests remain usable.
 
         ``reason`` is for the audit log.
         """
@@ -203,52 +202,51 @@ class AsyncLimiter(Operations):
         )
 
     async def banned(self, key: str) -> Decision:
-        """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
+        """Look up the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, or an allowed decision."""
         return await self._arun(self._banned(key))
 
     @called_as("limiter.bucket(rule, ip='203.0.113.7'): the parts of the rule's key by their names")
     def bucket(
         self, rule: Rule | Callable[..., Any], *, name: str | None = None, **parts: Unpack[BucketParts]
     ) -> AsyncRuleBucket:
-        """One client's bucket of a rule, as a gate with the same ``key_prefix``, ``secret`` and ``ipv6_prefix`` counts in it.
+        """Return one client's bucket of a rule, shared with gates of the same ``key_prefix``, ``secret`` and ``ipv6_prefix``.
 
-        ``limiter.bucket(rule, ip="203.0.113.7", path="/items/{id}").ban(3600)``. ``rule`` is a `Rule`, of a `RuleSet` or not,
-        an endpoint with ``@limit``, a `limitgate.fastapi.RateLimit` or a `limitgate.django.rest.Throttle`; ``name`` chooses one
-        of several limits of an endpoint. The parts are those of the rule's key, see `BucketParts`. Raises `ConfigError` for one
-        that is missing, unless the address ``ip`` stands in for it, as it does in a request.
+        ``limiter.bucket(rule, ip="203.0.113.7", path="/items/{id}").ban(3600)``. ``rule`` is a `Rule`, an endpoint with
+        ``@limit``, a `limitgate.fastapi.RateLimit` or a `limitgate.django.rest.Throttle`; ``name`` selects one of several
+        limits of an endpoint. The ``parts`` are those of the rule's key, see `BucketParts`. Raises `ConfigError` if a part is
+        missing and the address ``ip`` can't stand in for it.
         """
         return AsyncRuleBucket(self._rule_bucket(rule, name, parts), self._arun)
 
     async def configure(
         self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
     ) -> tuple[Limit, ...]:
-        """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
+        """Store limits under a name. `Configured` refers to them in every process that shares the store.
 
-        Other processes may use the old ones for up to a second more. With ``per_process`` each process counts by itself.
-        Without ``replace`` existing limits stay. Returns the limits in force.
+        Other processes apply a change within a second. With ``per_process`` each process has its own count. With
+        ``replace=False`` existing limits remain. Returns the current limits.
         """
         return (await self._arun(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
     async def configuration(self, name: str) -> tuple[Limit, ...] | None:
-        """Return the limits kept under a name, None if there are none."""
+        """Return the limits stored under a name, or None."""
         kept = await self._arun(self._reading(name))
         return None if kept is None else kept.limits
 
     async def pardon(self, key: str, *, reason: str | None = None) -> None:
-        """Lift the ban of ``key``, if there is one. ``reason`` is for the audit log."""
+        """Lift the ban of ``key``, if any. ``reason`` is for the audit log."""
         await self._arun(audited(self._pardoning(key), "pardon", partial(masked, key), reason))
 
     def _arun(self, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T]:
-        """Run a flow that waits for the store no longer than the timeout."""
         return arun(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | str | None = 0
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
-        """Limit an async function; a call that is refused raises `RateLimited`.
+        """Limit an async function; a refused call raises `RateLimited`.
 
-        ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
-        ``timeout`` other than 0 calls `wait` for their turn.
+        ``key`` is text, or a callable that returns text for the arguments; by default all calls of the function share one key.
+        With a ``timeout`` other than 0, calls `wait` for their turn.
         """
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -278,36 +276,36 @@ class AsyncLimiter(Operations):
     ) -> AsyncIterator[T]:
         """Iterate over a source at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
 
-        An item is read when the consumer asks for it, and its turn is then booked as by `wait`: all who pace with the same
-        ``key``, in any process, share the rate. With ``even`` items are evenly spaced: bursts are cut to 10 ms of the rate,
-        at least one item. ``cost`` may be a callable that gives an item's cost. While the key is banned no item
-        passes. A plain iterable is read on the event loop; reading must not block.
+        The iterator reads an item when the consumer asks for it, and then books its turn as `wait` does. All processes with the
+        same ``key`` share the rate. ``even`` spaces items evenly by reducing the burst to 10 ms of the rate, at least one item.
+        ``cost`` may be a callable that returns an item's cost. While the key is banned, no item passes. The event loop reads a
+        plain iterable, so its iteration must not block.
 
-        If waiting fails, by `StoreError`, cancellation, or `RateLimited` where the cost never fits, the item is kept: the
-        same iterator gives it next. Any tasks of one event loop may ask it at the same time. Raises `ConfigError` at once
-        for limits that book no turns, and with ``even`` for those without a burst and for `Configured`.
+        If the wait fails (`StoreError`, cancellation, `RateLimited` for a cost that can never fit), the iterator keeps the item
+        and returns it next. Tasks of one event loop can share the iterator. Raises `ConfigError` immediately for limits that
+        can't book turns, and with ``even`` for `Configured` and for limits without a burst.
         """
         spacing = Spacing(limits, cost, even=even)
         self.validate(key, *limits, timeout=None)
         return AsyncPace(source, partial(self.wait, key), spacing)
 
     def adaptive(self, name: str, **options: Unpack[AdaptiveOptions]) -> AsyncAdaptiveWork:
-        """Hold work to what it can be done at, found from how long it takes: ``async with limiter.adaptive("db"):``.
+        """Limit concurrent work in this process to what it can sustain: ``async with limiter.adaptive("db"):``.
 
-        The limit is on blocks in flight in this process; the store is not asked. A loop that is late counts, too.
-        ``@limiter.adaptive("db")`` has each call of a function be a block. One that does not fit waits for at most
-        ``max_delay`` seconds, 0 by default, and raises `RateLimited`, whose ``retry_after`` is spread so that a crowd does not
-        come back at once. ``with_priority("low")`` gives the same work for blocks of low priority. The time of a block that
-        raises an error teaches nothing; timeouts, lost connections and cancellations count as failures, and many of them
-        lower the limit.
+        The limit adapts to the durations of blocks and makes no store call; event loop lag lowers it too.
+        ``@limiter.adaptive("db")`` runs each call of a function as a block. A block without a permit waits for at most
+        ``max_delay`` seconds, by default 0, and then raises `RateLimited` with a randomized ``retry_after``.
+        ``with_priority("low")`` returns the same work for blocks of low priority. Timeouts, lost connections and cancellations
+        count as failures, and many failures lower the limit; other errors have no effect.
 
-        Options are ``min`` (4) and ``max`` (200) of the limit, ``tolerance`` (2.0), ``delay`` (0.02 seconds), ``max_delay`` and
-        ``reserve``, see `AdaptiveOptions`. The same name gives the same object; with other options it is a `ConfigError`.
+        ``name`` identifies the limit. The options are ``min`` (4), ``max`` (200), ``tolerance`` (2.0), ``delay`` (0.02 s),
+        ``max_delay`` and ``reserve``, see `AdaptiveOptions`. The same name returns the same object; different options raise
+        `ConfigError`.
         """
         return adaptive_work(self._adaptive, AsyncAdaptiveWork, name, options)
 
     async def aclose(self) -> None:
-        """Close the store if it was opened here."""
+        """Close the store if this limiter opened it."""
         if self._owns_store:
             await self._store.aclose()
 
@@ -321,22 +319,21 @@ class AsyncLimiter(Operations):
     ) -> None:
         await self.aclose()
 
-    if not TYPE_CHECKING:  # who reject it by themselves
+    if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
         __enter__ = __exit__ = _told("an AsyncLimiter was entered by with, expected async with, or a Limiter")
 
 
 class Limiter(Operations):
-    """A limiter for sync code, safe under threads: ``with Limiter("redis://localhost:6379/0") as limiter``.
+    """A limiter for sync code, thread-safe: ``with Limiter("redis://localhost:6379/0") as limiter``.
 
-    ``store`` is a URL or a sync store; a store that it opened itself is closed with it. ``timeout`` is the time in seconds
-    that a call may wait for the store, 0.1 by default; where the store fails, every method raises `StoreError`.
-    ``key_prefix`` is the first part of every key in the store, ``limitgate`` by default. Keys reach the store as digests
-    only; ``secret``, 16 to 64 bytes, keys these, by default nothing does. ``ipv6_prefix`` is the number of bits that IPv6
-    clients of a `bucket` are grouped by, 64 by default.
+    ``store`` is a URL or a sync store. The limiter closes a store that it opened. ``timeout`` is the longest wait for the store
+    in seconds, by default 0.1; if the store fails, every method raises `StoreError`. ``key_prefix``, by default ``limitgate``,
+    begins every key in the store. The store only sees digests of keys; ``secret``, 16 to 64 bytes, makes them keyed digests.
+    ``ipv6_prefix``, by default 64, is the number of bits by which `bucket` groups IPv6 clients. ``observers`` receive metrics:
+    ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; by default none.
 
-    Methods take a ``key``, any text that says who is limited, and ``limits`` that all have to have room: text such as
+    Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
     ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
-    ``observers`` are handed what is counted: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; none by default.
     """
 
     @called_as("Limiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit")
@@ -359,12 +356,12 @@ class Limiter(Operations):
         self._observe(self._store, self._slot_keeper)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """Take ``cost`` from every limit of ``key``, or from none."""
+        """Charge ``cost`` to every limit of ``key``, or to none if one lacks room."""
         plan = self._prepared(key, limits, cost) if self._takes_plain else None
         if plan is None:
             return self._run(self._deciding("spend", key, limits, cost))
         try:
-            reading: AnyReading = self._store.spend(plan, self._timeout)  # type: ignore[arg-type]  # it takes such plans
+            reading: AnyReading = self._store.spend(plan, self._timeout)  # type: ignore[arg-type]  # this store accepts such plans
         except StoreError:
             self._count_failure()
             raise
@@ -376,28 +373,28 @@ class Limiter(Operations):
         return decision
 
     def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """Return the decision of `hit` with the bucket as it stands. Charges nothing."""
+        """Return the decision that `hit` would make, without a charge."""
         return self._run(self._deciding("peek", key, limits, cost))
 
     def reset(self, key: str, *limits: Limit | str | Configured, reason: str | None = None) -> Decision:
-        """Forget all charges to these limits of ``key``; the decision shows them full. ``reason`` is for the audit log."""
+        """Reset these limits of ``key`` and return their state. ``reason`` is for the audit log."""
         return self._run(audited(self._deciding("reset", key, limits, 1), "reset", partial(masked, key), reason))
 
     def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """Refund ``cost`` to these limits of ``key``, up to a full bucket; the decision shows them after that."""
+        """Refund ``cost`` to these limits of ``key``, up to a full bucket, and return their state."""
         return self._run(self._refunding(key, limits, cost))
 
     def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
-        """Take as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is that for a cost of 1."""
+        """Charge as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is for a cost of 1."""
         return self._run(self._hitting_up_to(key, limits, cost))
 
     def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = None) -> Decision:
-        """Take ``cost`` in turn: book the next free turn, sleep until then, once, and return; first come, first served.
+        """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
-        Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
-        of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. A ban that
-        ends within the timeout is waited for, and looked up once a second, as somebody may lift it. Raises `ConfigError` for
-        limits whose algorithm books no turns.
+        Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away or the cost can never fit. A
+        timeout of 0 is `hit`; None waits without a bound. If the sleep is interrupted, the turn is refunded. If a ban ends
+        within the timeout, the call waits and polls the ban every second. Raises `ConfigError` if the algorithm of a limit
+        can't book turns.
         """
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
@@ -413,7 +410,6 @@ class Limiter(Operations):
             left = seconds_left(timeout, began)
 
     def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
-        """Book a turn within so many seconds, and sleep until then."""
         operation, charged, turn = self._run(self._booking(key, limits, cost, timeout))
         if turn is not None:
             try:
@@ -424,26 +420,26 @@ class Limiter(Operations):
         return operation
 
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
-        """Take an estimated cost like `hit`; `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
+        """Charge an estimated cost like `hit`; `Reservation.settle` corrects it, `Reservation.cancel` refunds it."""
         store = switch.null_store or self._store
         return Reservation(self._run(self._reserving(key, limits, cost)), store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
-        """Hold a slot for as long as a block runs: ``with limiter.slot("user:42", 20) as decision:``.
+        """Hold a slot while a block runs: ``with limiter.slot("user:42", 20) as decision:``.
 
-        ``limit`` is the most slots held at once, a number or a `Limit`, and ``cost`` the number of slots to take. They are
-        released at the end, whatever happens; those of a crashed process are free again after 30 seconds. Raises
-        `RateLimited` if there is no room; its ``retry_after`` is only a hint.
+        ``limit`` is the highest number of slots, as a number or a `Limit`; ``cost`` is the number of slots to take. The slots
+        are released when the block ends; slots of a crashed process expire after 30 seconds. Raises `RateLimited` if there is
+        no room; ``retry_after`` is then only a hint.
         """
         plan = self._plan("peek", key, (at_once(limit),), cost)
         return slot(self._slot_keeper, plan, self._figures, Entry("with"))
 
     def penalize(self, key: str, seconds: float | str) -> Decision:
-        """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
+        """Refuse ``key`` for ``seconds`` whatever its limits; adds to an existing ban."""
         return self._run(self._banning(key, seconds, longer=True))
 
     def ban(self, key: str, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up.
+        """Refuse ``key`` for at least ``seconds``, permanently if None. Leased requests remain usable.
 
         ``reason`` is for the audit log.
         """
@@ -452,48 +448,45 @@ class Limiter(Operations):
         )
 
     def banned(self, key: str) -> Decision:
-        """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
+        """Look up the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, or an allowed decision."""
         return self._run(self._banned(key))
 
     @called_as("limiter.bucket(rule, ip='203.0.113.7'): the parts of the rule's key by their names")
     def bucket(self, rule: Rule | Callable[..., Any], *, name: str | None = None, **parts: Unpack[BucketParts]) -> RuleBucket:
-        """One client's bucket of a rule, as a gate with the same ``key_prefix``, ``secret`` and ``ipv6_prefix`` counts in it.
+        """Return one client's bucket of a rule, shared with gates of the same ``key_prefix``, ``secret`` and ``ipv6_prefix``.
 
-        ``limiter.bucket(rule, ip="203.0.113.7", path="/items/{id}").ban(3600)``. ``rule`` is a `Rule`, of a `RuleSet` or not,
-        an endpoint with ``@limit``, a `limitgate.fastapi.RateLimit` or a `limitgate.django.rest.Throttle`; ``name`` chooses one
-        of several limits of an endpoint. The parts are those of the rule's key, see `BucketParts`. Raises `ConfigError` for one
-        that is missing, unless the address ``ip`` stands in for it, as it does in a request.
+        ``limiter.bucket(rule, ip="203.0.113.7", path="/items/{id}").ban(3600)``. The arguments ``rule``, ``name`` and
+        ``parts``, and the errors, are those of `AsyncLimiter.bucket`.
         """
         return RuleBucket(self._rule_bucket(rule, name, parts), self._run)
 
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
-        """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
+        """Store limits under a name. `Configured` refers to them in every process that shares the store.
 
-        Other processes may use the old ones for up to a second more. With ``per_process`` each process counts by itself.
-        Without ``replace`` existing limits stay. Returns the limits in force.
+        Other processes apply a change within a second. With ``per_process`` each process has its own count. With
+        ``replace=False`` existing limits remain. Returns the current limits.
         """
         return (self._run(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
     def configuration(self, name: str) -> tuple[Limit, ...] | None:
-        """Return the limits kept under a name, None if there are none."""
+        """Return the limits stored under a name, or None."""
         kept = self._run(self._reading(name))
         return None if kept is None else kept.limits
 
     def pardon(self, key: str, *, reason: str | None = None) -> None:
-        """Lift the ban of ``key``, if there is one. ``reason`` is for the audit log."""
+        """Lift the ban of ``key``, if any. ``reason`` is for the audit log."""
         self._run(audited(self._pardoning(key), "pardon", partial(masked, key), reason))
 
     def _run(self, flow: ConfigFlow[T]) -> T:
-        """Run a flow that waits for the store no longer than the timeout."""
         return run(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | str | None = 0
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Limit a function; a call that is refused raises `RateLimited`.
+        """Limit a function; a refused call raises `RateLimited`.
 
-        ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
-        ``timeout`` other than 0 calls `wait` for their turn.
+        ``key`` is text, or a callable that returns text for the arguments; by default all calls of the function share one key.
+        With a ``timeout`` other than 0, calls `wait` for their turn.
         """
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -523,36 +516,21 @@ class Limiter(Operations):
     ) -> Iterator[T]:
         """Iterate over a source at the rate of the limits: ``for page in limiter.pace(pages, "10/second"):``.
 
-        An item is read when the consumer asks for it, and its turn is then booked as by `wait`: all who pace with the same
-        ``key``, in any process, share the rate. With ``even`` items are evenly spaced: bursts are cut to 10 ms of the rate,
-        at least one item. ``cost`` may be a callable that gives an item's cost. While the key is banned no item
-        passes.
-
-        If waiting fails, by `StoreError`, an interruption, or `RateLimited` where the cost never fits, the item is kept:
-        the same iterator gives it next. Any threads may ask it at the same time. Raises `ConfigError` at once for limits
-        that book no turns, and with ``even`` for those without a burst and for `Configured`.
+        ``key``, ``cost``, ``even`` and errors are as in `AsyncLimiter.pace`. Threads can share the iterator.
         """
         spacing = Spacing(limits, cost, even=even)
         self.validate(key, *limits, timeout=None)
         return Pace(source, partial(self.wait, key), spacing)
 
     def adaptive(self, name: str, **options: Unpack[AdaptiveOptions]) -> AdaptiveWork:
-        """Hold work to what it can be done at, found from how long it takes: ``with limiter.adaptive("db"):``.
+        """Limit concurrent work in this process to what it can sustain: ``with limiter.adaptive("db"):``.
 
-        The limit is on blocks in flight in this process; the store is not asked.
-        ``@limiter.adaptive("db")`` has each call of a function be a block. One that does not fit waits for at most
-        ``max_delay`` seconds, 0 by default, and raises `RateLimited`, whose ``retry_after`` is spread so that a crowd does not
-        come back at once. ``with_priority("low")`` gives the same work for blocks of low priority. The time of a block that
-        raises an error teaches nothing; timeouts, lost connections and cancellations count as failures, and many of them
-        lower the limit.
-
-        Options are ``min`` (4) and ``max`` (200) of the limit, ``tolerance`` (2.0), ``delay`` (0.02 seconds), ``max_delay`` and
-        ``reserve``, see `AdaptiveOptions`. The same name gives the same object; with other options it is a `ConfigError`.
+        ``name``, ``options``, the decorator and ``with_priority`` are as in `AsyncLimiter.adaptive`.
         """
         return adaptive_work(self._adaptive, AdaptiveWork, name, options)
 
     def close(self) -> None:
-        """Close the store if it was opened here."""
+        """Close the store if this limiter opened it."""
         if self._owns_store:
             self._store.close()
 
@@ -562,5 +540,5 @@ class Limiter(Operations):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # who reject it by themselves
+    if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
         __aenter__ = __aexit__ = _told("a Limiter was entered by async with, expected with, or an AsyncLimiter")

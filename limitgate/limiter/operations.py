@@ -1,4 +1,4 @@
-"""Operations of a limiter as flows: `AsyncLimiter` and `Limiter` differ only in how they call the store and sleep."""
+"""Limiter operations as flows, shared by `AsyncLimiter` and `Limiter`, which differ in how they call the store and sleep."""
 
 from __future__ import annotations
 
@@ -41,29 +41,28 @@ Limits = tuple[Limit | str | Configured, ...]
 
 _BANS = Bucket((kept_as("ban"),))
 LOOK_AGAIN = 1.0
-"""Seconds after which a banned key is looked up again at the latest, as the ban may have been lifted."""
+"""Polling interval of a ban in seconds, because the ban can be lifted early."""
 _ROUNDING = 0.001
-"""Seconds by which a turn may be later than the timeout says: no timer is finer."""
+"""Seconds by which a turn may exceed the timeout: the resolution of timers."""
 _PREPARED = 16
-"""Costs up to which a hit has a prepared plan: higher ones, such as tokens or bytes, are hardly ever equal."""
+"""Highest cost of a hit with a cached plan. Higher costs, such as tokens or bytes, rarely repeat."""
 _ATTEMPTS = 64
 """Attempts of `Operations._hitting_up_to` under contention before it reports that nothing is left."""
 
 
 class ChargedOperation:
-    """A charge that may be corrected once."""
+    """A charge that can be corrected once."""
 
     def __init__(self, decision: Decision, plan: Plan, reading: Reading, timeout: float) -> None:
         self.decision = decision
         self.source = reading.source
-        """Where the decision comes from."""
         self._plan = plan
         self._reading = reading
         self._timeout = timeout
         self._counts = decision.allowed
 
     def settling(self, cost: int) -> Flow[None]:
-        """Correct the charge. Raises `RuntimeError` if it was corrected before, or refused."""
+        """Correct the charge. Raises `RuntimeError` if it was refused or already corrected."""
         costs = [check_cost(cost)] * len(self._plan.charges)
         if not self._counts:
             why = "it was settled or cancelled already" if self.decision.allowed else "nothing was taken, as it was refused"
@@ -74,18 +73,19 @@ class ChargedOperation:
             yield plan, self._timeout
 
     def turn(self) -> tuple[tuple[Receipt, ...], Turn | None]:
-        """The turn that was booked, if there is one to wait for, and what else was taken."""
+        """Return the charges and the booked turn, None if the turn is now."""
         taken = (Receipt(NO_CHARGES, self._plan, self._reading),)
         return book(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
 
     def giving_back(self, taken: Sequence[Receipt]) -> Flow[None]:
-        """Refund everything, unless that was done before."""
+        """Refund all charges."""
         self._counts = False
         undone = [full_refund(each.plan, each.reading) for each in taken]
         try:
             yield Plan.adjust([charge for plan in undone for charge in plan.charges]), self._timeout
         except StoreError:
-            return  # the charge then drains by itself
+            # Without a refund the charge drains over time.
+            return
 
 
 _HIT = "limiter.hit('user:42', '5/minute'), whose decision says allowed"
@@ -138,38 +138,33 @@ class Operations(Remade):
         self._known = Known()
         self._observers = observers_of(observers)
         self._figures = LimiterCounts() if self._observers else None
-        """Figures for observers; None if there are none."""
 
     _store: object
     _owns_store: bool
 
     @property
     def state_here(self) -> str:
-        """The buckets of a store in memory that was opened here; one that was given goes by itself."""
+        """State that a copy lacks: the buckets of a memory store that this limiter opened."""
         return IN_MEMORY if self._owns_store and isinstance(self._store, MemoryStore) else ""
 
     def _observe(self, store: object, slot_keeper: SlotKeeper) -> None:
-        """Have the observers told, from now on, what this limiter and its store count."""
         if self._figures is not None:
             self._figures.look_at(slot_keeper)
             observe(self._observers, (self._figures, self), (store_counts(store), store))
 
     def _count(self, decision: Decision, source: Source) -> None:
-        """Count a decision, if decisions are counted."""
         if self._figures is not None:
             self._figures.decided(decision, source)
 
     def _count_failure(self) -> None:
-        """Count a decision that the store has failed for."""
         if self._figures is not None:
             self._figures.failed()
 
     def ban_key(self, key: str) -> str:
-        """Key in the store of the ban of a limiter's key."""
+        """Return the store key of the ban of a limiter's key."""
         return _ban_key(self._name(key))
 
     def _rule_bucket(self, rule: object, name: str | None, parts: BucketParts) -> RuleBucketOperations:
-        """The bucket of a rule that these parts of its key name."""
         return rule_bucket(
             rule,
             name,
@@ -181,7 +176,7 @@ class Operations(Remade):
         )
 
     def _prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
-        """The plain plan of a hit; None if it is not plain, or there is a mistake: then `_deciding` knows."""
+        """Return the cached plan of a hit; None for other plans and invalid arguments, which `_deciding` handles."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str) or switch.null_store is not None:
             return None
         if limits and isinstance(limits[0], Configured):
@@ -193,12 +188,11 @@ class Operations(Remade):
         if template is None:
             return None
         name = self._name(key)
-        if template.is_of_debts:  # windows of GCRA share a bucket
+        if template.is_of_debts:  # All GCRA windows share one bucket.
             return template.asked((name, _ban_key(name)))
         return template.asked((*[bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
 
     def _spending(self, plan: Plan) -> Flow[Reading]:
-        """Charge a plan."""
         try:
             reading: Reading = yield plan, self._timeout
         except StoreError:
@@ -207,7 +201,6 @@ class Operations(Remade):
         return reading
 
     def _counted(self, decision: Decision, reading: Reading) -> Decision:
-        """Count a decision that follows from a reading, and return it."""
         self._count(decision, reading.source)
         return decision
 
@@ -232,7 +225,7 @@ class Operations(Remade):
         return decide(plan, (yield plan, self._timeout))
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
-        """Take as much as fits. Each attempt asks for what the last reading left, so one of the competing callers succeeds."""
+        """Charge as much as fits, in several attempts under contention."""
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
             reading = yield from self._spending(plan)
@@ -245,7 +238,7 @@ class Operations(Remade):
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None
     ) -> ConfigFlow[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]:
-        """Book a turn: the operation, its charges, and the turn to wait for unless it is now."""
+        """Book a turn: the operation, its charges, and the turn, None if it is now."""
         began = waiting.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         operation = yield from self._taking(plan)
@@ -269,16 +262,16 @@ class Operations(Remade):
         yield Plan.reset([_ban_of(self._name(key), 1)]), self._timeout
 
     def _banned(self, key: str, us: int = 0, how: int = ban.AT_LEAST) -> Flow[Decision]:
-        """Decision about the ban of a key, after it was made longer."""
         charge = _ban_of(self._name(key), 1)
         plan = Plan.adjust([charge._replace(adjustment=Adjustment(0, 0, [us], [how]))]) if us else Plan.peek([charge])
         decision = decide(plan, (yield plan, self._timeout))
-        return replace(decision, remaining=min(decision.remaining, decision.limit))  # a ban has no count of its own
+        # A ban has no count.
+        return replace(decision, remaining=min(decision.remaining, decision.limit))
 
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool
     ) -> ConfigFlow[Configuration]:
-        """Keep limits under a name, unless there are some and ``replace`` is false; return those in force."""
+        """Store limits under a name, unless it has limits and ``replace`` is false; return the current limits."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
         if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
@@ -288,7 +281,6 @@ class Operations(Remade):
         return self._note(name, stored)
 
     def _reading(self, name: str) -> ConfigFlow[Configuration | None]:
-        """Read the configuration under a name; None if there is none."""
         key = self._config_key(name)
         stored: StoredConfig = yield ConfigRequest(key), self._timeout
         if stored.text is None:
@@ -297,7 +289,6 @@ class Operations(Remade):
         return self._note(name, stored)
 
     def _note(self, name: str, stored: StoredConfig) -> Configuration:
-        """Decode and remember a configuration. Raises `StoreError` if it cannot be read."""
         configuration = decode(stored.text or "")
         if configuration is None:
             raise StoreError(
@@ -307,7 +298,7 @@ class Operations(Remade):
         return configuration
 
     def _lookup(self, name: str) -> ConfigFlow[Configuration]:
-        """Configuration of a name, up to half a second old; if the store fails, the last one known."""
+        """Return a configuration up to `FRESH` seconds old, or the last known one if the store fails."""
         key = self._config_key(name)
         if switch.null_store is not None:
             return self._known.stale(key) or Configuration((as_limit("1/second"),))
@@ -329,7 +320,6 @@ class Operations(Remade):
         return f"{self._prefix}configured:{self._key.digest(name)}"
 
     def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Plan]:
-        """Plan of a call; configured limits may have to be looked up first."""
         for limit in limits:
             if isinstance(limit, Configured):
                 if len(limits) > 1:
@@ -341,13 +331,12 @@ class Operations(Remade):
         return self._plan(verb, key, limits, cost)
 
     def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = 0) -> None:
-        """Raise the errors of `hit`, or of `wait` with a timeout other than 0, for invalid arguments; calls no store."""
+        """Raise the errors of `hit`, or of `wait` with a ``timeout`` other than 0, for invalid arguments. No store call."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
         self._ahead(self._plan("spend", key, limits, cost), as_seconds(timeout, "timeout"))
 
     def _ahead(self, plan: Plan, timeout: float | None) -> Plan:
-        """Return the plan with turns that may be booked so many seconds ahead."""
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         if timeout == 0:
@@ -367,13 +356,13 @@ class Operations(Remade):
         return plan._replace(charges=tuple(charges))
 
     def _plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
-        """Plan of a call. A process that counts by itself has keys of its own; a ban holds in all processes."""
+        """Plan a call. A process with its own count has its own keys; bans are shared by all processes."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self._name(key), check_cost(cost)
         try:
             buckets = _buckets(limits)
-        except TypeError:  # unhashable, so no limit either
+        except TypeError:  # Unhashable values aren't limits either.
             buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
         except ConfigError as error:
             raise _in_their_order(key, error) from None
@@ -381,7 +370,8 @@ class Operations(Remade):
             _check_are_no_slots(buckets)
         counted = name if process is None else self._name(f"{key}:{process}")
         charges = [Charge(bucket_key(counted, each), each, cost, enforced=True, rule=None) for each in buckets]
-        if verb != "reset":  # a ban is no limit that one could be asked to forget
+        # `reset` doesn't lift bans.
+        if verb != "reset":
             charges.append(_ban_of(name, cost))
         return Plan(tuple(charges), verb)
 
@@ -392,17 +382,14 @@ class Operations(Remade):
 
 
 def seconds_left(timeout: float | None, began: float) -> float | None:
-    """Return the rest of a timeout that began then by the monotonic clock, None for as long as it takes."""
+    """Return the rest of a timeout that began at ``began`` (monotonic seconds), None if unbounded."""
     if timeout is None or timeout >= MAX_AHEAD / 1e6:
         return None
     return max(0.0, timeout - (waiting.monotonic() - began))
 
 
 def ask_again_in(decision: Decision, left: float | None) -> float:
-    """Return the seconds after which to ask for a turn once more, 0 if there are none left for it, or it was granted.
-
-    A ban may end before the time left does, and be lifted before that. A turn may be further ahead than its limit books any.
-    """
+    """Return the seconds until the next attempt to book a turn; 0 if a turn was granted or the timeout is too short."""
     refused = [(charge, states) for charge, states, after in decision.evidence if after is None and charge.enforced]
     waits = [wait_us(charge, states) if charge.bucket.algorithm.IS_LIMIT else max(states) for charge, states in refused]
     if decision.allowed or not waits:
@@ -413,7 +400,7 @@ def ask_again_in(decision: Decision, left: float | None) -> float:
 
 
 def _in_their_order(key: str, error: ConfigError) -> ConfigError:
-    """Return the error about something that is no limit, which says so if it is the key that stands behind the limit."""
+    """Return the error about an invalid limit, adapted if the key and the limit are swapped."""
     try:
         Limit(key)
     except ConfigError:
@@ -422,7 +409,7 @@ def _in_their_order(key: str, error: ConfigError) -> ConfigError:
 
 
 def _check_are_no_slots(buckets: Iterable[Bucket]) -> None:
-    """Raise `ConfigError` for limits of requests in flight: with most operations nobody would ever release the slots."""
+    """Raise `ConfigError` for concurrency limits, whose slots most operations would never release."""
     if any(bucket.has_slots for bucket in buckets):
         raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
 
@@ -432,7 +419,6 @@ _known_templates = Remembered[tuple[int, Limits], PlanTemplate | None]()
 
 
 def _buckets(limits: Limits) -> tuple[Bucket, ...]:
-    """Return the buckets of limits or their text; remembered, since callers repeat the same few."""
     buckets = _known_buckets.values.get(limits)
     if buckets is None:
         buckets = buckets_of(tuple([as_limit(limit) for limit in limits]))
@@ -441,7 +427,7 @@ def _buckets(limits: Limits) -> tuple[Bucket, ...]:
 
 
 def _template(cost: int, limits: Limits) -> PlanTemplate | None:
-    """Return the template of hits of a cost; None if they are not plain. Raises `ConfigError` for what is no limit."""
+    """Return the plan template of hits, None if it isn't plain. Raises `ConfigError` for an invalid limit."""
     key = cost, limits
     template = _known_templates.values.get(key)
     if template is None and key not in _known_templates.values:
@@ -456,19 +442,18 @@ def _template(cost: int, limits: Limits) -> PlanTemplate | None:
 
 @lru_cache(maxsize=4096)
 def _without_lease(bucket: Bucket) -> Bucket:
-    """Return the same bucket without a lease: a turn cannot be booked out of requests taken in advance."""
+    """Return the bucket without a lease: leased requests can't book turns."""
     if not bucket.lease:
         return bucket
     return Bucket(tuple([limit.leased(0) for limit in bucket.limits]), bucket.ids)
 
 
 def _ban_of(name: str, cost: int) -> Charge:
-    """Charge that looks up the ban of a key. Its bucket has the same hash slot as the key's own."""
     return Charge(_ban_key(name), _BANS, cost, enforced=True, rule=None)
 
 
 def bucket_key(name: str, bucket: Bucket) -> str:
-    """Key of a bucket. All that one call of a limiter charges are in one hash slot, so that they book turns together."""
+    """Return the key of a bucket, in the hash slot of its limiter key, so that its buckets book turns together."""
     return f"{name}{bucket.suffix}:{{{name}}}" if bucket.suffix else name
 
 
@@ -477,7 +462,7 @@ def _ban_key(name: str) -> str:
 
 
 def _refunded(charge: Charge, cost: int) -> Charge:
-    """Adjustment that refunds so many requests, whenever they were taken."""
+    """Return the adjustment that refunds ``cost`` requests, regardless of when they were charged."""
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))

@@ -1,7 +1,6 @@
-"""Iterators of `AsyncLimiter.pace` and `Limiter.pace`: items pass one by one, each in its turn.
+"""Iterators of `AsyncLimiter.pace` and `Limiter.pace`.
 
-An item is read first and its turn is booked then, so that no turn lapses while a source is slow. If waiting for the turn is
-interrupted, the item is kept and is the next one returned.
+They read an item before booking its turn, so that a slow source doesn't waste turns, and keep the item if the wait fails.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from limitgate.process.event_loop import asyncio_loop
 T = TypeVar("T")
 
 GRAIN = 100
-"""Divisor of the rate per second for the burst of evenly spaced items, 10 ms: no timer is finer than about 1 ms."""
+"""Divisor of the rate per second: evenly spaced items have a burst of 10 ms, because timers resolve about 1 ms."""
 
 _NONE: Any = object()
-"""Sentinel for no item, since an item may be anything."""
 
 
 class Spacing(Generic[T]):
-    """Limits and cost of an item. Raises `ConfigError` for limits that items cannot be spaced by."""
+    """Limits and cost of an item. Raises `ConfigError` for limits that can't space items."""
 
     def __init__(self, limits: tuple[Limit | str | Configured, ...], cost: int | Callable[[T], int], *, even: bool) -> None:
         self._limits = tuple([each if isinstance(each, Configured) else as_limit(each) for each in limits])
@@ -41,7 +39,7 @@ class Spacing(Generic[T]):
             _check(limit, even=even)
 
     def of(self, item: T) -> tuple[tuple[Limit | Configured, ...], int]:
-        """The limits for an item, and its cost. Raises what the cost's callable raises, and `TypeError` or `ValueError`."""
+        """Return the limits and cost of an item. Raises `TypeError`, `ValueError`, and errors of the cost callable."""
         try:
             cost = check_cost(self._cost(item)) if callable(self._cost) else self._cost
         except (StopIteration, StopAsyncIteration) as error:
@@ -56,7 +54,7 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
         if even:
             raise ConfigError(f"{limit!r} may be any limits, which cannot be spaced evenly here, expected even=False")
     elif not limit.count:
-        return  # it never passes anything, so there is nothing to wait for
+        return  # Nothing ever passes, so there is nothing to space.
     elif not ALGORITHMS[limit.algorithm].CAN_WAIT:
         raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra, sliding_log or warm_up")
     elif even and ALGORITHMS[limit.algorithm] is not gcra:
@@ -65,21 +63,21 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
 
 @lru_cache(maxsize=4096)
 def evenly(limit: Limit, cost: int) -> Limit:
-    """The limit with a burst of 10 ms of its rate: at least 1, at most its own burst. Rate and bucket stay the same.
+    """Return the limit with a burst of 10 ms of its rate, but at least 1 or ``cost`` and at most its own burst.
 
-    For an item that costs more the burst is that cost, so that it passes as soon as all before it is paid for.
+    Rate and bucket remain the same.
     """
     return limit.less(max(0, limit.burst - max(1, limit.count // (limit.period * GRAIN), cost)))
 
 
 def has_passed(decision: Decision) -> None:
-    """Raise `RateLimited` for an item that never fits: any other is waited for."""
+    """Raise `RateLimited` for an item that can never fit."""
     if not decision.allowed:
         raise RateLimited(decision)
 
 
 class AsyncPace(Generic[T]):
-    """Async iterator over the items of a source. Any tasks of one event loop may share it."""
+    """Async iterator over the items of a source. Tasks of one event loop can share it."""
 
     def __init__(
         self, source: Iterable[T] | AsyncIterable[T], wait: Callable[..., Awaitable[Decision]], spacing: Spacing[T]
@@ -109,12 +107,11 @@ class AsyncPace(Generic[T]):
         return item
 
     async def _item(self) -> T:
-        """Return the kept item if there is one, else the next of the source."""
         if not self._kept:
             if self._reading.locked() and self._reader is asyncio.current_task():
                 raise RuntimeError("a source asks for items that it is to give itself, expected it to ask nobody who reads it")
             async with self._reading:
-                if not self._kept:  # as somebody else may have failed meanwhile
+                if not self._kept:  # Another task may have failed and kept its item.
                     self._reader = asyncio.current_task()
                     await self._read()
         if not self._kept:
@@ -122,7 +119,6 @@ class AsyncPace(Generic[T]):
         return self._kept.popleft()
 
     async def _read(self) -> None:
-        """Read the next item of the source, if it has one, and keep it."""
         if not self._is_over:
             try:
                 self._kept.append(await anext(self._source) if self._is_async else next(self._source))
@@ -131,7 +127,7 @@ class AsyncPace(Generic[T]):
 
 
 class Pace(Generic[T]):
-    """Iterator over the items of a source. Any threads may share it."""
+    """Iterator over the items of a source. Threads can share it."""
 
     def __init__(self, source: Iterable[T], wait: Callable[..., Decision], spacing: Spacing[T]) -> None:
         """``wait`` is a limiter's `wait`, bound to its key."""
@@ -156,11 +152,10 @@ class Pace(Generic[T]):
         return item
 
     def _item(self) -> T:
-        """Return the kept item if there is one, else the next of the source."""
         found = self._from_kept()
         if found is _NONE:
             with self._reading:
-                found = self._from_kept()  # as another thread may have failed meanwhile
+                found = self._from_kept()  # Another thread may have failed and kept its item.
                 if found is _NONE:
                     found = self._read()
         if found is _NONE:
@@ -174,7 +169,7 @@ class Pace(Generic[T]):
             return _NONE
 
     def _read(self) -> Any:
-        """Read the next item of the source; at its end one that another thread gave up meanwhile."""
+        """Read the next item of the source, or at its end an item that another thread kept."""
         if not self._is_over:
             try:
                 return next(self._source)

@@ -1,4 +1,4 @@
-"""Reservations: charges of an estimated cost until the real one is known, returned by the limiters' ``reserve``."""
+"""Reservations: charges of an estimated cost, corrected when the real cost is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from limitgate.stores import AsyncStore, SyncStore
 
 
 class AsyncReservation:
-    """Charge of `AsyncLimiter.reserve`; it counts until it is settled or cancelled, and for good if neither happens."""
+    """Charge of `AsyncLimiter.reserve`, permanent unless it is settled or cancelled."""
 
     def __init__(self, booked: ChargedOperation, store: AsyncStore) -> None:
         self._booked = booked
@@ -17,24 +17,24 @@ class AsyncReservation:
 
     @property
     def decision(self) -> Decision:
-        """Decision of `AsyncLimiter.hit`. If it is a refusal, nothing was taken."""
+        """Decision as of `AsyncLimiter.hit`. A refusal charges nothing."""
         return self._booked.decision
 
     async def settle(self, cost: int) -> None:
-        """Replace the estimate by the real cost; once. An excess is refunded, a shortfall is owed from now on.
+        """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
 
-        Raises `RuntimeError` if nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails:
-        the estimate then counts.
+        Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
+        store fails; then the estimate remains charged.
         """
         await arun(self._store, self._booked.settling(cost))
 
     async def cancel(self) -> None:
-        """Refund everything, as if it had never been taken. Raises as `settle` does."""
+        """Refund everything. Raises the errors of `settle`."""
         await arun(self._store, self._booked.settling(0))
 
 
 class Reservation:
-    """Charge of `Limiter.reserve`; it counts until it is settled or cancelled, and for good if neither happens."""
+    """Charge of `Limiter.reserve`, permanent unless it is settled or cancelled."""
 
     def __init__(self, booked: ChargedOperation, store: SyncStore) -> None:
         self._booked = booked
@@ -42,17 +42,17 @@ class Reservation:
 
     @property
     def decision(self) -> Decision:
-        """Decision of `Limiter.hit`. If it is a refusal, nothing was taken."""
+        """Decision as of `Limiter.hit`. A refusal charges nothing."""
         return self._booked.decision
 
     def settle(self, cost: int) -> None:
-        """Replace the estimate by the real cost; once. An excess is refunded, a shortfall is owed from now on.
+        """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
 
-        Raises `RuntimeError` if nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails:
-        the estimate then counts.
+        Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
+        store fails; then the estimate remains charged.
         """
         run(self._store, self._booked.settling(cost))
 
     def cancel(self) -> None:
-        """Refund everything, as if it had never been taken. Raises as `settle` does."""
+        """Refund everything. Raises the errors of `settle`."""
         run(self._store, self._booked.settling(0))

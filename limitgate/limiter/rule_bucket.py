@@ -1,6 +1,6 @@
-"""Buckets of a rule, found by what is in the key: one client's state under a rule, without a request of that client's.
+"""Finds one client's buckets of a rule from the parts of its key, without a request.
 
-The keys are made as a gate makes them (`limitgate.gate.planning.compiled_rule`), of a request that is only described.
+Keys are built as in a gate (`limitgate.gate.planning.compiled_rule`), from a described request.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from limitgate.rules.options import Given, check_names, check_part, read_limits
 from limitgate.rules.rule import Rule, RuleSet
 
 _PLACEHOLDERS = frozenset("{<*^")
-"""Characters in templates of routes: of Starlette, of Flask, of rules, and of Django's regular expressions."""
+"""Characters in route templates of Starlette, Flask, rules, and Django's regular expressions."""
 _API_KEY = ":api-key"
-"""Header of a described request that holds the API key; no part of a key can ask for one of this name."""
+"""Header of a described request that holds the API key; no key part can refer to this name."""
 
 
 class BucketParts(TypedDict, total=False):
-    """Parts of a key, by which a bucket of a rule is named. Only those that the rule's key has are looked at."""
+    """Parts of a key that identify a bucket of a rule. Parts that the rule's key doesn't have are ignored."""
 
     ip: str | IPv4Address | IPv6Address | None
-    """The client's address; IPv6 is grouped as by the gate."""
+    """The client's address; IPv6 addresses are grouped as in the gate."""
     api_key: str | None
-    """The API key as the client sends it, whether it is listed in the rule's `RuleSet` or not."""
+    """The API key as the client sends it, listed in the rule's `RuleSet` or not."""
     caller: str | Caller | None
     """The caller, or its id."""
     user: object
-    """The user as the authentication layer gives it, or its id."""
+    """The user as the authentication layer returns it, or its id."""
     headers: Mapping[str, str]
     """Headers by name."""
     method: str | None
-    """The method of the request, such as ``GET``."""
+    """The request method, such as ``GET``."""
     host: str | None
-    """The host that the request names, without its port."""
+    """The host of the request, without its port."""
     path: str | None
-    """The path, of a route with parameters its template as the framework has it, ``/items/{id}``.
+    """The path, or for a route with parameters the template of the framework, ``/items/{id}``.
 
-    Where routes are not known a gate counts by the rule's pattern: then either the pattern, or a path that a client sends.
+    If the gate doesn't know the routes, it counts by the rule's pattern: give the pattern or a path that clients send.
     """
     tier: str | None
-    """The caller's tier; if not given that of the `Caller`, of the rule, or ``default``."""
+    """The caller's tier; by default that of the `Caller`, of the rule, or ``default``."""
     limits: Given
-    """The limits that hold for this client, where a callable gives them or they are the caller's own and it is named by id."""
+    """The client's current limits, if a callable returns them, or if the caller has its own limits and is given by id."""
     given: Mapping[str, object]
-    """By name what dependencies in the key of a `limitgate.fastapi.RateLimit` give: ``{"current_user": user}``."""
+    """Values of dependencies in the key of a `limitgate.fastapi.RateLimit`, by name: ``{"current_user": user}``."""
 
 
 class RuleBucketOperations:
@@ -70,37 +70,36 @@ class RuleBucketOperations:
 
     def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float, journal: JournalFlows | None = None) -> None:
         self._alike = alike
-        """Charges of one request, by each key that the gate may count it under: it counts under one of them."""
+        """Charges of one request, by each key that the gate may count it under."""
         self._timeout = timeout
         self._journal = journal
-        """The journal, in which bans by a rule with a ``ban`` stand; None for other rules."""
 
     @property
     def keys(self) -> list[str]:
-        """Keys of the buckets in the store."""
+        """Store keys of the buckets."""
         return [charge.key for charge in self._charges]
 
     def name(self) -> str:
-        """Name of whose buckets these are, for logs: the key of the first one, which tells nothing of anybody."""
+        """Name of the buckets for logs: the first key, which is a digest."""
         return self._charges[0].key
 
     def peeking(self) -> Flow[Decision]:
-        """Decide about a request of the rule's cost, and charge nothing."""
+        """Decide about a request of the rule's cost, without a charge."""
         return self._carried_out(Plan.peek(self._charges))
 
     def resetting(self) -> Flow[Decision]:
-        """Forget all charges. A ban stays."""
+        """Remove all charges. A ban remains."""
         return self._carried_out(Plan.reset(self._charges))
 
     def banning(self, seconds: float | str | None) -> Flow[Decision]:
-        """Refuse all charges for at least so many seconds, for ever if None. Raises `ValueError` for what is no time."""
+        """Refuse all charges for at least ``seconds``, permanently if None. Raises `ValueError` for an invalid duration."""
         return self._carried_out(Plan.ban(self._charges, ban.microseconds(as_seconds(seconds, "seconds"))))
 
     def pardoning(self) -> ConfigFlow[Decision]:
-        """Lift the ban, if there is one. If the rule bans clients, forget how often they were refused and banned."""
+        """Lift the ban, if any. If the rule bans clients, reset their refusals and earlier bans."""
         if self._journal is not None:
             yield forgetting([charges[0] for charges in self._alike]), self._timeout
-            with suppress(ConfigError):  # the store keeps no journal
+            with suppress(ConfigError):  # The store may have no journal.
                 yield from self._journal.removing(self.keys)
         return (yield from self._carried_out(Plan.ban(self._charges, 0)))
 
@@ -120,12 +119,11 @@ class RuleBucketOperations:
 
 
 def _room(decision: Decision) -> tuple[float, int, float]:
-    """Order of decisions by how little they leave."""
     return -decision.retry_after, decision.remaining, -decision.reset_after
 
 
 class AsyncRuleBucket:
-    """One client's bucket of a rule, from `AsyncLimiter.bucket`. Where the store fails, every method raises `StoreError`."""
+    """One client's bucket of a rule, from `AsyncLimiter.bucket`. If the store fails, every method raises `StoreError`."""
 
     def __init__(
         self, operations: RuleBucketOperations, run: Callable[[Flow[Decision]], Coroutine[Any, Any, Decision]]
@@ -135,35 +133,35 @@ class AsyncRuleBucket:
 
     @property
     def keys(self) -> list[str]:
-        """Keys of its buckets in the store, those of a rule with several algorithms or paths."""
+        """Store keys of its buckets; several if the rule has several algorithms or paths."""
         return self._operations.keys
 
     async def peek(self) -> Decision:
-        """Decide about a request of the rule's cost. Charges nothing; a ban is in ``retry_after``."""
+        """Return the decision about a request of the rule's cost, without a charge; a ban is in ``retry_after``."""
         return await self._run(self._operations.peeking())
 
     async def reset(self, *, reason: str | None = None) -> Decision:
-        """Forget all charges; a ban stays. The decision shows the bucket after that. ``reason`` is for the audit log."""
+        """Remove all charges and return the state; a ban remains. ``reason`` is for the audit log."""
         return await self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
     async def ban(self, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
+        """Refuse all requests of this bucket for at least ``seconds``, permanently if None; usage remains.
 
-        Requests leased before can still be used up, for up to a second. ``reason`` is for the audit log.
+        Leased requests remain usable for up to a second. ``reason`` is for the audit log.
         """
         flow = self._operations.banning(seconds)
         return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     async def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, if there is one, and forget the refusals that count for the ``ban`` of the rule, and earlier bans.
+        """Lift the ban, if any, and reset the refusals and earlier bans that count for the rule's ``ban``.
 
-        Processes that have just refused the client may do so for up to a second more. ``reason`` is for the audit log.
+        Processes that just refused the client may continue for up to a second. ``reason`` is for the audit log.
         """
         return await self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
 
 class RuleBucket:
-    """One client's bucket of a rule, from `Limiter.bucket`. Where the store fails, every method raises `StoreError`."""
+    """One client's bucket of a rule, from `Limiter.bucket`. If the store fails, every method raises `StoreError`."""
 
     def __init__(self, operations: RuleBucketOperations, run: Callable[[Flow[Decision]], Decision]) -> None:
         self._operations = operations
@@ -171,29 +169,29 @@ class RuleBucket:
 
     @property
     def keys(self) -> list[str]:
-        """Keys of its buckets in the store, those of a rule with several algorithms or paths."""
+        """Store keys of its buckets; several if the rule has several algorithms or paths."""
         return self._operations.keys
 
     def peek(self) -> Decision:
-        """Decide about a request of the rule's cost. Charges nothing; a ban is in ``retry_after``."""
+        """Return the decision about a request of the rule's cost, without a charge; a ban is in ``retry_after``."""
         return self._run(self._operations.peeking())
 
     def reset(self, *, reason: str | None = None) -> Decision:
-        """Forget all charges; a ban stays. The decision shows the bucket after that. ``reason`` is for the audit log."""
+        """Remove all charges and return the state; a ban remains. ``reason`` is for the audit log."""
         return self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
     def ban(self, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
+        """Refuse all requests of this bucket for at least ``seconds``, permanently if None; usage remains.
 
-        Requests leased before can still be used up, for up to a second. ``reason`` is for the audit log.
+        Leased requests remain usable for up to a second. ``reason`` is for the audit log.
         """
         flow = self._operations.banning(seconds)
         return self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, if there is one, and forget the refusals that count for the ``ban`` of the rule, and earlier bans.
+        """Lift the ban, if any, and reset the refusals and earlier bans that count for the rule's ``ban``.
 
-        Processes that have just refused the client may do so for up to a second more. ``reason`` is for the audit log.
+        Processes that just refused the client may continue for up to a second. ``reason`` is for the audit log.
         """
         return self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
@@ -210,12 +208,12 @@ def rule_bucket(
     templates: Sequence[str | None] | None = None,
     rules: RuleSet | None = None,
 ) -> RuleBucketOperations:
-    """The bucket of a rule that these parts name; ``name`` chooses a limit of an endpoint that has several.
+    """Return the bucket of a rule with these key parts; ``name`` selects a limit of an endpoint with several.
 
-    ``templates`` are what stands for the path if the routes are known, None for the rule's pattern. ``rules`` are those of the
-    gate, which know callers and tiers; None for those that the rule is in.
+    ``templates`` replace the path if the routes are known, None for the rule's pattern. ``rules`` are those of the gate, with
+    its callers and tiers; by default those that the rule belongs to.
 
-    Raises `ConfigError` for a part that is missing or makes no sense, `TypeError` for one that is unknown.
+    Raises `ConfigError` for a missing or invalid part, `TypeError` for an unknown one.
     """
     chosen = _rule_of(rule, name)
     check_names("bucket", parts, BucketParts)
@@ -240,7 +238,6 @@ def rule_bucket(
 
 
 def _limited(compiled_rule: CompiledRule, subject: Subject, limits: Given) -> CompiledRule:
-    """The rule with the limits that hold for a subject: those that are given, the caller's own, or those that are written."""
     rule = compiled_rule.rule
     own = subject.caller.limits.get(rule.name) if subject.caller else None
     if limits is None and own is None:
@@ -251,7 +248,6 @@ def _limited(compiled_rule: CompiledRule, subject: Subject, limits: Given) -> Co
 
 
 def _rule_of(rule: object, name: str | None) -> Rule:
-    """The rule itself, the limit on an endpoint, or that of a dependency or throttle."""
     found = [rule] if isinstance(rule, Rule) else [getattr(rule, "rule", None)]
     rules = [each for each in found if isinstance(each, Rule)] or limits_on(rule)
     chosen = [each for each in rules if name in (None, each.name)]
@@ -265,10 +261,10 @@ def _rule_of(rule: object, name: str | None) -> Rule:
 
 
 def _paths(rule: Rule, path: object) -> list[str | None]:
-    """The templates of routes to try, None for the rule's pattern.
+    """Return the route templates to try, None for the rule's pattern.
 
-    A gate that knows no routes counts by the pattern. A path without placeholders may be that of a request to such a gate, as
-    well as a template, and so may one that reads like the pattern.
+    A gate without known routes counts by the pattern. A path without placeholders, or one that equals the pattern, may be
+    either.
     """
     if path is not None and not (isinstance(path, str) and path):
         raise ConfigError(f"path is {path!r:.80}, expected text: a route's template such as '/items/{{id}}'")
@@ -277,16 +273,14 @@ def _paths(rule: Rule, path: object) -> list[str | None]:
 
 
 class _Missing(Exception):  # noqa: N818
-    """A part of the key is absent, and so is the address that stands in for it."""
+    """A part of the key is absent, and so is the address that replaces it."""
 
 
 class _DescribedSubject(Subject):
-    """A subject of which only some parts are known."""
-
     __slots__ = ()
 
     def address(self) -> str:
-        """Address or network that the client is counted by. Raises `_Missing` if it is not known."""
+        """Address or network of the client. Raises `_Missing` if unknown."""
         address = super().address()
         if address is None:
             raise _Missing
@@ -315,11 +309,10 @@ def _subject(rule: Rule, rules: RuleSet, parts: BucketParts, ipv6_prefix: int, p
 
 
 def _request(parts: BucketParts) -> DescribedRequest:
-    """A request of which no more is known than the parts of a key."""
     named = {**parts.get("headers", {}), "host": parts.get("host"), _API_KEY: parts.get("api_key")}
     headers = {name.lower(): value for name, value in named.items() if value is not None}
     method = (parts.get("method") or "GET").upper()
-    text_of(parts.get("user"), "user")  # an error here, as no request waits for an answer
+    text_of(parts.get("user"), "user")  # Raise errors here, because no request waits for a response.
     return DescribedRequest.of_client(_address(parts.get("ip")), method, headers, parts.get("user"))
 
 
@@ -331,7 +324,6 @@ def _address(ip: str | IPv4Address | IPv6Address | None) -> str | None:
 
 
 def _values(rule: Rule, parts: BucketParts) -> list[Value]:
-    """Values of the parts that the application gives with each request, by their names or the last words of these."""
     given = dict(parts.get("given", {}))
     if "user" in rule.given_parts and "user" in parts:
         given["user"] = parts["user"]
@@ -343,7 +335,6 @@ def _values(rule: Rule, parts: BucketParts) -> list[Value]:
 
 
 def _check_parts(rule: Rule, subject: _DescribedSubject, values: Sequence[Value], parts: BucketParts) -> None:
-    """Raise `ConfigError` for a part of the key that is not given, unless the client's address stands in for it."""
     for part in rule.key:
         labels = check_part(part)
         needed = [label for label in labels if label in ("path", "method") and parts.get(label) is None]
@@ -367,7 +358,6 @@ _OR_ADDRESS = ", or ip= as the address of a client that leaves it out"
 
 
 def _expected(labels: Sequence[str], rule: Rule) -> str:
-    """How to give one of these parts of a key."""
     if "path" in labels:
         own = " or ".join(map(repr, rule.paths))
         return f"path= as the route's template, such as '/items/{{id}}', or where the gate knows no routes as the rule's, {own}"

@@ -20,7 +20,7 @@ from limitgate.process import switch
 
 
 def at_once(limit: Limit | str | int) -> Limit:
-    """Limit of slots, given as such or as its count. Raises `ConfigError` for anything else."""
+    """Return a concurrency limit, given as such or as its count. Raises `ConfigError` for anything else."""
     found = Limit(f"{limit} at once") if type(limit) is int else as_limit(limit)
     if found.algorithm != "concurrency":
         raise ConfigError(f"{found!r} has no places that can be held, expected for example 20 or '20 at once'")
@@ -28,7 +28,7 @@ def at_once(limit: Limit | str | int) -> Limit:
 
 
 class Entry:
-    """Parameter of a slot, which goes with it: tells by a `RuntimeWarning` if nobody has entered it."""
+    """Warns with a `RuntimeWarning` on deletion if the context manager was never entered."""
 
     __slots__ = ("_way", "is_entered")
 
@@ -70,7 +70,8 @@ def slot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, ent
     slot_keeper.hold(taken.plan.charges, holder)
     try:
         yield taken.decision
-    except GeneratorExit:  # maybe by the garbage collector, in the midst of anything: no lock, no store and no wait there
+    # The garbage collector may raise GeneratorExit anywhere, so don't take a lock, call the store or wait.
+    except GeneratorExit:
         holder = None
         slot_keeper.abandon(taken.plan.charges)
         raise
@@ -81,19 +82,16 @@ def slot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, ent
 
 
 class _Holder:
-    """Holder of a slot, for as long as this object exists."""
+    """Holder of a slot, for the lifetime of this object."""
 
 
 class _Charged:
-    """Slots that were taken."""
-
     def __init__(self, plan: Plan, reading: Reading) -> None:
         self.plan = plan
         self.decision = decide(plan, reading)
         self._undoing = full_refund(plan, reading)
 
     def giving_back(self, slot_keeper: SlotKeeper) -> Flow[None]:
-        """Release the slots, now or, if the store fails, later."""
         slot_keeper.release(self.plan.charges)
         if self._undoing.charges:
             try:
@@ -106,7 +104,7 @@ class _Charged:
 
 
 def _taking(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None) -> Flow[_Charged]:
-    """Take the slots, and count that if it is counted. Raises `RateLimited` if there is no room."""
+    """Take the slots and count the decision. Raises `RateLimited` if there is no room."""
     plan = plan._replace(verb="spend").named()
     try:
         reading = yield plan, slot_keeper.timeout

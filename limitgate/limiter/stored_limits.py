@@ -1,4 +1,4 @@
-"""Limits kept in the store: changed once, they hold within a second in every process that shares it."""
+"""Limits kept in the store. Every process that shares the store applies a change within a second."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
 FRESH = 0.5
-"""Seconds for which limits are used without being read again."""
+"""Seconds for which limits are used before they are read again."""
 
 
 @dataclass(frozen=True)
 class Configured:
-    """The limits that `Limiter.configure` keeps under a name: ``limiter.hit("user:42", Configured("orders"))``."""
+    """Limits that `Limiter.configure` stores under a name: ``limiter.hit("user:42", Configured("orders"))``."""
 
     name: str
 
 
 class Configuration(NamedTuple):
-    """Limits kept under a name."""
+    """Limits stored under a name."""
 
     limits: tuple[Limit, ...]
     per_process: bool = False
-    """True if each process counts by itself."""
 
 
 class Known:
-    """Cache of the configurations that this process has read, by their keys in the store."""
+    """Cache of the configurations that this process has read, by store key."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Configuration, float]] = {}
@@ -43,21 +42,20 @@ class Known:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Called in the child of a fork, which is a process of its own."""
+        """Assign a new process name in the child of a fork."""
         self.process = f"{os.getpid()}:{uuid4().hex}"
-        """Name of this process, unlike any other's."""
 
     def fresh(self, key: str) -> Configuration | None:
-        """Configuration read less than `FRESH` seconds ago, None if it has to be read again."""
+        """Return the configuration if it was read less than `FRESH` seconds ago, or None."""
         configuration, since = self._read.get(key, (None, 0.0))
         return configuration if monotonic() - since < FRESH else None
 
     def stale(self, key: str) -> Configuration | None:
-        """Configuration that was read last, None if there is none."""
+        """Return the configuration that was read last, or None."""
         return self._read[key][0] if key in self._read else None
 
     def note(self, key: str, configuration: Configuration | None) -> None:
-        """Remember a configuration, or that there is none."""
+        """Remember a configuration, or None."""
         if switch.null_store is not None:
             return
         if configuration is None:
@@ -67,13 +65,13 @@ class Known:
 
 
 def encode(limits: Sequence[Limit | str], *, per_process: bool) -> str:
-    """A configuration as the text that the store keeps. Raises `ConfigError` for text that is no limit."""
+    """Return the stored text of a configuration. Raises `ConfigError` for an invalid limit."""
     given = [as_limit(limit).given for limit in limits]
     return json.dumps({"limits": given, "per_process": per_process}, separators=(",", ":"))
 
 
 def decode(text: str) -> Configuration | None:
-    """The configuration in a text of the store; None if it is none."""
+    """Return the configuration in a stored text, None if it is invalid."""
     try:
         read = json.loads(text)
         limits = tuple([as_limit(limit) for limit in read["limits"]])

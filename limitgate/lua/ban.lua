@@ -1,6 +1,7 @@
 -- A ban. Twin of limitgate/algorithms/ban.py.
 --
--- In a bucket: for how long it lasts. Charge: nothing. Adjustment: microseconds, and what to do with them.
+-- Bucket: remaining time of the ban. Charge: nothing. Adjustment: microseconds, and whether to
+-- add them (MORE) or to use them as a minimum.
 
 local LEFT = FIRST
 local MORE, MAX = 0, 2^52

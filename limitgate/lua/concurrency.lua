@@ -1,33 +1,36 @@
--- Requests in flight. Twin of limitgate/algorithms/concurrency.py. Behind PLAIN are check, commit and apply_adjustment once more, for
--- plain.lua and refund.lua, of buckets that are not long: the grace of a refund is the name of the slot, and the last of ARGV are the
--- names of those that are taken.
+-- Requests in flight. Twin of limitgate/algorithms/concurrency.py. The part after PLAIN is for plain.lua and
+-- refund.lua and repeats check, commit and apply_adjustment for short buckets. There the grace of a refund is the
+-- slot name, and the last ARGV holds the names of the taken slots.
 --
--- In a bucket: where it is on its timeline, and the places that are taken, in the order in which they end: for each the name of its
--- slot and until when it lasts, on that timeline. So that nothing is counted twice, a slot of several places is there several
--- times, side by side. The text that was read of a long bucket is not copied for every charge: noted is what of it is gone, and
--- what is new is a list of slots besides. If nothing is gone but from its front, and that not much, new slots are appended.
--- Charge: how many may be taken, how many are to be, and for how long. Adjustment: what is given back, or renewed where it is
--- negative, and the name. Reported: how many are taken, for how long the last one lasts, the name that was asked for if it has a
--- slot, and of how many places.
+-- Bucket: its time on a private timeline, and the taken places in order of expiry, each with slot name and end
+-- time. A slot of several places is stored that many times in a row. The stored text of a long bucket is not copied
+-- per charge: the bucket records removed ranges and a list of new slots. If only a small part at the front is gone,
+-- new slots are appended to the stored text. Charge: maximum places, requested places, duration. Adjustment: places
+-- to return (negative: to renew), and the slot name. Reported: taken places, remaining time of the last one, the
+-- requested name if it has a slot, and its places.
 
 local AT = FIRST
 local PLACE, NAME, SIZE, NAME_SIZE, HEAD = '<I7I7', '<I7', 14, 7, HEADER_SIZE + 7
 local MOST, COST, HELD = 1, 2, 3
 local LONGEST, FOR_EVER = 60000000, 2^52
-local LONG = 2048  -- bytes of a text from which on new slots are appended to it
-local SHARE = 8  -- where one place of so many is of no use, the others are copied
+-- New slots are appended to a stored text of at least this many bytes.
+local LONG = 2048
+-- The text is copied if more than one place in SHARE is unused.
+local SHARE = 8
 
 local function until_when(text, at)
   local _, moment = unpack(PLACE, text, at)
   return moment
 end
 
--- The places that a text has from somewhere on, and none besides.
+-- Use the places of a text from an offset on, and no others.
 local function hold(bucket, text, from)
   bucket.text, bucket.from, bucket.over = text, from, #text + 1
   bucket.taken = (bucket.over - from) / SIZE
-  bucket.gone = {}  -- by where what is gone from it begins, where it ends; by the negative of that, where it begins
-  bucket.slots, bucket.named = {}, {}  -- new ones, each as {number, text}, in order and by name
+  -- Removed ranges: start -> end, and -end -> start.
+  bucket.gone = {}
+  -- New slots as {number, text}, in order and by name.
+  bucket.slots, bucket.named = {}, {}
 end
 
 local function begin(bucket)
@@ -37,7 +40,7 @@ local function begin(bucket)
   end
 end
 
--- For how long the last place lasts.
+-- Remaining time of the last place.
 local function left(bucket)
   if bucket.taken == 0 then return 0 end
   local slots = bucket.slots
@@ -47,7 +50,7 @@ local function left(bucket)
   return math.max(0, math.min(until_when(text, at) - bucket[AT], LONGEST))
 end
 
--- Where the places of a slot begin in the text, and their number.
+-- Offset of a slot in the text, and its number of places.
 local function find(bucket, name)
   local wanted, text = pack(NAME, name), bucket.text
   local at = text:find(wanted, bucket.from, true)
@@ -58,7 +61,7 @@ local function find(bucket, name)
   return at, number
 end
 
--- The number of places that a slot has. Nobody is called 0.
+-- Number of places of a slot. The name 0 is never used.
 local function places(bucket, name)
   if name == 0 then return 0 end
   local slot = bucket.named[name]
@@ -67,7 +70,7 @@ local function places(bucket, name)
   return number
 end
 
--- Give a slot back. The number of its places.
+-- Remove a slot. Return its number of places.
 local function remove(bucket, name)
   local slot, gone = bucket.named[name], bucket.gone
   local number = slot and slot.number
@@ -85,7 +88,7 @@ local function remove(bucket, name)
   return number
 end
 
--- Take a slot, or renew it, with as many places as it has.
+-- Take a slot, or renew it with its current number of places.
 local function take(bucket, charge, name, number)
   local own = remove(bucket, name)
   if own > 0 then number = own end
@@ -93,7 +96,7 @@ local function take(bucket, charge, name, number)
   bucket.slots[#bucket.slots + 1], bucket.named[name], bucket.taken = slot, slot, bucket.taken + number
 end
 
--- The new slots, one after the other.
+-- The text of the new slots.
 local function appended(bucket)
   local texts = {}
   for _, slot in ipairs(bucket.slots) do
@@ -102,7 +105,7 @@ local function appended(bucket)
   return table.concat(texts)
 end
 
--- What is left of the text.
+-- The stored text without the removed ranges.
 local function rest_of_text(bucket)
   local begins, texts, from = {}, {}, bucket.from
   for at in pairs(bucket.gone) do

@@ -1,9 +1,9 @@
--- Reads what is kept under a name, or changes it. Twin of `MemoryStore.config`.
+-- Reads or replaces a configuration text. Twin of `MemoryStore.config`.
 --
 -- KEYS[1]  the key.
--- ARGV     nothing to read; else the new text, and then, if only a certain version is to be replaced, that version.
--- Reply    the value afterwards, nothing if there is none. A value is its version, a space, and the text: '3 {"limits":...}'.
---          The version is the number of changes. A value of any other kind is reported as empty text.
+-- ARGV     empty to read; else the new text, and optionally the only version to replace.
+-- Reply    the value afterwards; nil if there is none. A value is version, space, text: '3 {"limits":...}'.
+--          The version is the number of changes. Any other kind of value is reported as empty text.
 
 local value = redis.pcall('GET', KEYS[1])
 if type(value) == 'table' then

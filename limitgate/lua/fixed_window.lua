@@ -1,15 +1,17 @@
 -- Fixed window. Twin of limitgate/algorithms/fixed_window.py.
 --
--- In a bucket: what is used in the present window, and how long the window still lasts. Charge: burst, cost, period, how windows are
--- aligned, three ends of windows by the calendar. Adjustment: what is put back, and for how long it can be.
+-- Bucket: used requests and remaining time of the current window. Charge: burst, cost, period, alignment, three
+-- calendar window ends. Adjustment: requests to return, and for how long they can be returned.
 
 local USED, LEFT = FIRST, FIRST + 1
 local BURST, COST, PERIOD, HOW, ENDS = 1, 2, 3, 4, 5
 local BY_FIRST_REQUEST, BY_DATE = 1, 2
 local MAX_USED = 2^50
-local DAY = 86400 * 1000000  -- by so much at most clocks make a window longer
+-- A clock change makes a window at most this much longer.
+local DAY = 86400 * 1000000
 
--- How long the window lasts that it is now. Ends that another clock has told which is wrong by far are only good for the time of day.
+-- Remaining time of the current window. If the caller's clock was far off, its window ends only give the time of
+-- day.
 local function left(bucket, charge)
   if charge[HOW] == BY_FIRST_REQUEST then
     return bucket[USED] > 0 and bucket[LEFT] or charge[PERIOD]

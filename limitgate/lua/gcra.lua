@@ -1,21 +1,21 @@
--- GCRA. Twin of limitgate/algorithms/gcra.py. Behind PLAIN are check, commit and apply_adjustment once more, for plain.lua and
--- refund.lua.
+-- GCRA. Twin of limitgate/algorithms/gcra.py. The part after PLAIN is for plain.lua and refund.lua and repeats
+-- check, commit and apply_adjustment.
 --
--- In a bucket, per window: its id, count and debt. Charge, per window: its id, count, tolerance (by the burst) and increment.
--- Adjustment, per window: the increment of one request, what is put back, and the grace. Reported per window: the debt.
+-- Bucket, per window: id, count and debt. Charge, per window: id, count, tolerance (from the burst) and increment.
+-- Adjustment, per window: increment of one request, amount to return, and grace. Reported per window: the debt.
 --
 -- An amount of time is two numbers: whole microseconds and a rest over count, both exact in doubles.
 
 local WINDOW, WINDOW_SIZE, WINDOW_FIELDS = 'I6I6I7I6', 25, 4
 local CHARGE_FIELDS, ADJUSTMENT_FIELDS = 6, 5
 
--- How the windows of a bucket are packed in so many bytes.
+-- Format of a bucket with this many bytes.
 local function layout(size)
   local count = size / WINDOW_SIZE
   return count == floor(count) and WINDOW:rep(count)
 end
 
--- A bucket some time later. True if something in it made no sense, and was left out.
+-- Advance a bucket in time. Return true if a value was invalid and has been cleared.
 local function advance(bucket, elapsed)
   local broken = false
   for at = FIRST, #bucket, WINDOW_FIELDS do
@@ -30,8 +30,8 @@ local function advance(bucket, elapsed)
   return broken
 end
 
--- Where a window stands in a bucket, mostly where expected. One that is new owes nothing; one whose count has changed
--- goes on under the new count, so that what is promised now holds.
+-- Find a window in a bucket, usually at the expected place. A new window has no debt. A debt under another count is
+-- converted, so that the promised times hold.
 local function find(bucket, id, count, expected)
   local place = expected
   if bucket[place] ~= id then
@@ -52,7 +52,7 @@ local function find(bucket, id, count, expected)
   return place
 end
 
--- Report the debts of the charge's windows. True if the charge fits into all of them, decided on the state after it.
+-- Report the debts of the charge's windows. Return true if the charge fits into all of them.
 local function check(bucket, charge)
   local fits, expected, n = true, FIRST, #reply
   for at = 1, #charge, CHARGE_FIELDS do
@@ -69,7 +69,7 @@ local function check(bucket, charge)
   return fits
 end
 
--- Add to each window of a charge what stands in a list for it: two numbers from a place on, so many numbers per window.
+-- Add amounts from a list to each window of a charge, starting at a place, with this many fields per window.
 local function add(bucket, charge, amounts, place, fields)
   local expected = FIRST
   for at = 1, #charge, CHARGE_FIELDS do
@@ -82,7 +82,7 @@ local function add(bucket, charge, amounts, place, fields)
   end
 end
 
--- How long it is until a charge fits into all of its windows. A tolerance includes how long it may wait.
+-- Time until a charge fits into all its windows. A tolerance includes the maximum wait.
 local function wait(bucket, charge)
   local longest, expected = 0, FIRST
   for at = 1, #charge, CHARGE_FIELDS do
@@ -95,7 +95,7 @@ local function wait(bucket, charge)
   return longest
 end
 
--- Let nothing pass before a turn: what would be earned until then is owed, so that it is paid by then.
+-- Block the bucket until a turn by raising its debt to the time until then.
 local function hold(bucket, charge, turn)
   local expected = FIRST
   for at = 1, #charge, CHARGE_FIELDS do
@@ -105,7 +105,7 @@ local function hold(bucket, charge, turn)
   end
 end
 
--- Empty the windows of a charge.
+-- Clear the windows of a charge.
 local function reset(bucket, charge)
   for at = 1, #charge, CHARGE_FIELDS do
     local place = find(bucket, charge[at], charge[at + 1], FIRST)
@@ -113,8 +113,8 @@ local function reset(bucket, charge)
   end
 end
 
--- Give back what was charged before and not used, or, where that is negative, charge what should have been charged.
--- Except while the bucket drained other debts, it drained meanwhile. A turn still ahead that others are behind is not given back.
+-- Return unused capacity, or, if negative, charge more. The amount has drained since, except during the grace,
+-- while the bucket drained other debts. A future turn is not returned if others are queued behind it.
 local function apply_adjustment(bucket, charge)
   local lease, elapsed, expected, place = charge.adjustment, math.max(0, now - charge.as_of), FIRST, 3
   for at = 1, #charge, CHARGE_FIELDS do
@@ -122,7 +122,8 @@ local function apply_adjustment(bucket, charge)
     expected = find(bucket, charge[at], count, expected)
     local back, back_rest, since = lease[place], lease[place + 1], math.max(0, elapsed - lease[place + 2])
     local on_top = back < 0
-    local last = back + lease[place + 2] + 1 - elapsed  -- less would be owed if nobody had come since
+    -- The debt would be less without later requests.
+    local last = back + lease[place + 2] + 1 - elapsed
     if not on_top and (last > charge[at + 2] or (last == charge[at + 2] and back_rest > charge[at + 3])) then
       local whole, rest = bucket[expected + 2], bucket[expected + 3]
       if whole > last or (whole == last and rest >= back_rest) then back, back_rest, since = 0, 0, 0 end
@@ -139,7 +140,7 @@ local function apply_adjustment(bucket, charge)
   end
 end
 
--- True if some amounts, listed as for add, fit into all windows of a charge besides what is owed.
+-- True if some amounts, listed as for add, fit into all windows of a charge in addition to the debt.
 local function fits_besides(bucket, charge, amounts)
   local expected = FIRST
   for at = 1, #charge, CHARGE_FIELDS do
@@ -153,7 +154,7 @@ local function fits_besides(bucket, charge, amounts)
   return true
 end
 
--- Take further whole requests, as many as fit but no more than the lease allows: their number bit by bit, the highest first.
+-- Lease whole requests, as many as fit up to the lease's maximum, by binary search over powers of two.
 local function take_more(bucket, charge)
   local steps = {{}}
   for place = 1, #charge.adjustment, ADJUSTMENT_FIELDS do
@@ -180,8 +181,8 @@ local function take_more(bucket, charge)
   end
 end
 
--- How a bucket is packed and in how many numbers, without the windows that owe nothing; for how long it is of use, in µs, rounded
--- up. Nothing where no window owes anything.
+-- Format of a bucket without windows that have no debt, its number of values, and its lifetime in µs, rounded up.
+-- Returns nothing without debt.
 local function encode(bucket)
   local lifetime, size = 0, FIRST
   for at = FIRST, #bucket, WINDOW_FIELDS do

@@ -1,21 +1,22 @@
--- Tells what a connection that is new leads to: whether this user may do what limitgate/lua/spend.lua does, what the server does
--- when it is full, and whose data it has. Nothing is changed by it.
+-- Inspects the server of a new connection: whether the user may run limitgate/lua/spend.lua, the eviction policy,
+-- and the origin of its data. It changes nothing.
 --
--- ARGV   the prefixes of our keys, as far as they are known.
--- Reply  {the rights that are missing, as ACL SETUSER spells them, and commands that the server does not know, by their bare
---         names; what INFO says, nothing if it may not be read}.
+-- ARGV   the known key prefixes.
+-- Reply  {missing rights in ACL SETUSER syntax and bare names of unknown commands; the text of INFO, empty if not
+--         permitted}.
 
-local may = redis.acl_check_cmd  -- nothing before Redis 7
+-- nil before Redis 7
+local may = redis.acl_check_cmd
 
--- The check raises an error for a command that the server does not know.
+-- The check raises an error for an unknown command.
 local function is_permitted(...)
   local is_known, is_allowed = pcall(may, ...)
   return is_known and is_allowed
 end
 
--- What a call lacks: the right to run the command, that to the key, the command itself, or nothing. The check crashes some
--- servers where arguments are missing, and does not say which of them it is; the call itself does, and is harmless: nobody uses
--- the key.
+-- What a call lacks: the right to the command, the right to the key, the command, or nothing. The check crashes
+-- some servers if arguments are missing, and does not say which right is missing. The call itself does, and is
+-- harmless because the key is unused.
 local COMMAND, KEY, UNKNOWN = 1, 2, 3
 local function lacking(call)
   if may and is_permitted(unpack(call)) then return end

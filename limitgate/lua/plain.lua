@@ -1,23 +1,25 @@
--- Carries out plain plans in a straight line: spends of buckets that fit now or do not. Of these it says the same as spend.lua with
--- the algorithms, which know every other kind of plan, too.
+-- Carries out plain plans without loops: spends of buckets that either fit now or do not. The result is the same as
+-- from spend.lua, which handles every kind of plan.
 --
--- limitgate/stores/redis/protocol/plain.py makes a script of it for plans of one shape: lines from "--bucket" to "--end" are
--- repeated for each bucket of a plan, with its place from 0 for $b, the number of its windows for $windows, and "--names",
--- "--asked", "--charge" and "--value" for what its algorithm has behind "--PLAIN" under these words; lines from "--ban" to "--end"
--- for each ban, which must not be there. Within these each line that ends in "--window" is repeated for each window of the bucket,
--- with its place in the plan from 1 for $w, and for $r that of what is reported of it. The algorithm gives
---   names   the names of what is asked of its windows
---   asked   reads that from a text, from a place on
---   charge  reads a bucket from its value, if it has one, and lets time go by: sets fits$b to false if the charge does not fit, and
---           is_known if the bucket is not as it is written here; reports how its windows stood
+-- limitgate/stores/redis/protocol/plain.py generates a script from this file for plans of one shape. Lines from
+-- "--bucket" to "--end" are repeated for each bucket of a plan: $b is its place from 0, $windows its number of
+-- windows, and "--names", "--asked", "--charge" and "--value" are the pieces after "--PLAIN" of its algorithm.
+-- Lines from "--ban" to "--end" are repeated for each ban, which must not exist. Within these, a line that ends in
+-- "--window" is repeated for each window of the bucket: $w is its place in the plan from 1, $r the place of its
+-- reported values. The pieces of the algorithm:
+--   names   declares the variables of a charge
+--   asked   reads them from a text at a place
+--   charge  reads a bucket from its value, if any, and advances it in time; sets fits$b to false if the charge does not
+--           fit, and is_known if the bucket is not written in this form; reports the state of its windows
 --   value   sets value and lifetime, in us, of the bucket after the charge
 --
--- KEYS     the buckets, plan after plan, as many for each.
--- ARGV[1]  for each plan the number of what is asked of its windows, 16 bits; nothing if all ask the same.
--- ARGV[n+1] what is asked under number n, window after window.
--- Reply    a string of 64-bit integers: now; 1 if there was no memory to write; then per plan 1 if it was admitted and every charge
---          fitted, 2 if it was admitted and one of a rule that cannot refuse did not fit, 0 if it was refused, -1 if it was not
---          carried out, as a bucket is not as it is written here, or the request may wait; and what is reported of each window.
+-- KEYS     the buckets, plan after plan, the same number for each.
+-- ARGV[1]  for each plan the number n of its charges, 16 bits; empty if all plans have the same charges.
+-- ARGV[n+1] the charges with number n, window after window.
+-- Reply    a string of 64-bit integers: now; 1 if there was no memory to write; then per plan 1 if it was admitted and
+--          every charge fitted, 2 if it was admitted and a charge of a rule that cannot refuse did not fit, 0 if it was
+--          refused, -1 if it was not carried out, because a bucket is not written in this form, or the request may
+--          wait; then the reported values of each window.
 
 local values, pack, unpack, pcall, format = unpack, struct.pack, struct.unpack, redis.pcall, string.format
 local VERSION, MAX_OWED = 1, 2^52

@@ -1,17 +1,17 @@
--- Gives back in a straight line what plain.lua has charged. It leaves buckets as spend.lua does with the adjustments of the
--- algorithms, which know every other kind of plan, too.
+-- Refunds charges of plain.lua without loops. The result is the same as from spend.lua, which handles every kind of
+-- plan.
 --
--- limitgate/stores/redis/protocol/plain.py makes a script of it as of plain.lua, of whose pieces it has "--names", "--asked" and
--- "--value", and
---   refund  reads a bucket from its value, if it has one, lets time go by, and gives back what was charged ``since`` so many us;
---           sets is_known to false if the bucket is not as it is written here
+-- limitgate/stores/redis/protocol/plain.py generates a script from this file as from plain.lua, with the pieces
+-- "--names", "--asked" and "--value", and
+--   refund  reads a bucket from its value, if any, advances it in time, and refunds the charge made ``since`` us ago;
+--           sets is_known to false if the bucket is not written in this form
 --
--- KEYS     the buckets, refund after refund, as many for each.
--- ARGV[1]  for each refund the number of what was charged to its windows, 16 bits; nothing if it is the same of all.
--- ARGV[2]  doubles: refund after refund when that was, and the grace of each window.
--- ARGV[n+2] what was charged under number n, window after window.
--- Reply    a string of 64-bit integers: now; 1 if there was no memory to write; then per refund 1, or -1 if it was not made, as
---          a bucket is not as it is written here.
+-- KEYS     the buckets, refund after refund, the same number for each.
+-- ARGV[1]  for each refund the number n of its charges, 16 bits; empty if all refunds have the same charges.
+-- ARGV[2]  doubles: for each refund the time of the charge, and the grace of each window.
+-- ARGV[n+2] the charges with number n, window after window.
+-- Reply    a string of 64-bit integers: now; 1 if there was no memory to write; then per refund 1, or -1 if it was not
+--          made, because a bucket is not written in this form.
 
 local values, pack, unpack, pcall, format, max = unpack, struct.pack, struct.unpack, redis.pcall, string.format, math.max
 local VERSION, MAX_OWED = 1, 2^52

@@ -1,8 +1,8 @@
 -- Counts refusals. Twin of limitgate/algorithms/refusals.py.
 --
--- In a bucket: how long the last ban was made and how long that is remembered, then for each time of refusals how long they count
--- and their number. Charge: nothing. Adjustment: refusals, and the ban that they lead to. Reported: how long the ban lasts that was
--- begun. The bucket that refuses stands before it in the plan.
+-- Bucket: length of the last ban and how long it is remembered, then pairs of remaining time and number of
+-- refusals. Charge: nothing. Adjustment: refusals, and the ban that they cause. Reported: length of a new ban. In
+-- the plan, the refusing bucket comes directly before this one.
 
 local LAST, KEPT, TIMES_FROM, TIMES = FIRST, FIRST + 1, FIRST + 2, 100
 local HEAD, ENTRY = 14, 13

@@ -1,28 +1,32 @@
 -- Sliding log. Twin of limitgate/algorithms/sliding_log.py.
 --
--- In a bucket: its own clock in µs, which only goes forward, how many requests there had been before the first entry that counts,
--- and the entries, oldest first: for each when its requests pass by that clock, in the future where a turn is still ahead, and how
--- many requests there have been up to it.
--- Entries are all of one size and in order, so what is looked for among them is found by bisection. A log of more than a page is
--- read page by page, only where it is looked at, and new entries are appended to it. Entries that do not count any more stay in
--- front of the others until there are so many that a copy of these pays; so their places begin where the first one counts.
--- Charge: burst, cost, period. Adjustment: what is put back, and of which moment by the bucket's clock.
--- Reported: requests that count, the cost, how long until its turn (-1 for never), until nothing counts any more, the clock, and
--- for how long all of these count (a period where there are none).
+-- Bucket: its own clock in µs, which never goes back; the number of requests before the first counted entry; and
+-- the entries, oldest first, each with the time of its requests by that clock (in the future for a booked turn) and
+-- the total number of requests up to it. Entries have a fixed size and are sorted, so they are found by bisection.
+-- A log of more than a page is read page by page, and new entries are appended to it. Expired entries stay at the
+-- front until a copy pays off; places count from the first counted entry. Charge: burst, cost, period. Adjustment:
+-- requests to return, and their time by the bucket's clock. Reported: counted requests, cost, time until the turn
+-- (-1 for never), time until no entry counts, the clock, and how long all of them still count (a period if there
+-- are none).
 
 local CLOCK, BEFORE = FIRST, FIRST + 1
 local BURST, COST, PERIOD = 1, 2, 3
 local ENTRY, SIZE, HEAD = '<I7I6', 13, HEADER_SIZE + 13
 local PAGE = 128
 local MANY = 100
-local SHARE = 8  -- where one entry of so many is of no use, the others are copied
-local MOST_COPIED = 2^17  -- bytes in a call, after which that has to wait for the next one
+-- The log is copied if more than one entry in SHARE is expired.
+local SHARE = 8
+-- Maximum bytes to copy per call; further copies wait for the next call.
+local MOST_COPIED = 2^17
 local MAX_USED = 2^32
-local LATEST = MAX_OWED  -- stands for the moment of those that came last, where something is given back
-local WRAP = 2^48  -- totals begin again at 0 there
+-- Means the latest requests in a refund.
+local LATEST = MAX_OWED
+-- Totals wrap to 0 here.
+local WRAP = 2^48
 local copied = 0
 
--- In Redis there are so many entries, the first of them gone. Of the others some still hold, and then comes a tail of new ones.
+-- Initialize a bucket with this many stored entries. The first ``gone`` of them have expired, those up to ``kept``
+-- stay, and ``tail`` is the text of new entries after them.
 local function hold(bucket, stored, first_page)
   bucket.stored, bucket.gone, bucket.kept, bucket.tail, bucket.pages = stored, 0, stored, '', {first_page}
 end
@@ -39,7 +43,7 @@ local function length(bucket)
   return bucket.kept - bucket.gone + #bucket.tail / SIZE
 end
 
--- What is stored from one entry to another, both counted from the first that is stored.
+-- The stored text of a range of entries, counted from the first stored entry.
 local function stored(bucket, from, to)
   local head = HEAD + (bucket.ban_size or 0)
   return redis.call('GETRANGE', bucket.key, head + (from - 1) * SIZE, head + to * SIZE - 1)
@@ -54,7 +58,7 @@ local function page(bucket, number)
   return text
 end
 
--- When an entry's requests pass, and how many requests count up to it. Before the first, no time and no requests.
+-- Time of an entry, and number of counted requests up to it. Place 0 has time -1 and no requests.
 local function entry(bucket, place)
   if place == 0 then return -1, 0 end
   local text, at = bucket.tail, place + bucket.gone - 1
@@ -72,8 +76,8 @@ local function used(bucket)
   return total
 end
 
--- The first entry that was made after a time and up to which more than so many requests count; one after the last if there is
--- none. It is mostly near the front.
+-- First entry after a time with more than this total; one after the last if there is none. Usually it is near the
+-- front.
 local function search(bucket, time, total)
   local low, high = 1, length(bucket) + 1
   local function is_before(place)
@@ -90,7 +94,7 @@ end
 local function after(bucket, time) return search(bucket, time, -1) end
 local function beyond(bucket, total) return search(bucket, -1, total) end
 
--- The entries from a place to another, as one text.
+-- The text of a range of entries.
 local function part(bucket, from, to)
   from, to = from + bucket.gone, to + bucket.gone
   local kept, text = bucket.kept, ''
@@ -105,7 +109,7 @@ local function part(bucket, from, to)
   return text .. bucket.tail:sub(math.max(0, from - 1 - kept) * SIZE + 1, (to - kept) * SIZE)
 end
 
--- Have some text follow the entries up to a place.
+-- Replace the entries after a place by a text.
 local function follow(bucket, place, text)
   local stay = math.min(place + bucket.gone, bucket.kept)
   bucket.tail = bucket.tail:sub(1, (place + bucket.gone - stay) * SIZE) .. text
@@ -116,7 +120,8 @@ local function packed(bucket, time, total)
   return pack(ENTRY, time, (bucket[BEFORE] + total) % WRAP)
 end
 
--- The entries from a place to another, with other totals. Many at a time: it is the one thing that has to look at each of them.
+-- The text of a range of entries with changed totals. Works in chunks, because this is the only function that
+-- visits every entry.
 local function shifted(bucket, from, to, by)
   local entries, text = {}, part(bucket, from, to)
   for at = 0, to - from, MANY do
@@ -129,7 +134,7 @@ local function shifted(bucket, from, to, by)
   return table.concat(entries)
 end
 
--- Remember requests of a moment, behind all others, in so many entries at most.
+-- Append requests at a moment, with a maximum number of entries.
 local function add(bucket, requests, moment, most)
   local kept = length(bucket)
   local newest, total = entry(bucket, kept)
@@ -138,8 +143,8 @@ local function add(bucket, requests, moment, most)
   follow(bucket, kept, packed(bucket, moment, total + requests))
 end
 
--- Forget requests of a moment, as far as they count, or the last that have come. Those whose turn is still ahead stay if others are
--- behind them. Later totals get less, or, where these are fewer, earlier ones more.
+-- Remove requests of a moment, or the latest ones, if they still count. Booked turns stay if others are queued
+-- behind them. Lowers the later totals or raises the earlier ones, whichever are fewer.
 local function remove(bucket, requests, moment)
   local last, newest = after(bucket, moment == LATEST and bucket[CLOCK] or moment) - 1, length(bucket)
   local time, total = entry(bucket, last)
@@ -156,13 +161,14 @@ local function remove(bucket, requests, moment)
   else
     earlier, later, kept = shifted(bucket, 1, kept, total - left), part(bucket, last + 1, newest), 0
     bucket[BEFORE] = (bucket[BEFORE] + total - left) % WRAP
-    bucket.is_raised = true  -- above the totals of those in front that do not count any more
+    -- Raised above the totals of the expired entries in front.
+    bucket.is_raised = true
   end
   local own = before < left and packed(bucket, made, left) or ''
   follow(bucket, kept, earlier .. own .. later)
 end
 
--- How long it is until the turn of a charge: until enough others are a period old, and all turns have come that are booked.
+-- Time until the turn of a charge: until enough requests expire and all booked turns have come.
 local function wait(bucket, charge)
   if charge[COST] == 0 then return 0 end
   local newest, count = entry(bucket, length(bucket))
@@ -171,7 +177,7 @@ local function wait(bucket, charge)
   return turn - bucket[CLOCK]
 end
 
--- True if what is stored can stay, and the tail follow it: Redis makes no text shorter.
+-- True if the stored text can stay, with the tail after it. Redis cannot shorten a text.
 local function can_stay(bucket, count)
   if bucket.stored <= PAGE or bucket.is_raised or bucket.gone + count < bucket.stored then return false end
   if bucket.gone * SHARE <= bucket.stored then return true end
@@ -229,7 +235,8 @@ return {
     local back, moment = charge.adjustment[1], charge.adjustment[2]
     if back >= 0 then return remove(bucket, back, moment) end
     local on_top = math.min(-back, MAX_USED - used(bucket))
-    if on_top > 0 then add(bucket, on_top, bucket[CLOCK], charge[BURST]) end  -- behind the turns that were promised
+    -- Comes after the promised turns.
+    if on_top > 0 then add(bucket, on_top, bucket[CLOCK], charge[BURST]) end
   end,
   encode = function(bucket)
     local count = length(bucket)

@@ -1,14 +1,14 @@
--- Sliding window of two counters. Twin of limitgate/algorithms/sliding_window.py.
+-- Sliding window with two counters. Twin of limitgate/algorithms/sliding_window.py.
 --
--- In a bucket: what is used in the present window, what was used in the one before, and how long the present one still lasts.
--- Charge: burst, cost, period. Adjustment: what is put back, and how long the window lasted that was charged for it.
+-- Bucket: used requests of the current and of the previous window, and the remaining time of the current one.
+-- Charge: burst, cost, period. Adjustment: requests to return, and the remaining window time at their charge.
 -- Reported: the same as in a bucket.
 
 local CURRENT, PREVIOUS, LEFT = FIRST, FIRST + 1, FIRST + 2
 local BURST, COST, PERIOD = 1, 2, 3
 local MAX_USED = 2^50
 
--- Windows are those of the calendar, whatever a bucket says that nobody has used or that was written before a step of the clock.
+-- Align the window to the calendar, for new buckets and after a clock step.
 local function begin(bucket, charge)
   if not bucket[CURRENT] then bucket[CURRENT], bucket[PREVIOUS] = 0, 0 end
   bucket[LEFT] = charge[PERIOD] - now % charge[PERIOD]
@@ -78,7 +78,7 @@ elseif value then
 end
 local counting$w, room$w = previous$w * left$w, (burst$w - cost$w - current$w) * period$w --window
 if counting$w > room$w then fits$b = false end --window
--- Products that are too large to be exact, and about the same, are left to spend.lua.
+-- Products too large to be exact, and almost equal, are left to spend.lua.
 if counting$w >= 2^53 and math.abs(counting$w - room$w) < counting$w / 2^50 then is_known = false end --window
 reply[size + $r], reply[size + ($r + 1)], reply[size + ($r + 2)] = current$w, previous$w, left$w --window
 --value

@@ -1,23 +1,23 @@
--- Carries out plans one after the other, each wholly or not at all, and reports how every bucket stood before.
--- Twin of limitgate/stores/memory.py. What buckets hold is known to the algorithms, each in a file of its own.
+-- Carries out plans in order, each completely or not at all, and reports the state of each bucket before its plan.
+-- Twin of limitgate/stores/memory.py. The algorithms, in separate files, define the contents of buckets.
 --
 -- KEYS      the buckets, one per charge, plan after plan.
 -- ARGV[1]   for each key the number of its charge, 16 bits.
--- ARGV[n+1] charge n, packed: verb, its algorithm, 1 if it is enforced, 1 if it takes anything, 1 if the plan ends here, the
---           number of windows, then for each its part of the charge; then, if there is an adjustment, a lease, a slot or a wait,
---           how many requests to take in advance, since when the adjustment counts, the slot's name, how long the request may wait
---           in µs, and the adjustment of each window.
--- Verbs     's'pend, 'p'eek (charge nothing), 'l'ook (change nothing, so that what is owed drains as before), 'a'djust (make
---           adjustments, charge nothing), 'r'eset (empty the windows) and 'b'an (refuse all charges for at least so many µs, given
---           as requests to take in advance; 0 lifts the ban).
--- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window, then
---           for each charge that takes anything from a banned bucket its place and for how long the ban lasts still}.
+-- ARGV[n+1] charge n, packed: verb, algorithm, 1 if it is enforced, 1 if it has a cost, 1 if it ends its plan, the
+--           number of windows, then each window's part of the charge; then, if there is an adjustment, a lease, a slot
+--           or a wait: requests to lease, time of the adjusted charge, slot name, maximum wait in µs, and the
+--           adjustment of each window.
+-- Verbs     's'pend, 'p'eek (charge nothing), 'l'ook (change nothing, so that debts drain as before), 'a'djust (make
+--           adjustments, charge nothing), 'r'eset (clear the windows) and 'b'an (refuse all charges for at least this
+--           many µs, in the field of requests to lease; 0 lifts the ban).
+-- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then the reported values of each
+--           window, then for each charge with a cost on a banned bucket its place and the remaining ban in µs}.
 --
--- A bucket is one string: version, time of writing in Unix µs, then what its algorithm keeps. It is read once, kept as a list of
--- these numbers as they stand now, and written once at the end if anything in it changed. Of a long one no more is read and
--- written than its algorithm needs. Nothing is written before all is decided.
--- In a banned one, which has a version of its own, the rest of the ban in µs stands in front of what the algorithm keeps, if it
--- keeps anything: so plain.lua declines it, and what is owed stays as it is.
+-- A bucket is one string: version, time of writing in Unix µs, and the algorithm's values. It is read once, kept as
+-- a list of its current values, and written once at the end if it changed. Algorithms read and write only parts of
+-- a long one. Nothing is written before all decisions are made. A banned bucket has another version, and the
+-- remaining ban in µs comes before the algorithm's values, if any. So plain.lua declines it, and its debt is
+-- preserved.
 
 local VERSION, BANNED = 1, 2
 local HEADER, HEADER_SIZE, FIRST = '<BI7', 8, 3
@@ -32,15 +32,16 @@ local now = time[1] * 1000000 + time[2]
 local reply = {now, 0, 0, 0}
 local UNREADABLE, STEPS, UNWRITTEN = 2, 3, 4
 
--- The values packed in a text from a place on, as a list.
+-- The values packed in a text at a place, as a list.
 local function unpacked(format, text, place)
   local list = {unpack(format, text, place)}
-  list[#list] = nil  -- where reading ended
+  -- The last value is the offset after reading.
+  list[#list] = nil
   return list
 end
 
--- a * b / c, rounded down, and what is left over: exact where the quotient is below 2^53, a and b are, and c is below 2^52.
--- Long multiplication, bit by bit, since the product does not fit a double.
+-- a * b / c, rounded down, and the remainder: exact if the quotient, a and b are below 2^53 and c is below 2^52.
+-- Long multiplication bit by bit, because the product does not fit a double.
 local function multiplied(a, b, c)
   local quotient, left = 0, 0
   local whole, rest = floor(b / c), b % c
@@ -58,7 +59,8 @@ local function multiplied(a, b, c)
   return quotient, left
 end
 
--- A debt of (whole, rest over old) µs as (whole, rest over new): the same number of requests under another count.
+-- Convert a debt of (whole, rest over old) µs to (whole, rest over new): the same number of requests under another
+-- count.
 local function rescaled(whole, rest, old, new)
   local quotient, left = multiplied(whole, old, new)
   left = left + rest
@@ -67,23 +69,23 @@ local function rescaled(whole, rest, old, new)
   return quotient, left
 end
 
--- An algorithm by its number, made when it is first needed. Each is a table of
+-- Return an algorithm by its number, created on first use. Each is a table of
 --   charge_format, adjustment_format
---                  the struct formats of one window's part of a charge, and of an adjustment
---   first          how many bytes of a bucket are read at first, if it may be long; else all of them are
---   layout         the format of a bucket of which so many bytes were read, or of how it begins; nothing if none has as many
---   advance        lets time go by in a bucket, as a charge needs it, given also the text that was read of it, without a ban, and
---                  its key; true if something in it made no sense
---   check          appends the state of the charge's windows to the reply; true if the charge fits into all of them
---   commit, reset  charges them, if there is anything to charge, given how many µs away the turn is; empties them
+--                  struct formats of one window's part of a charge, and of an adjustment
+--   first          bytes to read at first, if a bucket can be long; else all bytes are read
+--   layout         returns the format of a bucket, or of its start, by the number of bytes read; nothing if invalid
+--   advance        advances a bucket in time for a charge, given the read text without a ban, and the key; returns true
+--                  if a value was invalid
+--   check          appends the state of the charge's windows to the reply; returns true if the charge fits
+--   commit, reset  charges the windows, given the µs until the turn; clears them
 --   wait, remembers_turns
---                  if requests can wait, how many µs it is until a charge fits; true if it is charged as of then
+--                  if requests can wait: µs until a charge fits; true if it is charged as of then
 --   apply_adjustment
---                  gives back to them what was charged before, or charges them whether it fits or not, given also the bucket of
---                  the charge before
---   encode         the format of a bucket, how many numbers it has, for how long it is of use, what follows as it is if anything
---                  does, which pack would copy byte by byte, and how many stored bytes stay between the two, nothing if the
---                  bucket is written as a whole; nothing if it is of no use
+--                  refunds an earlier charge, or charges more even if it does not fit, given also the bucket of the
+--                  previous charge
+--   encode         returns the format of a bucket, its number of values, its lifetime, a raw text to append (pack would
+--                  copy it byte by byte), and the number of stored bytes to keep before that text, nothing to write the
+--                  whole bucket; returns nothing if the bucket can be deleted
 local function make(number)
 --ALGORITHMS
 end
@@ -98,12 +100,13 @@ local function algorithm(number)
   return known
 end
 
--- A bucket as it stands now, or an error. What is not ours or makes no sense is left out and counted, and written over or deleted
--- in the end. What Redis does not let us read may be ours.
+-- Read a bucket and advance it to now; on failure return the error. An unreadable or invalid value is counted, and
+-- replaced or deleted at the end. A value that Redis does not let us read is kept.
 local function open(key, charge)
   local kind, value = charge.kind, ''
   if kind.first then value = redis.pcall('GETRANGE', key, 0, kind.first - 1) end
-  if value == '' then value = redis.pcall('GET', key) end  -- which tells an empty value from none
+  -- GET distinguishes an empty value from none.
+  if value == '' then value = redis.pcall('GET', key) end
   if not value then return {VERSION, now, kind = kind} end
   local is_error = type(value) == 'table'
   if is_error and not value.err:find('WRONGTYPE', 1, true) then return nil, value end
@@ -134,14 +137,14 @@ local function open(key, charge)
   return bucket
 end
 
--- A bucket to be looked at under limits that may have another count, while the one that is kept drains under its own.
+-- Copy a bucket for a look under limits with another count, while the original drains under its own.
 local function copied(bucket)
   local copy = {}
   for place, value in pairs(bucket) do copy[place] = value end
   return copy
 end
 
--- A charge, as the list of its windows' parts.
+-- Unpack a charge into a list of its windows' values.
 local function decode(text)
   local verb, number, enforced, takes, last, windows = unpack(CHARGE, text)
   local kind = algorithm(number)
@@ -160,7 +163,7 @@ end
 
 local buckets, charges, fits, bans = {}, {}, {}, {}
 
--- How many µs away the turn is by all charges of a plan, from one to another, that can wait; 0 if none of them remembers turns.
+-- µs until the turn, over all charges of a plan that can wait; 0 if none of them remembers turns.
 local function turn_of(from, to)
   local turn, is_remembered = 0, false
   for n = from, to do
@@ -173,9 +176,10 @@ local function turn_of(from, to)
   return is_remembered and turn or 0
 end
 
-local useless = {}  -- the keys of buckets that are of no use any more
+-- Keys of buckets to delete.
+local useless = {}
 
--- Write a bucket. It lives for as long as it is of use, rounded up. The error if that fails.
+-- Write a bucket with its lifetime, rounded up. Return the error on failure.
 local function write(key, bucket)
   local layout, size, lifetime, rest, kept = bucket.kind.encode(bucket)
   local ban, ban_size = bucket.ban, bucket.ban_size or 0
@@ -185,7 +189,8 @@ local function write(key, bucket)
   end
   bucket[1], bucket[2] = ban and BANNED or VERSION, now
   local head = pack(HEADER .. (layout or ''), values(bucket, 1, layout and size or FIRST - 1))
-  if kept and (ban_size > 0) ~= (ban ~= nil) then  -- what follows the head moves
+  -- The text after the head moves.
+  if kept and (ban_size > 0) ~= (ban ~= nil) then
     rest, kept = redis.call('GET', key):sub(#head + ban_size + 1, #head + ban_size + kept) .. rest, nil
   end
   if ban then
@@ -202,7 +207,8 @@ local function write(key, bucket)
   return type(done) == 'table' and done
 end
 
-local opened, decoded = {}, {}  -- by key, by number
+-- By key, and by number.
+local opened, decoded = {}, {}
 local first, admitted = 1, true
 
 for i, key in ipairs(KEYS) do
@@ -251,8 +257,8 @@ for i, key in ipairs(KEYS) do
   end
 end
 
--- Without memory nothing is written at all, and those that took nothing can still be told. Any other error goes to everybody.
--- Buckets are deleted last, as Redis has memory for all that follows the first write of a script.
+-- Without memory nothing is written, but plans that charge nothing still get their answer. Any other error fails
+-- the call. Buckets are deleted last, because Redis has memory for all commands after the first write of a script.
 for key, bucket in pairs(opened) do
   local failure = bucket.changed and write(key, bucket)
   if failure then

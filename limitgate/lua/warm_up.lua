@@ -1,31 +1,32 @@
 -- Warming up. Twin of limitgate/algorithms/warm_up.py.
 --
--- In a bucket: the count, the debt, the warmth. Charge: the count, what can be stored, how long the request may wait, the warmth and
--- the ticks of the requests. Adjustment: what is given back, in ticks and in warmth, for how long the turn was ahead, the grace, and
--- the warmth that the charge left behind. Reported: debt and warmth.
+-- Bucket: count, debt, warmth. Charge: count, maximum warmth, maximum wait, and the warmth and ticks of the
+-- requests. Adjustment: amount to return in ticks and in warmth, time until the turn, grace, and the warmth after
+-- the charge. Reported: debt and warmth.
 --
--- Debts are two numbers, whole microseconds and a rest over count. Warmth is in ticks: there are never as many.
+-- A debt is two numbers: whole microseconds and a rest over count. Warmth is in ticks, which stay small enough.
 
 local COUNT, WHOLE, REST, WARMTH = FIRST, FIRST + 1, FIRST + 2, FIRST + 3
 local MAX_WARMTH = 2^50
 
--- Ticks that requests cost besides themselves while a cold window gets this warm, rounded up.
+-- Extra ticks that requests cost while a cold window warms up to this warmth, rounded up.
 local function toll(warmth, full)
   local part = math.min(warmth, floor(full / 2))
   local quotient, left = multiplied(2 * part, full - part, full)
   return left > 0 and quotient + 1 or quotient
 end
 
--- What lies between the tolls of two warmths. From one half on they are all the same.
+-- Difference between the tolls of two warmths. From half the maximum on, the toll is constant.
 local function toll_between(warmth, warmer, full)
   if warmth == warmer or 2 * warmth > full then return 0 end
   return toll(warmer, full) - toll(warmth, full)
 end
 
--- Time for which nothing is owed cools: so many microseconds, less a rest.
+-- Cool a window for idle microseconds, less a rest.
 local function cool(bucket, idle, rest)
   local warmth, count = bucket[WARMTH], bucket[COUNT]
-  idle = math.min(idle, floor(warmth / count) + 2)  -- which is all that it needs
+  -- More has no effect.
+  idle = math.min(idle, floor(warmth / count) + 2)
   bucket[WARMTH] = math.max(0, warmth - (idle * count - rest))
 end
 
@@ -43,8 +44,8 @@ local function advance(bucket, elapsed)
   end
 end
 
--- A bucket that is new, or was left by another count, goes on under the present one. Warmth beyond what can be stored now stays
--- until the bucket is written, as it is if the clock has stepped back: questions change nothing for those that follow in this call.
+-- Adopt a bucket that is new or has another count. Warmth above the maximum stays until the bucket is written, as
+-- it is after a clock step, so that reads do not affect later plans of this call.
 local function adopt(bucket, charge)
   local count, full = charge[1], charge[2]
   if not bucket[COUNT] then
@@ -58,7 +59,7 @@ local function adopt(bucket, charge)
   bucket.adopted = true
 end
 
--- Add whole microseconds and a rest to what is owed, and then some ticks. Below nothing there is nothing.
+-- Add whole microseconds, a rest and ticks to the debt, which never falls below zero.
 local function owe(bucket, whole, rest, ticks)
   local count = bucket[COUNT]
   rest = bucket[REST] + rest + ticks % count
@@ -69,23 +70,25 @@ local function owe(bucket, whole, rest, ticks)
   bucket[WHOLE], bucket[REST] = whole, rest
 end
 
--- Charge the window so many requests more: their warmth, and their ticks.
+-- Charge requests, given as warmth and ticks.
 local function charge_more(bucket, full, warmth, whole, rest)
   local before = math.min(bucket[WARMTH], full)
   bucket[WARMTH] = math.min(full, before + warmth)
   owe(bucket, whole, rest, toll_between(before, bucket[WARMTH], full))
 end
 
--- Give back what was charged, as if it had been the last, less what of it drained meanwhile: that has cooled the window instead.
--- A turn still ahead that others are behind is not given back.
+-- Refund a charge as if it had been the last one. The part that has drained since has cooled the window instead. A
+-- future turn is not refunded if others are queued behind it.
 local function put_back(bucket, full, amount, elapsed)
   local whole, rest, warmth, turn, grace, warmest = values(amount, 1, 6)
   local count, before, idle = bucket[COUNT], bucket[WARMTH], math.max(0, elapsed - grace)
   local other = math.max(0, before - warmth)
-  local paid_at = math.min(full, math.max(before, warmest))  -- as warm as the window was before it cooled
+  -- The warmth before the window cooled.
+  local paid_at = math.min(full, math.max(before, warmest))
   local ticks = rest + toll_between(math.max(0, paid_at - warmth), paid_at, full)
   whole, rest = whole + floor(ticks / count), ticks % count
-  local last = whole + grace + 1 - elapsed  -- less would be owed if nobody had come since
+  -- The debt would be less without later requests.
+  local last = whole + grace + 1 - elapsed
   if turn > elapsed and (bucket[WHOLE] > last or (bucket[WHOLE] == last and bucket[REST] >= rest)) then return end
   bucket[WARMTH] = other
   if whole < idle then
@@ -111,7 +114,8 @@ return {
     return bucket[WHOLE] + (bucket[REST] > 0 and 1 or 0)
   end,
   commit = function(bucket, charge, turn)
-    if bucket[WHOLE] < turn then  -- the time until then is owed, and has cooled the window where it is idle
+    -- The time until the turn becomes debt, and cools the window while it is idle.
+    if bucket[WHOLE] < turn then
       bucket[WARMTH] = math.min(bucket[WARMTH], charge[2])
       cool(bucket, turn - bucket[WHOLE], bucket[REST])
       bucket[WHOLE], bucket[REST] = turn, 0

@@ -1,7 +1,4 @@
-"""The audit log: who has changed what is limited, when and why, as lines of the logger ``limitgate.audit`` at level INFO.
-
-Each has its facts as fields, too, for formatters that write JSON: ``action``, ``target``, ``by``, ``reason`` and further ones.
-"""
+"""Audit log of changed limits and bans, at level INFO of the logger ``limitgate.audit``, with structured fields for JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ T = TypeVar("T")
 def audited(
     flow: Generator[Any, Any, T], action: str, name: Callable[[], str], reason: str | None, **facts: object
 ) -> Generator[Any, Any, T]:
-    """Run a flow that changes somebody's state, and log that once it has succeeded. ``name`` gives the name of whose it is."""
+    """Run a flow, and log its change of state. ``name`` returns the name of the target."""
     result = yield from flow
     if log.isEnabledFor(logging.INFO):
         target, by = name(), somebody()
@@ -32,13 +29,13 @@ def audited(
 
 
 def rules_changed(source: str, changes: str) -> None:
-    """Log that other rules are in force, as their source has them now; who has changed that is not known here."""
+    """Log a rule change; the source doesn't identify the author."""
     fields = _fields("rules", source, None, None, {"changes": changes})
     log.info("rules read again from %s: %s", source, changes, extra=fields)
 
 
 def somebody() -> str:
-    """Who runs this process, and where."""
+    """Return user and host of this process."""
     user = "unknown"
     with suppress(OSError, KeyError):
         user = getpass.getuser()

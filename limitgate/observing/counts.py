@@ -1,7 +1,6 @@
-"""Metrics in plain integers, counted on a request's way. They only grow; `exporter` knows which observer has got how much.
+"""Metrics as integers that only increase.
 
-Any thread may count. A count is an element of a list, and to add to that is one step for all other threads: CPython with its
-GIL goes to another thread at calls and at jumps back, and there is neither.
+Counting needs no lock: CPython with a GIL switches threads only at calls and backward jumps.
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ _USUAL: Final = frozenset(
     }
 )
 _RARE: Final = frozenset(_REQUESTS) - _USUAL
-"""Pairs of labels that do not happen, so they do not exist from the start with 0."""
+"""Pairs of labels that don't occur, so they have no initial series with 0."""
 
 BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
 _BUCKETS: Final = len(BOUNDS) + 1
 ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
-"""Places of a rule's values: those of its outcomes, and the first of its histogram's counts."""
+"""Positions of a rule's values: its outcomes, and the first bucket count of its histogram."""
 SUMS = COUNTS + _BUCKETS
-"""Place of the first of its histogram's sums."""
+"""Position of the first sum of its histogram."""
 TINY: Final = 1e-9
-"""What a share is made less by, so that no rounding lifts one above a bound that it is equal to."""
+"""Subtracted from a share, so that rounding can't lift it above an equal bound."""
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"
-"""Stands for a rule in the metrics of a limiter, which has none: no rule can have this name."""
+"""Rule label of limiter metrics; not a valid rule name."""
 
 
 def outweighs(outcome: Outcome, other: Outcome) -> bool:
-    """True if an outcome makes up for another one where both were decided about a request."""
+    """Return True if an outcome supersedes another outcome of the same request."""
     return _WEIGHT[outcome] >= _WEIGHT[other]
 
 
@@ -79,16 +78,13 @@ class RuleSeries(Series):
         super().__init__([0] * SUMS + [0.0] * _BUCKETS, decisions, [(instruments.RULE_UTILIZATION, (name, tier))])
         self.labels = name, tier
         self.waiting = [0]
-        """Requests that wait for their turn."""
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
         self.bans: Series | None = None
-        """Its bans, None while it has no ``ban``."""
         self.shed: ShedSeries | None = None
-        """Metrics of its adaptive limit, None where it has none."""
 
     def take(self, rule: Rule) -> None:
-        """Take over what a rule says of itself."""
+        """Update limits and options from a rule."""
         self._windows = windows_of(rule.every_limit)
         self._has_slots = takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
@@ -96,30 +92,30 @@ class RuleSeries(Series):
             self.bans = Series([0], [(instruments.RULE_BANS, self.labels)])
 
     def retire(self, windows: Iterable[str]) -> None:
-        """Set limits that are not in force any more to 0: a series cannot be taken back."""
+        """Set removed limits to 0, because a series can't be removed."""
         self._windows = {**self._windows, **dict.fromkeys(windows, 0)}
 
     def adapt(self, places: ConcurrencyLimiter | None) -> None:
-        """Export the places under the rule's adaptive limit, None where it has none any more."""
+        """Export the adaptive limit of the rule, None if it has none."""
         if places is None:
             self.shed = None
         elif self.shed is None or self.shed.places is not places:
             self.shed = ShedSeries(self.labels, places)
 
     def count(self, outcome: int, share: float) -> None:
-        """Count a decision, by the place of its outcome, after which so large a share of the fullest window is used."""
+        """Count a decision with the used share of the fullest window."""
         values, bucket = self.values, bisect_left(BOUNDS, share)
         values[outcome] += 1
         values[COUNTS + bucket] += 1
         values[SUMS + bucket] += share
 
     def count_ban(self) -> None:
-        """Count a ban."""
+        """Count a ban by the rule."""
         if self.bans is not None:
             self.bans.values[0] += 1
 
     def gauges(self, held: int) -> Iterable[Gauge]:
-        """Its limits, and what is in flight and waits, where that can be."""
+        """Limits, and requests in flight and waiting if supported."""
         for window, count in self._windows.items():
             yield instruments.RULE_LIMIT, (*self.labels, window), count
         limit = None if self.shed is None else self.shed.places.limit
@@ -134,11 +130,11 @@ class RuleSeries(Series):
 
 
 class Held(Protocol):
-    """Knows the slots that are held at the moment."""
+    """Provides the slots that are currently held."""
 
     @property
     def held(self) -> Sequence[Charge]:
-        """Charges of the slots that are held."""
+        """Charges of the held slots."""
 
 
 class Counts:
@@ -153,11 +149,11 @@ class Counts:
         self._config: ConfigSeries | None = None
 
     def look_at(self, *keepers: Held) -> None:
-        """Have slots in flight counted that are held there."""
+        """Count the slots in flight of these keepers."""
         self._keepers = [ref(keeper) for keeper in keepers]
 
     def look_at_rules(self, loads: ReloadStats, rules: Callable[[], RuleSet | None]) -> None:
-        """Have loads of rules counted, and the revision of those in force exported."""
+        """Export rule loads and the revision of the current rules."""
         self._config = ConfigSeries(loads, rules)
 
     def count(self, outcome: Outcome, source: Source) -> None:
@@ -167,20 +163,20 @@ class Counts:
             exporter.wake()
 
     def rule(self, rule: Rule) -> RuleSeries:
-        """The metrics of a rule, which begin with 0. One that is written anew goes on with those that it had."""
+        """Return the metrics of a rule. A redefined rule continues its metrics."""
         series = self.named(rule.name, rule.tier or DEFAULT_TIER)
         series.take(rule)
         return series
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
-        """Set the limits in the set before that are not in the one after to 0."""
+        """Set limits to 0 that are in the old set but not in the new one."""
         present = written(after)
         for labels, rule in written(before).items():
             kept = windows_of(present[labels].every_limit) if labels in present else {}
             self.named(*labels).retire([window for window in windows_of(rule.every_limit) if window not in kept])
 
     def named(self, name: str, tier: str = DEFAULT_TIER) -> RuleSeries:
-        """The metrics under a name and a tier."""
+        """Return the metrics of a name and tier."""
         labels = name, tier
         series = self._rules.get(labels)
         if series is None:
@@ -188,7 +184,7 @@ class Counts:
         return series
 
     def series(self) -> Iterable[Series]:
-        """All that only grows."""
+        """All counters and histograms."""
         yield self._requests
         for series in list(self._rules.values()):
             yield series
@@ -202,7 +198,7 @@ class Counts:
             yield self._config
 
     def gauges(self) -> Iterable[Gauge]:
-        """All other values, as they are now."""
+        """All gauges."""
         held: dict[str | None, int] = {}
         for kept in self._keepers:
             keeper = kept()
@@ -215,7 +211,7 @@ class Counts:
 
 
 class LimiterCounts(Counts):
-    """Metrics of a limiter. It knows no rules, and its keys and limits are the caller's, so all count as one."""
+    """Metrics of a limiter. All keys and limits share one series."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,12 +228,12 @@ class LimiterCounts(Counts):
         self.count(outcome, source)
 
     def failed(self) -> None:
-        """Count a call that the store has failed for."""
+        """Count a failed store call."""
         self.count("failed_closed", "nobody")
 
 
 def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | None]) -> None:
-    """Count a decision for each of its rules: for those that were charged, and for those that had no room."""
+    """Count a decision for the rules that were charged, and for those without room."""
     counted = [
         (bucket, rows(bucket.charge))
         for bucket in decision.evidence
@@ -247,7 +243,7 @@ def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | Non
 
 
 def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *, is_charged: bool, is_allowed: bool) -> None:
-    """Count what was decided about buckets for their rules, as `count_decision` does."""
+    """Count the decision about buckets for their rules, like `count_decision`."""
     found: dict[RuleSeries, tuple[int, float]] = {}
     for bucket, row in buckets:
         if row is None:
@@ -262,7 +258,7 @@ def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *,
 
 
 def _used(bucket: BucketReading, *, is_charged: bool) -> float:
-    """Used share of the fullest window of a bucket after a decision. One that is banned has none left."""
+    """Return the used share of the fullest window after a decision; 1 for a banned bucket."""
     charge, before, after = bucket
     algorithm = charge.bucket.algorithm
     if not algorithm.IS_LIMIT:
@@ -276,7 +272,7 @@ def _used(bucket: BucketReading, *, is_charged: bool) -> float:
 
 @contextmanager
 def counted_waiting(rows: Iterable[RuleSeries]) -> Iterator[None]:
-    """Count a request as waiting for its turn under rules."""
+    """Count a request as waiting under rules."""
     for row in rows:
         row.waiting[0] += 1
     try:
@@ -296,7 +292,7 @@ class ReloadStats(Protocol):
 
 
 class ConfigSeries(Series):
-    """Loads of the rules of a gate, which counts them itself, and the rules in force, which ``rules`` gives."""
+    """Rule loads, counted by the gate, and the current rules from ``rules``."""
 
     __slots__ = ("_loads", "_rules")
 
@@ -307,11 +303,11 @@ class ConfigSeries(Series):
         self._rules = rules
 
     def look(self) -> None:
-        """Look how many there have been."""
+        """Update the counts."""
         self.values[:] = self._loads.ok, self._loads.rejected
 
     def gauges(self) -> Iterable[Gauge]:
-        """The last load, and the rules in force."""
+        """The last load and the current rules."""
         yield instruments.CONFIG_SUCCESS, (), int(self._loads.was_ok)
         yield instruments.CONFIG_TIMESTAMP, (), self._loads.at
         rules = self._rules()
@@ -320,17 +316,17 @@ class ConfigSeries(Series):
 
 
 class ProcessMetrics:
-    """Metrics of this process as a whole."""
+    """Process-wide metrics."""
 
     def __init__(self) -> None:
         self._diagnoses = Series(times_logged, [(instruments.DIAGNOSTICS, (diagnosis.code,)) for diagnosis in Diagnosis])
 
     def series(self) -> Iterable[Series]:
-        """Diagnoses."""
+        """Diagnostics."""
         return (self._diagnoses,)
 
     def gauges(self) -> Iterable[Gauge]:
-        """Lag of event loops and proxies, if there was any need to know it."""
+        """Lag of event loops and proxies, if measured."""
         if heartbeats.are_known:
             yield instruments.ADAPTIVE_LAG, (), max(heartbeats.lags_s(), default=0.0)
 
@@ -339,5 +335,5 @@ _process_metrics = ProcessMetrics()
 
 
 def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
-    """Export metrics, each for as long as its owner lives, and those of this process as a whole."""
+    """Export metrics, each while its owner lives, and the process-wide metrics."""
     exporter.attach(observers, *metrics, (_process_metrics, _process_metrics))

@@ -1,8 +1,6 @@
-"""Logs of refusals that do not flood: a line when a bucket begins to refuse, and one when it has refused nothing for a while.
+"""Refusal logs without floods: one line at the first refusal of a bucket, and one after a quiet period.
 
-They are of level INFO: to refuse is what a limit is for. Between the two, refusals are counted: no clock is asked and no lock
-taken for them, and nothing at all is done for what is admitted. So a thread looks once a second which episodes are over. It
-lives only as long as there are any.
+In between, refusals are only counted; a thread checks once a second for ended episodes while there are any.
 """
 
 from __future__ import annotations
@@ -23,44 +21,40 @@ from limitgate.process.forking import reset_in_children
 log = logging.getLogger("limitgate.refusals")
 
 QUIET = 10.0
-"""Seconds without a refusal after which an episode is over, whether the bucket has admitted meanwhile or was left alone."""
+"""Seconds without a refusal that end an episode."""
 MOST = 4096
-"""Episodes that are known at a time; then the one that began first ends."""
+"""Maximum number of open episodes; the oldest one ends early."""
 MINUTE = 60.0
 _PERIOD = 1.0
-"""Seconds between two looks."""
 _SHADOW = " (shadow: these requests pass)"
-"""Mark of the refusals of a rule in shadow."""
+"""Marks refusals of a shadow rule."""
 
 _Line = tuple[str, tuple[object, ...], dict[str, Any]]
-"""Text of a log line, its arguments, and its fields for programs."""
 
 
 class _Episode:
-    """Refusals by one bucket in a row."""
+    """Consecutive refusals by one bucket."""
 
     __slots__ = ("began", "count", "grown_at", "is_shadow", "is_told", "last", "looked_at", "rule", "who")
 
     def __init__(self, rule: str | None, now: int, at: float, *, is_shadow: bool) -> None:
         self.rule = rule
         self.is_shadow = is_shadow
-        """True if the requests pass all the same."""
+        """True if the refused requests pass."""
         self.began = self.last = now
         self.count = 1
         self.looked_at = 0
-        """The count when somebody looked last."""
         self.grown_at = at
-        """When it was found to have grown, by the monotonic clock."""
         self.is_told = False
-        """True if its beginning is logged, and so its end will be."""
+        """True if the beginning was logged; then the end is logged too."""
         self.who = ""
-        """Name of who is refused, with a blank before it; empty for none."""
+        """Name of the refused client with a leading blank, or empty."""
 
 
 class Episodes:
-    """Episodes of one gate. Logs at most so many lines ``per_minute``, and then how many were left out.
+    """Episodes of one gate. Logs at most ``per_minute`` lines, and then the number of suppressed ones.
 
-    Times of refusals are Unix µs by the store's clock, ``clock`` is a monotonic one in seconds.
+    Times of refusals are Unix µs on the store's clock; ``clock`` is monotonic, in seconds.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = monotonic) -> None:
@@ -70,7 +64,7 @@ class Episodes:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: the episodes so far, and the thread, are the parent's."""
+        """Reset in the child of a fork."""
         self._open: OrderedDict[str, _Episode] = OrderedDict()
         self._told: deque[float] = deque(maxlen=self._per_minute)
         self._left_out, self._left_out_since = 0, 0.0
@@ -78,7 +72,7 @@ class Episodes:
         self._is_watched = False
 
     def count(self, key: str, now: int) -> bool:
-        """Count a refusal by the bucket of this key. False if an episode begins by it, see `begin`."""
+        """Count a refusal by the bucket of this key. False if it begins an episode, see `begin`."""
         episode = self._open.get(key)
         if episode is None or now - episode.last > QUIET * 1e6:
             return False
@@ -96,13 +90,13 @@ class Episodes:
         *,
         is_shadow: bool = False,
     ) -> None:
-        """Begin an episode by its first refusal, which may have no id.
+        """Begin an episode with its first refusal.
 
-        ``name`` is asked for the name of who is refused, if that is logged. ``is_shadow`` is true if the request passes.
+        ``name`` returns the name of the client, if it is logged. ``is_shadow`` is True if the request passes.
         """
         lines: list[_Line] = []
         with self._lock:
-            if self.count(key, now):  # another thread was faster
+            if self.count(key, now):  # Another thread was faster.
                 return
             at = self._clock()
             before = self._open.pop(key, None)
@@ -114,7 +108,7 @@ class Episodes:
             is_told = self._may_log(at)
             self._watch()
         if is_told:
-            with logged_errors():  # users and callers are objects of the application's
+            with logged_errors():  # Users and callers are objects of the application.
                 who = name()
                 episode.who = f" {who}" if who else ""
             facts = {"rule": rule, "who": episode.who.strip(), "refusal_id": refusal_id, "shadow": is_shadow}
@@ -126,7 +120,7 @@ class Episodes:
         _log(lines)
 
     def tell(self, text: str, values: tuple[object, ...], facts: dict[str, Any]) -> None:
-        """Log a line of another kind, if one more may be logged."""
+        """Log a line of another kind, within the rate."""
         with self._lock:
             is_told = self._may_log(self._clock())
             self._watch()
@@ -134,7 +128,7 @@ class Episodes:
             _log([(text, values, facts)])
 
     def look(self) -> bool:
-        """Log what has ended. False if there is nothing left that will."""
+        """Log ended episodes. False if none are left."""
         lines: list[_Line] = []
         with self._lock:
             at = self._clock()
@@ -154,7 +148,6 @@ class Episodes:
         return is_watched
 
     def _end(self, episode: _Episode, at: float, lines: list[_Line]) -> None:
-        """Add the line about the end of an episode, if there is to be one."""
         if episode.is_told and self._may_log(at):
             seconds = round(max(0, episode.last - episode.began) / 1e6)
             facts = {"rule": episode.rule, "who": episode.who.strip(), "refused": episode.count, "seconds": seconds}
@@ -164,7 +157,6 @@ class Episodes:
             lines.append((f"rule %s has ceased to refuse%s: refused %s in %d s{mark}", shown, facts))
 
     def _may_log(self, at: float) -> bool:
-        """True if one more line may be logged; else it is counted as left out."""
         told = self._told
         if len(told) < self._per_minute or at - told[0] >= MINUTE:
             told.append(at)
@@ -175,9 +167,8 @@ class Episodes:
         return False
 
     def _watch(self) -> None:
-        """Have a thread look until all episodes are over."""
         if not self._is_watched:
-            with suppress(RuntimeError):  # no thread can be started now: the next episode tries again
+            with suppress(RuntimeError):  # If no thread can start now, the next episode tries again.
                 threading.Thread(
                     target=Context().run, args=[self._keep_looking], name="limitgate-refusals", daemon=True
                 ).start()
@@ -193,5 +184,5 @@ class Episodes:
 
 def _log(lines: list[_Line]) -> None:
     for text, values, facts in lines:
-        with logged_errors():  # a handler of the application's may raise
+        with logged_errors():  # The application's log handler may raise.
             log.info(text, *values, extra=facts)

@@ -1,7 +1,6 @@
-"""Exports metrics to observers: at once after a quiet second, then once a second, before a scrape, and when the process ends.
+"""Exports metrics to observers: once a second while values change, before a scrape, and when the process ends.
 
-A thread of its own does it, so that neither a stalled event loop nor one that ends holds anything back. It sleeps while nothing
-is counted. Observers get differences since the last time, so that metrics of several gates and processes add up.
+A separate thread exports, independent of event loops. Observers receive differences, so metrics of gates and processes add up.
 """
 
 from __future__ import annotations
@@ -21,19 +20,17 @@ from limitgate.observing.observer import Observer
 from limitgate.process.forking import get_ready_for_forks, reset_in_children
 
 PERIOD = 1.0
-"""Seconds between two exports."""
+"""Seconds between exports."""
 
 Name = tuple[Instrument, tuple[str, ...]]
-"""An instrument, and the labels of one of its series."""
 Gauge = tuple[Instrument, tuple[str, ...], float]
-"""A gauge, the labels of its series, and its value."""
 
 
 class Series:
-    """Counters and histograms of one thing. They only grow.
+    """Counters and histograms of one subject, which only increase.
 
-    ``values`` has one number for each counter, and then for each histogram the counts of its buckets followed by their sums.
-    Series with labels that are ``rare`` begin with the first count; all others are there from the start.
+    ``values`` has one number per counter, and per histogram the counts of its buckets followed by their sums. Series with
+    ``rare`` labels start at the first count; all others exist from the start.
     """
 
     __slots__ = ("counters", "histograms", "rare", "values")
@@ -51,7 +48,7 @@ class Series:
         self.rare = rare
 
     def export(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Add to an observer what has come since the values were as ``before``: None for never, then all series, with 0."""
+        """Export the difference between ``before`` and ``now``; None exports all series, with 0 if new."""
         is_first = before is None
         new = now if before is None else [value - was for value, was in zip(now, before)]
         place = len(self.counters)
@@ -67,13 +64,13 @@ class Series:
 
 
 class Metrics(Protocol):
-    """Metrics of one thing, such as a gate or a store."""
+    """Metrics of one subject, such as a gate or a store."""
 
     def series(self) -> Iterable[Series]:
-        """What only grows. The same objects each time, and further ones."""
+        """Counters and histograms: the same objects each time, possibly with new ones."""
 
     def gauges(self) -> Iterable[Gauge]:
-        """Values as they are now."""
+        """Current values."""
 
 
 class _Exported:
@@ -82,30 +79,29 @@ class _Exported:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._owners: dict[Metrics, ref[object]] = {}
-        """Owners of metrics: once one is gone, its metrics are exported for the last time."""
+        """Owners of metrics; metrics without an owner get a final export."""
         self._values: dict[Series, Sequence[Any]] = {}
         self._gauges: dict[Name, float] = {}
         self._inherited: list[Series] = []
-        """Series of a forked child that have yet to be exported with 0, because what they have was counted by the parent."""
+        """Series of a forked child that still need an export with 0; the parent exports their previous counts."""
         self._failed = Once(Diagnosis.OBSERVER_FAILED)
 
     def attach(self, metrics: Metrics, owner: object) -> None:
-        """Export some metrics from now on."""
         self._owners.setdefault(metrics, ref(owner))
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: what was counted before is for the parent to export, and all series begin anew."""
+        """Reset in the child of a fork: the parent exports previous counts."""
         self._gauges.clear()
         self._inherited = [series for metrics in self._owners for series in metrics.series()]
         self._values = {series: series.values.copy() for series in self._inherited}
 
     def export(self) -> bool:
-        """Export what is new. True if anything was, or will be without a request: a store may answer again."""
+        """Export new values. True if there were any, or if a store may recover without a request."""
         while self._inherited:
             series = self._inherited.pop()
             self._guarded(series.export, self._observer, None, [0] * len(series.values))
         gone = [metrics for metrics, owner in self._owners.items() if owner() is None]
-        has_news = any([self._export(series) for metrics in self._owners for series in metrics.series()])  # noqa: C419 - all
+        has_news = any([self._export(series) for metrics in self._owners for series in metrics.series()])  # noqa: C419 - no short circuit
         has_news |= self._export_gauges([gauge for each in self._owners if each not in gone for gauge in each.gauges()])
         for metrics in gone:
             del self._owners[metrics]
@@ -117,14 +113,13 @@ class _Exported:
         before, now = self._values.get(series), series.values.copy()
         if before == now:
             return False
-        self._values[series] = now  # first: what an observer fails at is lost, and never exported twice
+        self._values[series] = now  # Set first, so that values are never exported twice if an observer fails.
         self._guarded(series.export, self._observer, before, now)
         return True
 
     def _export_gauges(self, gauges: Iterable[Gauge]) -> bool:
-        """Export gauges that have changed. True if any has, or a store is down."""
         has_news = False
-        present = {name: 0.0 for name in self._gauges if name[0].kind == "up_down"}  # of an owner that is gone: nothing
+        present = {name: 0.0 for name in self._gauges if name[0].kind == "up_down"}  # Gauges without an owner fall to 0.
         known = set[Name]()
         for instrument, labels, value in gauges:
             name = instrument, labels
@@ -139,15 +134,14 @@ class _Exported:
         return has_news
 
     def _guarded(self, export: Callable[..., None], *args: Any) -> None:
-        """Call an observer, whose failure must not keep others from their metrics."""
+        """Call an observer, so that its failure doesn't affect others."""
         try:
             export(*args)
-        except Exception as error:  # noqa: BLE001 - it is somebody else's
+        except Exception as error:  # noqa: BLE001 - observers are foreign code
             self._failed.log(type(self._observer).__name__, type(error).__name__)
 
 
 def _joined(instrument: Instrument, one: float, other: float) -> float:
-    """One value of a gauge that has two in this process."""
     if instrument.joined == "sum":
         return one + other
     if instrument.joined == "each":
@@ -161,7 +155,7 @@ class MetricsExporter:
     def __init__(self) -> None:
         self._exported: dict[Observer, _Exported] = {}
         self.is_idle = True
-        """True if what counts something has to `wake` it."""
+        """True if counting has to `wake` the exporter."""
         self._reset()
         reset_in_children(self)
         get_ready_for_forks(self)
@@ -174,19 +168,19 @@ class MetricsExporter:
         self._is_exporting = False
 
     def before_fork(self) -> None:
-        """Wait until nothing is being exported: locks of observers would stay locked in the child."""
+        """Wait for the current export, so that the child doesn't inherit held locks of observers."""
         with self._lock:
             pass
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: count from 0, and start a thread when there is something to export."""
+        """Reset in the child of a fork."""
         self._reset()
         self.is_idle = True
         for exported in self._exported.values():
             exported.reset_after_fork()
 
     def attach(self, observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
-        """Export metrics, each for as long as its owner lives. All series are there from now on."""
+        """Export metrics, each while its owner lives. All series exist from now on."""
         with self._lock:
             for observer in observers:
                 exported = self._exported.setdefault(observer, _Exported(observer))
@@ -195,7 +189,7 @@ class MetricsExporter:
         self.export()
 
     def wake(self) -> None:
-        """Export soon, and every second from then on until nothing is new. Nothing without observers."""
+        """Start exporting every second until nothing changes. No effect without observers."""
         if not self._exported:
             return
         self.is_idle = False
@@ -204,11 +198,11 @@ class MetricsExporter:
             self._start()
 
     def export(self, *, waits: bool = True) -> bool:
-        """Export what is new to every observer. True if anything was. Unless it ``waits``, False if another thread is at it."""
+        """Export new values to every observer. True if any. Without ``waits``, False if another thread exports."""
         if not self._lock.acquire(blocking=waits):
             return False
         try:
-            if self._is_exporting:  # an observer collects what it is being given
+            if self._is_exporting:  # An observer collects during its own export.
                 return False
             self._is_exporting = True
             try:
@@ -225,7 +219,7 @@ class MetricsExporter:
                 thread = threading.Thread(
                     target=Context().run, args=[self._run, self._wakeup], name="limitgate-observers", daemon=True
                 )
-                with suppress(RuntimeError):  # no thread can be started now: the next count tries again
+                with suppress(RuntimeError):  # If no thread can start now, the next count tries again.
                     thread.start()
                     self._thread = thread
                     return
@@ -237,8 +231,8 @@ class MetricsExporter:
             wakeup.clear()
             while self.export():
                 time.sleep(PERIOD)
-            self.is_idle = True  # from here on what counts wakes it
-            if self.export():  # something did before
+            self.is_idle = True  # From here on, counting wakes the exporter.
+            if self.export():  # Something was counted before.
                 self.wake()
 
 

@@ -1,4 +1,4 @@
-"""The one table of all metrics: the instruments of observers and the table in the docs are made of it."""
+"""The table of all metrics, the source of instruments and documentation."""
 
 from __future__ import annotations
 
@@ -12,38 +12,35 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.overload.shedding import Refusal
 
 Outcome = Literal["unlimited", "admitted", "shadow_refused", "delayed", "failed_open", "refused", "failed_closed"]
-"""Outcome of a request, in the order in which one makes up for another where several gates or limits have decided."""
+"""Outcome of a request. If several gates or limits decide, the later outcome supersedes the earlier one."""
 RuleOutcome = Literal["admitted", "refused", "shadow_refused"]
-"""Outcome of one rule for a request."""
 Result = Literal["ok", "timeout", "connection", "oom", "reply"]
-"""Result of a call to a store."""
 Kind = Literal["counter", "gauge", "up_down", "histogram"]
 Joined = Literal["sum", "min", "max", "each"]
-"""How the values of a gauge in several processes, or in several gates of a process, make one."""
+"""How to combine the values of a gauge across processes and gates."""
 
 
 @dataclass(frozen=True, eq=False)
 class Instrument:
-    """One metric: a name, a kind, and the labels that tell its series apart."""
+    """A metric: name, kind and labels."""
 
     name: str
     """Name in OpenTelemetry."""
     kind: Kind
     unit: str
-    """Unit by UCUM, as OpenTelemetry has it."""
+    """UCUM unit, as in OpenTelemetry."""
     meaning: str
-    """Description in one line."""
     labels: tuple[str, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By label, the values that it may have where these are known here."""
+    """Possible values by label, if known in advance."""
     bounds: tuple[float, ...] = ()
-    """Upper bounds of the buckets of a histogram, the last one, infinity, left out."""
+    """Upper bounds of histogram buckets, without infinity."""
     joined: Joined = "sum"
-    """How gauges of several processes make one: the sum or the extreme of the live ones, or each for itself, by its pid."""
+    """How to combine a gauge of several live processes: sum, extreme, or each by its pid."""
 
     @property
     def prometheus_name(self) -> str:
-        """Name in Prometheus, as the exporter of OpenTelemetry makes it too."""
+        """Name in Prometheus, equal to that of the OpenTelemetry exporter."""
         seconds = "_seconds" if self.unit == "s" else ""
         return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
 

@@ -1,4 +1,4 @@
-"""The protocol of observers, and what the option ``observers`` names."""
+"""The observer protocol, and the observers that the option ``observers`` accepts by name."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ NAMES = {
     "prometheus": ("limitgate.prometheus", "PrometheusObserver"),
     "opentelemetry": ("limitgate.opentelemetry", "OpenTelemetryObserver"),
 }
-"""Observers that have a name: their modules, which are imported only for one that is used, and their classes."""
+"""Module and class of each named observer; imported on use."""
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """Gets all metrics, once a second while something is new: ``LimitGate(app, observers=[MyObserver()])``.
+    """Receives all metrics, once a second while values change: ``LimitGate(app, observers=[MyObserver()])``.
 
-    Called by any thread, but never by two at once. ``labels`` are the values of `Instrument.labels`, in their order: none is
-    ever made up by a client. Every series begins with 0. Two observers that are equal are one.
+    Called from any thread, but never concurrently. ``labels`` are the values of `Instrument.labels`, in their order; clients
+    can't create label values. Every series starts at 0. Equal observers count as one.
     """
 
     def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:
-        """Add to a counter."""
+        """Add ``amount`` to a counter."""
 
     def set(self, instrument: Instrument, labels: tuple[str, ...], value: float) -> None:
-        """Set a gauge, or the present value of an up-down counter."""
+        """Set a gauge, or the current value of an up-down counter."""
 
     def record(self, instrument: Instrument, labels: tuple[str, ...], counts: Sequence[int], sums: Sequence[float]) -> None:
-        """Record observations in a histogram: how many are new in each bucket, the last one unbounded, and their sum."""
+        """Record observations in a histogram: new counts and sums per bucket; the last bucket is unbounded."""
 
 
 def check_observers(chosen: Iterable[object]) -> None:
-    """Raise `ConfigError` for what is neither the name of an observer nor an observer."""
+    """Raise `ConfigError` for an invalid observer or name."""
     for each in chosen:
         if isinstance(each, str):
             if each not in NAMES:
@@ -45,7 +45,7 @@ def check_observers(chosen: Iterable[object]) -> None:
 
 
 def observers_of(chosen: Iterable[str | Observer]) -> tuple[Observer, ...]:
-    """The observers that names or objects stand for, or a text of names. Raises `ConfigError`, also for a missing package."""
+    """Return observers, given as objects, names, or one text of names. Raises `ConfigError`, also for a missing package."""
     listed = tuple(filter(None, map(str.strip, chosen.split(",")))) if isinstance(chosen, str) else tuple(chosen)
     check_observers(listed)
     return tuple(dict.fromkeys([_named(each) if isinstance(each, str) else each for each in listed]))

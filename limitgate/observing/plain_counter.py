@@ -1,7 +1,4 @@
-"""Counts the decisions about plain plans, written out rule by rule and window by window as `limitgate.stores.straight` is.
-
-A loop over three windows takes twice as long, and almost every request that is counted comes by here.
-"""
+"""Counts decisions about plain plans, with generated code like `limitgate.stores.straight`: a loop takes twice as long."""
 
 from __future__ import annotations
 
@@ -26,11 +23,10 @@ from limitgate.observing.counts import (
 )
 
 _Count = Callable[[Sequence[State]], None]
-"""Counts a decision, by the state of each window before: of GCRA the ticks that it owed."""
 _Window = tuple[int, int, int]
-"""Place of a window, the ticks that are charged to it, and its capacity."""
+"""Position of a window, charged ticks, and capacity."""
 _Shape = tuple[tuple[int, tuple[int, ...]], ...]
-"""Of each rule the place of its outcome, and those of its windows."""
+"""Per rule, the position of its outcome and of its windows."""
 
 _SOURCE = """
 def make({constants}):
@@ -49,7 +45,7 @@ share = {first}
 """
 _BUCKET = "\nel".join([f"if share <= {bound}:\n    count_place = {COUNTS + place}" for place, bound in enumerate(BOUNDS)])
 _BUCKET += f"\nelse:\n    count_place = {COUNTS + len(BOUNDS)}"
-"""Finds the place of a share among those of a histogram's counts; `bisect_left` takes three times as long where it is small."""
+"""Finds the histogram bucket of a share. `bisect_left` takes three times as long for small shares."""
 _OTHER = """
 if (other := {used}) > share:
     share = other
@@ -57,7 +53,7 @@ if (other := {used}) > share:
 
 
 class PlainCounter:
-    """Counts the decisions about plain plans of one template, whose charges are of rules with these figures."""
+    """Counts decisions about plain plans of one template, for the metrics of its rules."""
 
     __slots__ = ("charged", "refused")
 
@@ -75,9 +71,7 @@ class PlainCounter:
                 rules.setdefault(row, []).append((place, cost * limit.period_us, limit.capacity))
                 place += 1
         self.charged = _charged(rules)
-        """Counts a plan that was charged."""
         self.refused = _refused(rules, without_room)
-        """Counts a plan that was refused: for the rules that had no room."""
 
 
 def _count_states(
@@ -86,12 +80,11 @@ def _count_states(
     is_charged: bool,  # noqa: FBT001 - called for each request
     states: Sequence[State],
 ) -> None:
-    """Count a decision about a plan of any algorithms."""
     count_buckets(zip(template.charged(states), rows), is_charged=is_charged, is_allowed=is_charged)
 
 
 def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
-    """Make the function that counts a plan as charged to rules."""
+    """Make the function that counts a charged plan."""
     constants: list[Any] = []
     for row, windows in rules.items():
         constants.append(row.values)
@@ -102,7 +95,7 @@ def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
 
 
 def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[RuleSeries, int]) -> _Count:
-    """Make the function that counts a plan as refused by those rules that had no room, each with its outcome."""
+    """Make the function that counts a refused plan for the rules without room, each with its outcome."""
     constants: list[Any] = []
     for row, windows in rules.items():
         constants.append(row.values)
@@ -114,10 +107,10 @@ def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[Ru
 
 @cache
 def _maker(shape: _Shape, *, is_refused: bool) -> Callable[..., _Count]:
-    """The function that makes it, for rules with these outcomes and windows."""
+    """Return the factory of the counting function for rules of this shape."""
     constants, rules = [], []
     for number, (outcome, places) in enumerate(shape):
-        used = [f"share{place} * debt{place} + more{place}" for place in places]  # a float first takes less than an int
+        used = [f"share{place} * debt{place} + more{place}" for place in places]  # Faster with a float first.
         constants += [f"row{number}", *[f"share{place}, more{place}, room{place}" for place in places]]
         others = "\n".join([_OTHER.strip("\n").format(used=each) for each in used[1:]])
         figures = {"row": f"row{number}", "outcome": outcome, "bucket": _BUCKET, "width": SUMS - COUNTS}

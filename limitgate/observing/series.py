@@ -1,4 +1,4 @@
-"""Series that rules have in Prometheus, by what is written in them: nothing of requests, of observers or of event loops."""
+"""Counts the Prometheus series of rules, which depend only on the rules."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ from limitgate.rules.rule import Rule, RuleSet
 _OUTCOMES: Final = len(RULE_DECISIONS.values["outcome"])
 _HISTOGRAM: Final = len(RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))
 _ADAPTIVE: Final = prod(map(len, RULE_SHED.values.values())) + len((RULE_ADAPTIVE_LIMIT, RULE_ADAPTIVE_BASE))
-"""Series of an adaptive rule, but for what is in flight and waits."""
+"""Series of an adaptive rule, without requests in flight and waiting."""
 
 
 def series(rules: RuleSet) -> int:
-    """The number of Prometheus series that the rules of a set make in a process. Keys, callers and paths make none."""
+    """Return the number of Prometheus series of a rule set per process."""
     rest = _OUTCOMES + _HISTOGRAM
     return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written(rules).values())
 
 
 def _gauges(rule: Rule) -> int:
-    """The number of series of what is in flight and waits, of bans, and of an adaptive limit."""
     adapts = rule.adaptive is not None
     return (takes_slots(rule) or adapts) + bool(rule.max_delay) + bool(rule.ban) + (_ADAPTIVE if adapts else 0)
 
 
 def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
-    """The counts of limits by the names of their periods, the least of equal ones."""
+    """Return counts by name of their period; the lowest of equal periods."""
     windows: dict[str, int] = {}
     for limit in limits:
         window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"
@@ -45,11 +44,11 @@ def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
 
 
 def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
-    """Rules that have metrics, by their labels, each once."""
+    """Return the rules with metrics, by labels."""
     of_tiers = rules.tiers.values()
     return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
 
 
 def takes_slots(rule: Rule) -> bool:
-    """True for a rule whose requests take places in flight."""
+    """Return True if requests of the rule take slots."""
     return any(bucket.has_slots for bucket in rule.buckets)

@@ -1,4 +1,4 @@
-"""Metrics of the adaptive limit of a rule: the limit itself, what it follows from, and who was refused by it."""
+"""Metrics of the adaptive limit of a rule: the limit, its inputs, and its refusals."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.shedding import Refusal
 
 _KINDS: Final = tuple(product(RESERVES, get_args(Refusal)))
-"""Priorities and reasons of refusals."""
 
 
 class ShedSeries(Series):
-    """Requests that an adaptive limit has refused. It counts them itself, and anew in the child of a fork."""
+    """Refusals of an adaptive limit, which counts them itself and resets in the child of a fork."""
 
     __slots__ = ("_before", "_labels", "_limit", "places")
 
@@ -30,20 +29,19 @@ class ShedSeries(Series):
         self._before = _refused(self._limit)
 
     def look(self) -> None:
-        """Look how many there have been."""
+        """Update the counts."""
         limit = self.places.limit
-        if limit is not self._limit:  # of this process, which was forked
+        if limit is not self._limit:  # A fork created a new limit.
             self._limit, self._before = limit, [0] * len(_KINDS)
         now = _refused(limit)
         self.values[:] = [value + new - was for value, new, was in zip(self.values, now, self._before)]
         self._before = now
 
     def gauges(self) -> Iterable[Gauge]:
-        """The limit in force, and the time of its requests on an idle server."""
+        """The current limit, and the unloaded duration of its requests."""
         yield instruments.RULE_ADAPTIVE_LIMIT, self._labels, self.places.limit.limit
         yield instruments.RULE_ADAPTIVE_BASE, self._labels, self.places.limit.base_s
 
 
 def _refused(limit: AdaptiveLimit) -> list[int]:
-    """Refused requests of a limit by priority and reason."""
     return [getattr(limit.levels[priority], reason) for priority, reason in _KINDS]

@@ -1,4 +1,4 @@
-"""Metrics of a store: its calls, by result and duration, and whether it answers."""
+"""Metrics of a store: calls by result and duration, and availability."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STARTS: Final = {result: place * _WIDTH for place, result in enumerate(_RESULTS
 
 
 class CallSeries(Series):
-    """Calls to a store, whose URL has the scheme ``store``."""
+    """Calls to a store with the URL scheme ``store``."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ class CallSeries(Series):
         super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
 
     def note(self, result: Result | StoreFault, seconds: float) -> None:
-        """Count a call that took so long. One that this process had no room for was not made."""
+        """Count a call of ``seconds``. An overload of this process made no call."""
         if result != "overload":
             place = _STARTS[result] + bisect_left(_BOUNDS, seconds)
             self.values[place] += 1
@@ -37,21 +37,20 @@ class CallSeries(Series):
 
 
 class StoreCounts:
-    """Metrics of a store. What it counts itself is looked up, as are ``healthy`` and ``outages``, if it has them."""
+    """Metrics of a store. Reads ``healthy`` and ``outages`` from it, if present."""
 
     def __init__(self, store: object) -> None:
         self.scheme: str = getattr(store, "scheme", "custom")
         self._store = ref(store)
         self._outages = Series([0], [(instruments.STORE_OUTAGES, (self.scheme,))])
         self._seen = 0
-        """Outages of the store that are counted."""
         self._series = [self._outages]
         if hasattr(store, "calls"):
             store.calls = calls = CallSeries(self.scheme)
             self._series.append(calls)
 
     def series(self) -> Iterable[Series]:
-        """Its calls and outages."""
+        """Calls and outages."""
         outages = getattr(self._store(), "outages", self._seen)
         # The store of a forked child counts from 0.
         self._outages.values[0] += outages - self._seen if outages >= self._seen else outages
@@ -59,14 +58,14 @@ class StoreCounts:
         return self._series
 
     def gauges(self) -> Iterable[Gauge]:
-        """1 if it answers."""
+        """1 if the store is available."""
         store = self._store()
         if store is not None:
             yield instruments.STORE_UP, (self.scheme,), int(getattr(store, "healthy", True))
 
 
 def store_counts(store: object) -> StoreCounts:
-    """The metrics of a store, which all that use it share."""
+    """Return the metrics of a store, shared by its users."""
     counts: StoreCounts | None = getattr(store, "observed", None)
     if counts is None:
         counts = StoreCounts(store)

@@ -1,4 +1,4 @@
-"""URLs and refusals as urllib3 has them; for requests too, which sends with urllib3."""
+"""URLs and refusal bodies of urllib3, also for requests, which uses urllib3."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def host_of(url: str) -> str:
-    """The host of a URL in lower case, with its port if it is not that of the scheme."""
+    """Return the lower-case host of a URL, with a non-default port."""
     scheme, _, host, port, *_ = parse_url(url)
-    name = (host or "").removesuffix(".")  # a name that ends in a dot is the same one
+    # A trailing dot doesn't change the host.
+    name = (host or "").removesuffix(".")
     return name if port is None or port == _PORTS.get(scheme or "http") else f"{name}:{port}"
 
 
 def in_memory(body: object) -> bool:
-    """True if a request's body can be sent again; one that is streamed cannot."""
+    """Return True if a request body can be sent again, which excludes streams."""
     return body is None or isinstance(body, str | bytes | bytearray)
 
 
 def kept(response: HTTPResponse) -> HTTPResponse:
-    """Read a refusal's body into memory, so that its connection is free again; drop one that is too long, late or broken."""
+    """Read a refusal's body into memory, which frees its connection; drop a body that is too long, late or broken."""
     body = _read(response)
     if body is None or not _is_readable(_with(response, body)):
         lost = _with(response, b"")
@@ -40,7 +41,6 @@ def kept(response: HTTPResponse) -> HTTPResponse:
 
 
 def _read(response: HTTPResponse) -> bytes | None:
-    """Read the body as it is on the wire; None if it is longer than `MOST_READ`, late or broken."""
     body, until = b"", monotonic() + LONGEST_READ
     try:
         with _deadline(response):
@@ -57,16 +57,15 @@ def _read(response: HTTPResponse) -> bytes | None:
 
 
 def _deadline(response: HTTPResponse) -> AbstractContextManager[None]:
-    """End the reading of a response that comes over a network after `LONGEST_READ` seconds."""
+    """Stop reading a network response after `LONGEST_READ` seconds."""
     try:
         fileno = response.fileno()
-    except (OSError, AttributeError):  # it is in memory, or has been read
+    except (OSError, AttributeError):  # The response is in memory or already read.
         return nullcontext()
     return shut_after(LONGEST_READ, fileno)
 
 
 def _with(response: HTTPResponse, body: bytes) -> HTTPResponse:
-    """Copy of a response with another body, not read yet."""
     return HTTPResponse(
         BytesIO(body),
         headers=response.headers,
@@ -82,7 +81,6 @@ def _with(response: HTTPResponse, body: bytes) -> HTTPResponse:
 
 
 def _is_readable(response: HTTPResponse) -> bool:
-    """True if a body can be decoded to no more bytes than may be read from the wire."""
     try:
         return len(response.read(MOST_READ + 1, decode_content=True)) <= MOST_READ
     except HTTPError:

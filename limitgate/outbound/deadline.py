@@ -1,4 +1,4 @@
-"""A deadline for threads that read from a socket, for all of their reading together: timeouts of sockets are for each piece."""
+"""A deadline for a thread's socket reads as a whole; socket timeouts apply to each read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Timer
 
 @contextmanager
 def shut_after(seconds: float, fileno: int) -> Iterator[None]:
-    """Shut a socket down unless the block has ended in time, so that reading from it ends too."""
+    """Shut down a socket after ``seconds`` unless the block has ended, which also ends pending reads."""
     with socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM) as line:
         timer = Timer(seconds, _shut, [line])
         timer.daemon = True
@@ -23,5 +23,5 @@ def shut_after(seconds: float, fileno: int) -> Iterator[None]:
 
 
 def _shut(line: socket.socket) -> None:
-    with suppress(OSError):  # it may be gone by now
+    with suppress(OSError):  # The socket may be gone.
         line.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,4 @@
-"""Load of the hosts that a client sends to, as their answers tell. Nobody waits here, and no store is asked.
-
-Which requests may go is decided in `limitgate.overload`; here are the clock, the lock, and what an answer tells.
-"""
+"""Load of each host, learned from its responses. `limitgate.overload` decides; this module adds a clock and a lock."""
 
 from __future__ import annotations
 
@@ -21,22 +18,22 @@ from limitgate.process import waiting
 from limitgate.process.forking import reset_in_children
 
 MOST_HOSTS = 1000
-"""Hosts whose load is remembered: those that were sent to last."""
+"""Maximum number of hosts with known load; the least recently used one is dropped."""
 
 _log = logging.getLogger("limitgate.outbound")
 
 
 class Refusal(NamedTuple):
-    """Why a request is not sent."""
+    """Reason for not sending a request."""
 
     retry_after: int
-    """Seconds after which it may come back, spread so that a crowd does not come back at once."""
+    """Randomized seconds until the next attempt."""
     limit: int = 0
-    """The limit in force on requests in flight where there is no room, 0 where the host answers too few."""
+    """Current limit on requests in flight if there is no room; 0 if the host accepts too few requests."""
 
 
 def outcome_of(method: str | None, status: int, content_type: str | None) -> Outcome:
-    """What a response teaches, as soon as its fields are there: its body comes as slowly as somebody reads it."""
+    """Classify a response when its headers arrive; the duration of its body depends on the reader."""
     if status in (429, 503):
         return "failed"
     is_head, is_stream = (method or "").upper() == "HEAD", (content_type or "").lower().startswith("text/event-stream")
@@ -44,15 +41,13 @@ def outcome_of(method: str | None, status: int, content_type: str | None) -> Out
 
 
 class Place(NamedTuple):
-    """Place of a request in flight."""
+    """Permit of a request in flight."""
 
     limit: AdaptiveLimit
     permit: Permit
 
 
 class _Ended(NamedTuple):
-    """A request that was sent."""
-
     at: float
     place: Place | None
     outcome: Outcome
@@ -60,7 +55,7 @@ class _Ended(NamedTuple):
 
 
 class HostLoad:
-    """Load of one host, for any number of threads and event loops."""
+    """Load of one host, shared by threads and event loops."""
 
     def __init__(self, name: str, adaptive: Adaptive | None, *, throttles: bool) -> None:
         self._name = name
@@ -69,7 +64,7 @@ class HostLoad:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Forget everything, in the child of a fork too. Requests that have begun end without effect."""
+        """Reset. Requests in flight end without effect."""
         self._lock = Lock()
         self._forget()
 
@@ -80,7 +75,7 @@ class HostLoad:
         self._limit = None if self._adaptive is None else AdaptiveLimit(self._adaptive, wall_offset=_wall_offset)
 
     def refusal(self) -> Refusal | None:
-        """Draw whether a request is refused here, as the host answers too few; None if it may be sent."""
+        """Decide at random whether to refuse a request because the host accepts too few; None to send it."""
         with self._lock:
             now = self._learn()
             if self._throttle is None or not self._throttle.refuses(now, random.random):
@@ -89,7 +84,7 @@ class HostLoad:
         return self._logged(Refusal(retry_after_s(share, random.random)))
 
     def begin(self, method: str | None) -> Place | Refusal | None:
-        """Begin to send a request; None if those in flight are not limited."""
+        """Begin a request; None if requests in flight aren't limited."""
         with self._lock:
             now = self._learn()
             if self._limit is None:
@@ -101,15 +96,13 @@ class HostLoad:
         return self._logged(refusal)
 
     def end(self, place: Place | None, outcome: Outcome, *, is_accepted: bool | None) -> None:
-        """End a request that was sent; ``is_accepted`` is None if the host had no part in its end.
+        """End a request; ``is_accepted`` is None if the host didn't determine its end.
 
-        Takes no lock, as it may be the garbage collector that ends it, in the midst of anything: whoever begins next learns
-        from it.
+        Takes no lock, because the garbage collector may call it.
         """
         self._ended.append(_Ended(waiting.monotonic(), place, outcome, is_accepted))
 
     def _learn(self) -> float:
-        """Learn from the requests that have ended. Returns the time."""
         latest = self._now
         while self._ended:
             at, place, outcome, is_accepted = self._ended.popleft()
@@ -119,13 +112,14 @@ class HostLoad:
             if place is not None:
                 place.limit.done(place.permit, at, outcome)
         now = waiting.monotonic()
-        if now < latest:  # the clock of a test is over, and what was learned by it is worth nothing
+        # A frozen test clock has ended; discard its samples.
+        if now < latest:
             self._forget()
         self._now = now
         return now
 
     def _logged(self, refusal: Refusal) -> Refusal:
-        """Log a refusal if it is the first for some time. Without the lock: who logs may send the line to this host."""
+        """Log the first refusal in a while. Doesn't hold the lock: the log handler may send to this host."""
         now, before = waiting.monotonic(), self._refused_at
         self._refused_at = now
         if now - before > WINDOW_S:
@@ -135,7 +129,7 @@ class HostLoad:
 
 
 class HostLoads:
-    """Load of each host that a client sends to, by its key."""
+    """Load of each host of a client, by key."""
 
     def __init__(self, adaptive: Adaptive | None, *, throttles: bool) -> None:
         self._adaptive = adaptive
@@ -145,7 +139,7 @@ class HostLoads:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Forget all hosts in the child of a fork."""
+        """Reset in the child of a fork."""
         self._lock = Lock()
         for host in self._hosts.values():
             host.reset_after_fork()
@@ -157,7 +151,7 @@ class HostLoads:
             self._hosts.clear()
 
     def __getitem__(self, key: str) -> HostLoad:
-        """That of a host, a new one if it is not known any more."""
+        """Return the load of a host, creating it if needed."""
         with self._lock:
             host = self._hosts.get(key)
             if host is None:

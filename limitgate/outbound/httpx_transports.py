@@ -1,6 +1,6 @@
-"""Transports that wait their turn, for httpx and for httpx2: one API, but no class in common.
+"""Throttled transports for httpx and httpx2, which have one API but no common classes.
 
-`limitgate.httpx` and `limitgate.httpx2` each name their library. Neither of the two is imported here.
+`limitgate.httpx` and `limitgate.httpx2` pass in their library; this module imports neither.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from limitgate.process.clock import monotonic
 
 _LIBRARIES = ("httpx", "httpx2")
 _PIECE = 64
-"""Bytes of a refusal's body that are decoded together."""
+"""Number of bytes of a refusal's body that are decoded together."""
 
 
 class URL(Protocol):
@@ -44,7 +44,7 @@ class URL(Protocol):
 
     @property
     def netloc(self) -> bytes:
-        """Host, with its port if it is not that of the scheme."""
+        """Host, with its port unless it is the default of the scheme."""
 
 
 class AnyRequest(Protocol):
@@ -54,49 +54,45 @@ class AnyRequest(Protocol):
 
     @property
     def url(self) -> URL:
-        """Where it goes."""
+        """Target of the request."""
 
     @property
     def headers(self) -> Iterable[str]:
-        """Names of its fields."""
+        """Header names of the request."""
 
 
 Request = TypeVar("Request", bound=AnyRequest)
 Response = TypeVar("Response")
 Inner = TypeVar("Inner")
-"""Transport that sends."""
+"""Wrapped transport."""
 
 
 def host(request: AnyRequest) -> str:
-    """Default key: the host of a request, with its port if it is not that of the scheme."""
+    """Return the default key: the host of a request, with a non-default port."""
     name = request.url.netloc.decode("ascii").lower()
-    return name.replace(".:", ":").removesuffix(".")  # a name that ends in a dot is the same one
+    # A trailing dot doesn't change the host.
+    return name.replace(".:", ":").removesuffix(".")
 
 
 def repeatable(request: AnyRequest) -> bool:
-    """True if a request may be sent twice: by its method, or since it has an ``Idempotency-Key``."""
+    """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
 class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
-    """What both kinds of transports have in common."""
+    """Common part of both kinds of transport."""
 
     _library: Any
-    """The module of the library whose requests are sent."""
     _kind: ClassVar[str]
-    """Its client that takes such a transport."""
     _other: ClassVar[str]
-    """Its other client, in which this one was put by mistake if it is called there."""
 
     def _wrong_client(self, request: Request | None) -> Exception:
-        """Error for a call by the client of the other kind, of this library or of the other one."""
         mixed = None if request is None else self._mixed(request, self._other)
         ours, theirs = _transport_in(self._kind), _transport_in(self._other)
         library = self._library.__name__
         return mixed or TypeError(f"{ours} is for {library}.{self._kind}, expected {theirs} in {library}.{self._other}")
 
     def _mixed(self, request: object, client: str) -> ConfigError | None:
-        """Error for a request of the other library, sent by its client; None for one of ours."""
         theirs = _foreign(request, self._library)
         if theirs is None:
             return None
@@ -107,7 +103,7 @@ class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
         )
 
     def _inner(self, transport: Any, method: str, base: str) -> Any:
-        """Inner transport, a new one if there is none. Raises `ConfigError` for one that cannot send our requests."""
+        """Return the wrapped transport, by default a new one. Raises `ConfigError` if it can't send our requests."""
         library, own = self._library.__name__, base.replace("Base", "HTTP")
         if transport is None:
             return getattr(self._library, own)()
@@ -121,7 +117,7 @@ class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
         return transport
 
     def send(self, *_: object, **__: object) -> NoReturn:
-        """Say which library this transport is for. Raises `TypeError`."""
+        """Raise `TypeError` naming the library of this transport."""
         library = self._library.__name__
         cure = "expected RateLimitAdapter of limitgate.requests in a Session"
         raise TypeError(f"the transports of limitgate.{library} are for {library}, {cure}")
@@ -146,7 +142,7 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
         self._outbound = _AsyncOutbound(self._library, self._transport)
 
     async def handle_async_request(self, request: Request) -> Response:
-        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises.
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and errors of the wrapped transport.
 
         Raises `ConfigError` for a request of the other library.
         """
@@ -156,13 +152,13 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
         return response
 
     def handle_request(self, request: Request | None = None) -> NoReturn:
-        """Say that this transport is for an ``AsyncClient``. Raises `TypeError`, or `ConfigError` in the other library."""
+        """Raise `TypeError`, because this transport is for ``AsyncClient``, or `ConfigError` for the other library."""
         raise self._wrong_client(request)
 
     __enter__ = handle_request
 
     async def __aenter__(self) -> Self:
-        """Enter the inner transport, which may have something to open."""
+        """Enter the wrapped transport."""
         await self._transport.__aenter__()
         return self
 
@@ -178,7 +174,7 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
             await self._close_store()
 
     async def aclose(self) -> None:
-        """Close the inner transport, and the store if it was opened here."""
+        """Close the wrapped transport, and the store if this transport opened it."""
         try:
             await self._transport.aclose()
         finally:
@@ -208,7 +204,7 @@ class SyncTransport(_Transport[Request, Response, Inner]):
         self._outbound = _SyncOutbound(self._library, self._transport)
 
     def handle_request(self, request: Request) -> Response:
-        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises.
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and errors of the wrapped transport.
 
         Raises `ConfigError` for a request of the other library.
         """
@@ -218,13 +214,13 @@ class SyncTransport(_Transport[Request, Response, Inner]):
         return response
 
     async def handle_async_request(self, request: Request | None = None) -> NoReturn:
-        """Say that this transport is for a ``Client``. Raises `TypeError`, or `ConfigError` in the other library."""
+        """Raise `TypeError`, because this transport is for ``Client``, or `ConfigError` for the other library."""
         raise self._wrong_client(request)
 
     __aenter__ = handle_async_request
 
     def __enter__(self) -> Self:
-        """Enter the inner transport, which may have something to open."""
+        """Enter the wrapped transport."""
         self._transport.__enter__()
         return self
 
@@ -240,7 +236,7 @@ class SyncTransport(_Transport[Request, Response, Inner]):
             self._close_store()
 
     def close(self) -> None:
-        """Close the inner transport, and the store if it was opened here."""
+        """Close the wrapped transport, and the store if this transport opened it."""
         try:
             self._transport.close()
         finally:
@@ -252,14 +248,13 @@ class SyncTransport(_Transport[Request, Response, Inner]):
 
 
 def _transport_in(client: str) -> str:
-    """Name of our transport in a client."""
     return client.replace("Client", "RateLimitTransport")
 
 
 def _foreign(thing: object, library: Any) -> str | None:
-    """Name of the other library if an object is of one of its classes; None if not.
+    """Return the name of the other library if the object belongs to it, or None.
 
-    The name of a class's module does not tell: openai overwrites that of httpx2's classes.
+    Checks base classes: openai overwrites the module name of httpx2 classes.
     """
     if isinstance(thing, _kinds(library)):
         return None
@@ -279,8 +274,6 @@ def _kinds(library: Any) -> tuple[type, ...]:
 
 
 class _Outbound:
-    """What both kinds of `Transport` have in common."""
-
     def __init__(self, library: Any, transport: Any) -> None:
         self._library = library
         self._transport = transport
@@ -292,14 +285,13 @@ class _Outbound:
             ConnectionError,
             TimeoutError,
         )
-        """Errors of a request that the host did not answer; the builtin ones are those of transports of another origin."""
+        """Errors of a request without a response. The builtin errors come from third-party transports."""
 
     def is_unanswered(self, error: BaseException) -> bool:
-        """True for no connection, no answer, or none in time. A full connection pool is not the host's doing."""
+        """True for a failed connection or a missing or late response, but not for a full connection pool."""
         return isinstance(error, self._unanswered) and not isinstance(error, self._library.PoolTimeout)
 
     def repeatable(self, request: Any) -> bool:
-        """True if the body of a request is in memory, so that it can be sent again."""
         try:
             _ = request.content
         except self._library.RequestNotRead:
@@ -316,7 +308,6 @@ class _Outbound:
         return response, answer_of(response.status_code, response.headers.get, time.time())
 
     def _having_read(self, response: Any, body: bytes | None) -> Any:
-        """Response with its body as it was on the wire; without one if that is not known, or cannot be decoded."""
         same = partial(self._library.Response, response.status_code, request=response.request, extensions=response.extensions)
         headers = response.headers.raw
         if body is not None and self._is_readable(response.headers, body):
@@ -324,11 +315,11 @@ class _Outbound:
         return same(headers=[each for each in headers if each[0].lower().decode("latin-1") not in OF_BODIES])
 
     def _is_readable(self, headers: Any, body: bytes) -> bool:
-        """True if a body can be decoded to no more bytes than may be read from the wire."""
         encoding = headers.get("content-encoding", "")
         if not encoding:
             return True
-        if "," in encoding:  # a byte that was encoded twice may stand for a million
+        # With nested encodings, one byte can expand to a million.
+        if "," in encoding:
             return False
         pieces = (body[at : at + _PIECE] for at in range(0, len(body), _PIECE))
         size = 0
@@ -342,8 +333,6 @@ class _Outbound:
 
 
 class _AsyncOutbound(_Outbound):
-    """The `Transport` of an async transport."""
-
     async def sleep(self, seconds: float) -> None:
         await waiting.asleep(seconds)
 
@@ -369,8 +358,6 @@ class _AsyncOutbound(_Outbound):
 
 
 class _SyncOutbound(_Outbound):
-    """The `Transport` of a sync transport."""
-
     def sleep(self, seconds: float) -> None:
         waiting.sleep(seconds)
 
@@ -389,7 +376,7 @@ class _SyncOutbound(_Outbound):
             return self._having_read(response, None)
         finally:
             response.close()
-        # The end of the body may be that of the deadline.
+        # The deadline may have ended the body.
         return self._having_read(response, body if monotonic() <= until else None)
 
     def close(self, response: Any) -> None:
@@ -398,7 +385,7 @@ class _SyncOutbound(_Outbound):
 
 @contextmanager
 def _reading_briefly(request: Any) -> Iterator[None]:
-    """Shorten the read timeout of a request, which transports look up in it, to that of a refusal's body."""
+    """Shorten the read timeout of a request for the body of a refusal."""
     timeouts = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {**timeouts, "read": min(timeouts.get("read") or LONGEST_READ, LONGEST_READ)}
     try:
@@ -408,7 +395,7 @@ def _reading_briefly(request: Any) -> Iterator[None]:
 
 
 def _deadline(response: Any) -> AbstractContextManager[None]:
-    """End the reading of a response of HTTP/1 after `LONGEST_READ` seconds; a connection of HTTP/2 has others on it."""
+    """Stop reading an HTTP/1 response after `LONGEST_READ` seconds; HTTP/2 connections are shared."""
     stream = response.extensions.get("network_stream")
     line = stream.get_extra_info("socket") if stream and response.http_version.startswith("HTTP/1") else None
     return shut_after(LONGEST_READ, line.fileno()) if line else nullcontext()

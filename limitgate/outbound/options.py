@@ -1,4 +1,4 @@
-"""Options that polite clients of every library have."""
+"""Options of all throttled clients."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from limitgate.rules.options import OnError
 
 
 class ClientOptions(TypedDict, total=False):
-    """Options of a polite client, beside its limits, its limiter, its key and whatever sends."""
+    """Options of a throttled client, in addition to limits, limiter, key and the wrapped sender."""
 
     timeout: float | str | None
-    """Seconds, or text such as ``2m``, that a request may wait in all before it is sent for the last time; None: as long as it
-    takes. Default: 120."""
+    """Maximum total wait of a request before its last attempt, in seconds or as ``2m``; None: unlimited. Default: 120."""
     on_error: OnError
-    """While the store fails: ``local`` counts in this process, ``open`` sends at once, ``closed`` raises `StoreError`.
-    Default: ``local``."""
+    """If the store fails: ``local`` counts in this process, ``open`` sends immediately, ``closed`` raises `StoreError`.
+    Default: ``local``.
+    """
     longest_pause: float | str
-    """The most seconds, or text such as ``1h``, for which one response pauses a key for everybody on the store. Default:
-    3600."""
+    """Longest pause of a key that one response can cause in all processes, in seconds or as ``1h``. Default: 3600."""
     strict: bool
-    """True if never more than the count of a limit is sent in any period, whatever the service counts by. Default: False."""
+    """True to never send more than the count of a limit in any period, whatever the service's algorithm. Default: False."""
     adaptive: Adaptive | bool
-    """Bounds of a limit on the requests of a key in flight, found from how long they take; true for those of `Adaptive()`. What
-    does not fit is refused at once. Default: False, no such limit."""
+    """Bounds of an adaptive limit on the requests of a key in flight; true for the defaults of `Adaptive`. Excess requests are
+    refused immediately. Default: False.
+    """
     throttle: bool
-    """True if a key of which too few requests succeed is sent hardly any more until they do. Default: False."""
+    """True to send almost no requests of a key while too few of them succeed. Default: False."""
     observers: Iterable[str | Observer]
-    """Observers of a limiter that is made here: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`. Default: none."""
+    """Observers of a limiter created by the client: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`. Default: none."""
 
 
 class CheckedOptions(NamedTuple):
-    """`ClientOptions` that were checked."""
+    """Validated `ClientOptions`."""
 
     timeout: float
-    """Infinite for as long as it takes."""
+    """Infinite for no maximum."""
     on_error: OnError
     longest_pause: float
     strict: bool
@@ -50,7 +50,7 @@ class CheckedOptions(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CheckedOptions:
-        """Check options. Raises `ConfigError` that says what was expected, `TypeError` for an unknown one."""
+        """Validate options. Raises `ConfigError` for an invalid value, `TypeError` for an unknown option."""
         unknown = given.keys() - ClientOptions.__annotations__.keys()
         if unknown:
             known = [*ClientOptions.__annotations__, "limiter", "key", "repeatable"]

@@ -1,4 +1,4 @@
-"""Limits of another service, counted so that they hold in any period, whatever the service counts by."""
+"""Converts limits of a service into limits that hold in any period, whatever the algorithm of the service."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from limitgate.limits.limit import Limit, as_limit
 from limitgate.rules.review.lint import most_within
 
 SHARE = 10
-"""Divisor of a count that is too high for a log: so many of it may come at once."""
+"""A count that is too high for a log gets a burst of this fraction."""
 
 
 def strict(limit: Limit | str) -> Limit:
-    """Return a limit of which never more than the count passes in any period, its last moment left out.
+    """Return a limit that never lets more than the count pass in any period.
 
-    Without a burst of its own every request is remembered, by a ``sliding_log``. With one, and for a count that is too high for
-    a log, the rate of ``gcra`` is so much lower that burst and rate together make the count: of N a burst of B, and N - B + 1
-    a period. Raises `ConfigError` for a burst that leaves nothing, and for limits that name an algorithm which lets more pass.
+    Uses a ``sliding_log``. With a burst, or a count too high for a log, uses ``gcra`` at a lower rate: for a count N and a
+    burst B, N - B + 1 per period. Raises `ConfigError` for a burst that leaves no rate, and for an explicit algorithm that lets
+    more pass.
     """
     given = as_limit(limit)
     if given.says_algorithm or given.borrow:
@@ -33,7 +33,7 @@ def strict(limit: Limit | str) -> Limit:
 
 
 def check_is_strict(limit: Limit) -> None:
-    """Raise `ConfigError` for a limit of which more than the count may pass in a period."""
+    """Raise `ConfigError` for a limit that can let more than the count pass in a period."""
     if limit.borrow or (limit.period and most_within(limit.period, [limit]) > limit.count):
         raise ConfigError(
             f"{limit!r} may let more than {limit.count} pass in {limit.period} s, expected a limit without an algorithm of its "

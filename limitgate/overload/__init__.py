@@ -1,19 +1,18 @@
-"""Overload: how many requests this process can work on at the moment, and who is let in when not all can be.
+"""Overload protection: how many requests this process can handle, and which to refuse.
 
-All but the last two modules are functions of state, sample and time, in seconds: they read no clock, do not sleep, and know
-nothing of asyncio or HTTP.
+All modules except the last two are pure functions of state, sample and time in seconds.
 
-    options.py          `Adaptive`: the bounds that a user sets
-    adaptive_limit.py   `AdaptiveLimit`: begin -> ticket or refusal; done teaches; everything below put together
-    littles_law.py      the limit, from the completions of a window
-    baseline.py         the time of a class of requests on an idle server
-    dip.py              when and how the limit is lowered for a moment to measure that time
-    lag_guard.py        `LagGuard`: an event loop that is late, known by its heartbeat
-    proxy_queue.py      `ProxyQueue`: the same by the time that a proxy says requests have waited
-    thinning.py         which share of low and normal priority is turned away so that high is served
-    waiting_line.py     who waits for a place, in which order, and who has waited too long
-    adaptive_throttle.py  `AdaptiveThrottle`: which requests a client keeps to itself, by how few the other side accepts
-    shedding.py         counts of each priority; the share refused lately and the Retry-After that it gives
-    concurrency_limiter.py    places in flight under an `AdaptiveLimit`, for threads and event loops: lock, clock and waiting
-    heartbeat.py        timers of event loops, and the queue of connections, that tell the `LagGuard` how late a loop is
+    options.py          bounds, set by users
+    adaptive_limit.py   admits requests, combines the modules below
+    littles_law.py      the limit, from completions
+    baseline.py         unloaded durations of requests
+    dip.py              short reductions of the limit that measure them
+    lag_guard.py        detects late event loops
+    proxy_queue.py      detects queues by waits that a proxy reports
+    thinning.py         refuses low and normal priority in favor of high
+    waiting_line.py     the queue for permits
+    adaptive_throttle.py  withholds requests from overloaded hosts
+    shedding.py         counts per priority, and Retry-After
+    concurrency_limiter.py  adds lock, clock and waiting
+    heartbeat.py        timers of event loops for `LagGuard`
 """

@@ -1,6 +1,6 @@
-"""`AdaptiveLimit`: who may begin now, learned from what has been done. Puts the parts of this folder together. Pure.
+"""`AdaptiveLimit` admits requests under a limit learned from past requests. Pure.
 
-A request costs a comparison and a few additions; everything else is worked out once per window.
+A request costs a comparison and a few additions; the rest is computed once per window.
 """
 
 from __future__ import annotations
@@ -20,77 +20,74 @@ from limitgate.overload.thinning import Thinning
 from limitgate.overload.waiting_line import WaitingLine
 
 Outcome = Literal["ok", "failed", "untaught"]
-"""What a request teaches: the time it took; that it failed (a timeout, its client gone, a 503); or nothing, as its time is not
-that of the work: a stream, HEAD, 304, a refusal by something else, an error before the handler."""
+"""Result of a request: its duration is a sample (ok); it failed (timeout, client disconnect, 503); or it is no sample, such as
+a stream, HEAD, 304, or an error before the handler.
+"""
 
 WINDOW_S = 0.1
-"""Seconds of a window at least."""
+"""Minimum length of a window, in seconds."""
 WINDOW_REQUESTS = 25
-"""Requests of a window at least, unless it lasts for `WINDOW_MOST_S`. Fewer are so noisy that they look like a queue."""
+"""Minimum number of requests in a window shorter than `WINDOW_MOST_S`, because noise in fewer requests looks like a queue."""
 WINDOW_MOST_S = 1.0
 IDLE_S = 1.0
-"""Seconds without a request after which a window teaches nothing."""
+"""A window is discarded after this many seconds without a request."""
 TICK_S = 0.1
-"""Seconds between two looks at what depends on time."""
+"""Interval of time-dependent updates, in seconds."""
 STUCK_S = 60.0
 STUCK_BASES = 10
-"""Where nothing at all has ended for `STUCK_S`, or so many times the largest R0 if that is longer, and somebody had no room,
-what is in flight is taken for lost: work that hangs must not keep everybody else out for ever. Not while no R0 is known."""
+"""If no request ends for `STUCK_S`, or this many times the largest R0 if longer, while others are refused, all requests in
+flight count as lost, so that stuck work doesn't block the process permanently. Requires a known R0.
+"""
 SMALL_LIMIT = 16
-"""Limits up to this one need no dips for requests that are faster than half of ``delay``: errors of R0 do no harm there."""
+"""Limits up to this one need no dips for requests faster than half of ``delay``, where errors of R0 are harmless."""
 
 
 class Guard(Protocol):
-    """Knows whether an event loop, or a proxy, has a queue."""
+    """Detects the queue of an event loop or a proxy."""
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """True if a request that comes now is too much, see `limitgate.overload.lag_guard.LagGuard.refuses`."""
+        """Return True to refuse a request now, see `limitgate.overload.lag_guard.LagGuard.refuses`."""
 
 
 class Permit:
-    """A request that has begun or waits for its place."""
+    """A request that has begun or waits for a permit."""
 
-    # without an `__init__`, which takes as long as all the rest
+    # Without an `__init__`, which would take as long as the rest of `begin`.
     __slots__ = ("began", "came", "client", "era", "priority", "request_class")
     came: float
-    """When it came, if it had to wait; else it has none."""
+    """Time of arrival; only set if it waited."""
     began: float | None
-    """When its work began, None while it waits and when it is over."""
+    """Time when its work began; None while it waits and after its end."""
     request_class: Hashable
     client: Hashable
-    """Who has made the request, None if that is not known."""
     priority: Priority
     era: int
-    """How often everything in flight was taken for lost before it began."""
+    """Number of times that requests in flight were declared lost before it began."""
 
     @property
     def waits(self) -> bool:
-        """True while it waits, if it is not over."""
+        """True while it waits."""
         return self.began is None
 
     @property
     def waited_s(self) -> float:
-        """Seconds that it has waited for its place, which it had to; 0 until it has that, and once it is over."""
+        """Seconds that it waited for the permit; 0 before that and after its end."""
         return 0.0 if self.began is None else self.began - self.came
 
 
 class Served(NamedTuple):
-    """Requests whose waiting is over."""
+    """Requests that no longer wait."""
 
     called: list[Permit]
-    """Those that begin now."""
     gave_way: list[Permit]
-    """Those that are refused."""
+    """Requests that are refused."""
 
 
 class AdaptiveLimit:
-    """The limit on requests in flight of a piece of work in this process, and everything that it has learned.
+    """The limit on requests in flight of some work in this process, with everything it has learned. Not thread-safe.
 
-    ``now`` is monotonic, in seconds; ``wall_offset`` gives what to add to it for the time of the wall clock, at which processes
-    measure together. ``reserve`` is the share that is kept for higher priorities, ``max_delay`` how long a request may wait for
-    a place, in seconds.
-
-    Whoever has threads calls it from one at a time.
+    ``now`` is monotonic, in seconds; ``wall_offset`` converts it to wall-clock time. ``reserve`` is the share for higher
+    priorities, ``max_delay`` the longest wait for a permit in seconds.
     """
 
     def __init__(
@@ -102,11 +99,11 @@ class AdaptiveLimit:
         max_delay: float = 0.0,
     ) -> None:
         self.in_flight = 0
-        """Requests that have begun and are neither done nor taken for lost."""
+        """Requests in flight that aren't declared lost."""
         self.limit = options.start
-        """The limit on requests in flight, but for the moments in which it dips."""
+        """Limit on requests in flight, outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
-        """What the priorities may use, and what has become of their requests; the highest first."""
+        """Budgets and counts by priority, highest first."""
         self._each_level = tuple(self.levels.values())
         self._baselines = Baselines()
         self._law = LittlesLaw(options)
@@ -117,9 +114,9 @@ class AdaptiveLimit:
         self._line: WaitingLine[Permit] | None = None
         self._displaced: list[Permit] = []
         self._idle: dict[Permit, float] = {}
-        """Until when requests that wait for their clients keep their places."""
+        """Requests that wait for their clients, and the time until which they keep their permits."""
         self._idle_due = math.inf
-        """When the first of them may lose its place, or earlier."""
+        """Earliest of these times, or before it."""
         self._top = 0
         self._due = self._last_done = self._moved_at = -math.inf
         self._era = 0
@@ -128,33 +125,34 @@ class AdaptiveLimit:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a place."""
+        """Number of requests waiting for a permit."""
         return 0 if self._line is None else len(self._line)
 
     @property
     def rate(self) -> float:
-        """Requests that are done per second, 0 while nothing is known."""
+        """Completions per second; 0 if unknown."""
         return self._law.rate or 0.0
 
     @property
     def base_s(self) -> float:
-        """Seconds that the requests which come take on an idle server, on average; 0 while nothing is known."""
+        """Mean unloaded duration of current requests in seconds; 0 if unknown."""
         return self._law.base_s
 
     @property
     def base_s_by_class(self) -> Mapping[Hashable, float]:
-        """Seconds that requests take on an idle server, R0, by their classes."""
+        """Unloaded duration of requests, R0, in seconds by class."""
         return self._baselines.by_class()
 
     def reconfigure(self, options: Adaptive, *, reserve: Fraction | None = None, max_delay: float = 0.0) -> None:
-        """Go on under other options, with everything that was learned."""
+        """Change the options and keep what was learned."""
         self._law.reconfigure(options)
         self._has_reserve = reserve is not None
         for level in self.levels.values():
             level.keep(reserve)
         if self._line is None and max_delay:
             self._line = WaitingLine(max_delay)
-        elif self._line is not None:  # who waits gives way where nobody may any more
+        # Refuse waiting requests if the new options allow no wait.
+        elif self._line is not None:
             self._line.max_delay = max_delay
         self._restart_thinning()
         self._make_room()
@@ -163,10 +161,10 @@ class AdaptiveLimit:
     def begin(
         self, now: float, request_class: Hashable, priority: Priority = NORMAL, guard: Guard | None = None
     ) -> Permit | Refusal:
-        """Begin a request, or say why it is refused. A ticket that `waits` is called or gives way in `serve`.
+        """Begin a request, or return the reason of its refusal. A returned permit may have to wait, see `serve`.
 
-        Requests of a class take about the same time on an idle server: those of a route. ``guard`` is that of the event loop on
-        which the work is done, None where there is none, and where another limit has already asked it about the same request.
+        Requests of one ``request_class``, such as a route, have similar unloaded durations. ``guard`` is that of the event
+        loop, or None.
         """
         if now >= self._due:
             self._tick(now)
@@ -175,12 +173,12 @@ class AdaptiveLimit:
         if in_flight >= level.free:
             if (without := self._without_place(now, request_class, level)) is not None:
                 return without
-            in_flight = self.in_flight  # others may have given theirs back
+            in_flight = self.in_flight  # Idle requests may have released permits.
         if guard is not None and guard.refuses(now, level.budget):
             level.lag += 1
             self._has_refused = True
             return "lag"
-        level.admitted += 1  # as in `_let_in`, whose call would cost a tenth of all this
+        level.admitted += 1  # Inlined `_let_in`, whose call would cost a tenth of this method.
         self.in_flight = in_flight = in_flight + 1
         if in_flight > self._top:  # noqa: PLR1730 - max() costs 50 ns more for each request
             self._top = in_flight
@@ -193,10 +191,7 @@ class AdaptiveLimit:
         return permit
 
     def done(self, permit: Permit, now: float, outcome: Outcome = "ok") -> None:
-        """End a request, or have it wait no more. To end it twice changes nothing.
-
-        A stream is done, untaught, as soon as it is known to be one: it may last for hours, in which others need its place.
-        """
+        """End a request, or stop its wait. Idempotent. End a stream without a sample when it is recognized."""
         began = permit.began
         if began is None:
             self._leave(permit)
@@ -206,7 +201,7 @@ class AdaptiveLimit:
         if permit.era != self._era:
             return
         self.in_flight -= 1
-        if outcome != "ok" or now < began:  # then the clock went back
+        if outcome != "ok" or now < began:  # The clock may go back.
             self._note_end(permit, began, now, outcome)
             return
         baseline = self._baselines.sampled(permit.request_class, permit.client, now)
@@ -221,24 +216,24 @@ class AdaptiveLimit:
             self._close_window(now)
 
     def idle(self, permit: Permit, until: float) -> None:
-        """Have a request that waits for its client lose its place to others from a time on. From any thread."""
+        """Let a request that waits for its client lose its permit from ``until`` on. Thread-safe."""
         self._idle[permit] = until
         self._idle_due = min(self._idle_due, until)
 
     def busy(self, permit: Permit, idle_s: float) -> None:
-        """Have a request keep its place, if it still has it; the time that it has waited is not that of its work."""
+        """Stop the wait for a client; the idle time doesn't count."""
         if self._idle.pop(permit, None) is not None and permit.began is not None:
             permit.began += idle_s
 
     def resume(self, permit: Permit, now: float) -> None:
-        """Begin the work of a request that has lost its place. It has one again, beyond the limit if there is no room."""
+        """Continue a request that lost its permit, above the limit if necessary."""
         self._occupy()
         permit.began, permit.era = now, self._era
 
     def serve(self, now: float) -> Served:
-        """Call those for whom there is a place by now, and have those give way who have waited for too long.
+        """Return the waiting requests that can begin now, and those that waited too long.
 
-        With a ``max_delay`` this is due whenever a request is done, begins to wait, or `due_at` has come.
+        With a ``max_delay``, call this when a request ends or starts waiting, and at `due_at`.
         """
         if self._line is None:
             return Served([], [])
@@ -257,20 +252,16 @@ class AdaptiveLimit:
         return Served(called, gave_way)
 
     def due_at(self, now: float) -> float:
-        """When `serve` may do something for those who wait, infinite if nobody waits."""
+        """Return the time when `serve` is due, infinite if no request waits."""
         if not self._line:
             return now if self._displaced else math.inf
         return now if self._displaced else min(self._line.due_at(now), self._idle_due)
 
     def retry_after_s(self, random: Callable[[], float]) -> int:
-        """Whole seconds after which a refused request may come back: the more were refused in the last second, the later.
-
-        ``random`` gives numbers from 0 up to 1, so that a crowd does not come back at once.
-        """
+        """Return randomized whole seconds until a retry, longer after more refusals. ``random`` returns numbers in [0, 1)."""
         return retry_after_s(self._recent.of(*self._totals()), random)
 
     def _note_end(self, permit: Permit, began: float, now: float, outcome: Outcome) -> None:
-        """Note the end of a request that is no sample."""
         took_s = now - began
         if took_s < 0:
             return
@@ -287,7 +278,7 @@ class AdaptiveLimit:
             self._close_window(now)
 
     def _without_place(self, now: float, request_class: Hashable, level: PriorityLevel) -> Permit | Refusal | None:
-        """Look closer at a request: its refusal, or the ticket by which it waits; None if there is a place for it."""
+        """Return a refusal or a waiting permit; None if there is room."""
         if level.kept < 1 and not level.passes_thinning():
             level.thinned += 1
             return "thinned"
@@ -298,7 +289,8 @@ class AdaptiveLimit:
 
     def _wait_or_refuse(self, now: float, request_class: Hashable, level: PriorityLevel) -> Permit | Refusal:
         self._has_refused = self._has_no_room = True
-        if self._line is not None and self._line.max_delay:  # else those give way who waited under other options
+        # Without a `max_delay`, only requests from before a reconfiguration wait.
+        if self._line is not None and self._line.max_delay:
             permit = Permit()
             permit.came, permit.began = now, None
             permit.request_class, permit.client, permit.priority = request_class, None, level.priority
@@ -319,7 +311,7 @@ class AdaptiveLimit:
         self._top = max(self._top, self.in_flight)
 
     def _take_from_idle(self, now: float) -> None:
-        """End those that wait for their clients for too long."""
+        """Release permits of requests that wait too long for their clients."""
         if now < self._idle_due:
             return
         self._idle_due = math.inf
@@ -330,14 +322,13 @@ class AdaptiveLimit:
                 self.done(permit, now, "untaught")
 
     def _leave(self, permit: Permit) -> None:
-        """Wait no more, if it does."""
         if self._line is not None:
             self._line.leave(permit, permit.priority)
             self._displaced = [each for each in self._displaced if each is not permit]
 
     def _totals(self) -> tuple[int, int]:
-        """Requests that came and that were refused, of all priorities."""
-        high, normal, low = self._each_level  # each refusal asks, and a loop would take twice as long
+        # Unrolled, because every refusal calls this, and a loop takes twice as long.
+        high, normal, low = self._each_level
         shed = high.limit + high.lag + high.thinned + normal.limit + normal.lag + normal.thinned
         shed += low.limit + low.lag + low.thinned
         admitted = high.admitted + normal.admitted + low.admitted
@@ -347,7 +338,6 @@ class AdaptiveLimit:
         self._opened, self._earliest, self._latest = now, now + WINDOW_S, now + WINDOW_MOST_S
         self._ended = self._failed = 0
         self._failed_by: dict[Hashable, int] = {}
-        """How many of the requests that failed each client has made."""
         self._top = 0
         self._untaught_s = 0.0
         self._has_refused = self._has_no_room = False
@@ -385,7 +375,7 @@ class AdaptiveLimit:
         self._pace_line()
 
     def _failed_of_many(self) -> int:
-        """Requests of the window that failed; but for those of the client whose most have failed, if it is not the only one."""
+        """Return the failed requests, without those of the client with most failures if there are others."""
         most = max([number for client, number in self._failed_by.items() if client is not None], default=0)
         return self._failed - most if most and self._baselines.have_many_clients else self._failed
 
@@ -401,10 +391,9 @@ class AdaptiveLimit:
             self._line.place_s = 1 / self.rate
 
     def _tick(self, now: float) -> None:
-        """Do what depends on time. Says when the next time is."""
         self._due = now + TICK_S
         if self._idle:
-            self._idle_due = now  # another thread may have begun to wait while it was set
+            self._idle_due = now  # Another thread may have added a time in the meantime.
             self._take_from_idle(now)
         self._recent.note(now, *self._totals())
         if not self.in_flight and now - self._last_done > IDLE_S:
@@ -427,14 +416,14 @@ class AdaptiveLimit:
             self._thin()
 
     def _give_up(self, now: float) -> None:
-        """Take all that is in flight for lost. Should it end nevertheless, nothing is learned of it."""
+        """Declare all requests in flight lost. If they end later, they are no samples."""
         self.in_flight = 0
         self._era += 1
         self._moved_at = now
         self._rest(now)
 
     def _rest(self, now: float) -> None:
-        """Begin anew with nothing in flight. What is known stays; what presses does not."""
+        """Restart with nothing in flight: keep what was learned, drop the pressure."""
         self._law.rest()
         self._dip = None
         self._restart_thinning()
@@ -451,7 +440,7 @@ class AdaptiveLimit:
         self._open_levels()
 
     def _open_levels(self) -> None:
-        """Have requests get places as a matter of course where none are thinned, and nobody waits."""
+        """Enable the fast path for priorities that aren't thinned while no request waits."""
         for level in self.levels.values():
             level.free = level.room if level.kept == 1 and self._line is None else 0
 
@@ -464,7 +453,7 @@ class AdaptiveLimit:
     def _begin_dip(self, now: float, *, is_shared: bool) -> None:
         law = self._law
         self._baselines.forget_window()
-        self._earliest = -math.inf  # each that is done may end it
+        self._earliest = -math.inf  # The next completed request may end it.
         self._dip = Dip(now, law.base_in_flight, law.base_s, law.value, is_shared=is_shared)
         self._dip.note_in_flight(self.in_flight, now)
         self._make_room()

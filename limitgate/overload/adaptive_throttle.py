@@ -1,13 +1,10 @@
-"""Adaptive throttling: a client keeps to itself what an overloaded host would refuse (SRE book, "Handling overload"). Pure.
+"""Adaptive throttling: a client withholds requests from an overloaded host (SRE book, "Handling Overload"). Pure.
 
-Of the requests of the last seconds, a client's own refusals included, the host has accepted some. The next one is refused here
-with a probability of
+A request is refused locally with probability
 
     p = min(MOST, max(0, (requests - K accepts) / (requests + 1)))
 
-so about K times as many are sent as the host accepts, and those tell when it accepts more. A request is counted when its end
-is known, beside whether it was accepted. Were it counted when it is sent, those under way would look like refusals: a burst,
-or the first requests to a slow host, would be refused for nothing, and the window would have to be longer than any answer.
+where ``requests`` includes local refusals. Requests count when they end, so that pending ones don't look like refusals.
 """
 
 from __future__ import annotations
@@ -16,15 +13,15 @@ from collections import deque
 from collections.abc import Callable
 
 K = 2.0
-"""Requests that are sent for each that is accepted. With fewer, a few failures hold a host shut."""
+"""Requests sent per accepted one. Lower values let a few failures block a host."""
 BUCKET_S = 1.0
 BUCKETS = 10
-"""Buckets of the window. A longer window finds a host later again."""
+"""Buckets of the window. A longer window detects recovery later."""
 WINDOW_S = BUCKETS * BUCKET_S
 LEAST = 10
-"""Requests of a window from which on any are refused."""
+"""Minimum number of requests in the window before any is refused."""
 MOST = 0.95
-"""Largest share that is refused: the others are sent, else nobody would hear that a host is back."""
+"""Maximum share to refuse, so that the remaining requests detect recovery."""
 
 
 class _Bucket:
@@ -36,7 +33,7 @@ class _Bucket:
 
 
 class AdaptiveThrottle:
-    """Requests to one host in the last `WINDOW_S` seconds, and which of the next ones are refused here."""
+    """Requests to one host in the last `WINDOW_S` seconds."""
 
     __slots__ = ("_accepts", "_buckets", "_requests")
 
@@ -45,21 +42,21 @@ class AdaptiveThrottle:
         self._requests = self._accepts = 0
 
     def refused_share(self, now: float) -> float:
-        """Share of requests that is refused at a time in seconds, 0 while nothing is wrong."""
+        """Return the share of requests to refuse at ``now`` in seconds."""
         self._newest(now)
         if self._requests < LEAST:
             return 0.0
         return min(MOST, max(0.0, (self._requests - K * self._accepts) / (self._requests + 1)))
 
     def refuses(self, now: float, random: Callable[[], float]) -> bool:
-        """True if a request is not to be sent, and counts as one that was refused. ``random`` gives numbers from 0 up to 1."""
+        """Return True to withhold a request, which then counts as refused. ``random`` returns numbers in [0, 1)."""
         if random() >= self.refused_share(now):
             return False
         self.count(now, accepted=False)
         return True
 
     def count(self, now: float, *, accepted: bool) -> None:
-        """Count a request that has ended. One that comes late by a moment counts in the newest bucket."""
+        """Count an ended request. A slightly late time counts in the newest bucket."""
         bucket = self._newest(now)
         bucket.requests += 1
         bucket.accepts += accepted
@@ -67,7 +64,6 @@ class AdaptiveThrottle:
         self._accepts += accepted
 
     def _newest(self, now: float) -> _Bucket:
-        """The bucket in progress. Forgets those that are older than the window."""
         number, buckets = int(now // BUCKET_S), self._buckets
         if not buckets or buckets[-1].number < number:
             buckets.append(_Bucket(number))

@@ -1,7 +1,4 @@
-"""Places in flight under an adaptive limit: what threads and tasks do to the same `AdaptiveLimit`.
-
-Whom to let in is decided in `limitgate.overload`; here are the clock, the lock and those who wait.
-"""
+"""Permits of an `AdaptiveLimit` for threads and tasks: adds a clock, a lock and waiting."""
 
 from __future__ import annotations
 
@@ -25,45 +22,45 @@ from limitgate.process.waiting import SHORTEST
 
 
 class PermitWaiter(Protocol):
-    """Whoever waits for a place."""
+    """Waits for a permit."""
 
     def wake(self) -> bool:
-        """Have it look what has become of its ticket. False if it cannot. Called from any thread."""
+        """Wake it to check its permit. False if it can't be woken. Thread-safe."""
 
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
-        """Have it ``look`` after some seconds at who else has given way. Called from any thread."""
+        """Call ``look`` after some seconds. Thread-safe."""
 
 
 class WaitingThread:
-    """A thread that waits."""
+    """A waiting thread."""
 
     def __init__(self) -> None:
         self._woken = Event()
 
     def wake(self) -> bool:
-        """Have the thread go on."""
+        """Wake the thread."""
         self._woken.set()
         return True
 
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
-        """Have the thread find out by itself when to look."""
+        """Wake the thread, which computes its own next check."""
         self._woken.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until somebody wakes it, but no longer than so many seconds."""
+        """Wait until woken, or for at most ``seconds``."""
         if self._woken.wait(seconds):
             self._woken.clear()
 
 
 class WaitingTask:
-    """A task of the running event loop that waits."""
+    """A waiting task of the running event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.woken: asyncio.Future[None] = self.loop.create_future()
 
     def wake(self) -> bool:
-        """Have the task go on. False if its event loop is closed."""
+        """Wake the task. False if its event loop is closed."""
         try:
             self.loop.call_soon_threadsafe(self._set)
         except RuntimeError:
@@ -71,8 +68,8 @@ class WaitingTask:
         return True
 
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
-        """Look on the event loop of the task."""
-        with suppress(RuntimeError):  # it is closed
+        """Call ``look`` on the event loop of the task."""
+        with suppress(RuntimeError):  # The loop is closed.
             self.loop.call_soon_threadsafe(call_later, self.loop, seconds, look, context=Context())
 
     def _set(self) -> None:
@@ -81,10 +78,9 @@ class WaitingTask:
 
 
 class ConcurrencyLimiter:
-    """The places under one adaptive limit in this process, for any number of threads and event loops.
+    """Permits of one adaptive limit in this process, shared by threads and event loops.
 
-    ``clock`` gives seconds and never steps. It is not that of `limitgate.process.waiting`, as a test that stops that one
-    does not make the work any faster.
+    ``clock`` is monotonic, in seconds, and keeps running in tests that freeze time.
     """
 
     def __init__(self, terms: Terms, clock: Callable[[], float] = monotonic) -> None:
@@ -94,18 +90,17 @@ class ConcurrencyLimiter:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Forget everything, in the child of a fork: a ticket of the parent is none of the new ``limit``."""
+        """Reset in the child of a fork, where permits of the parent are void."""
         self._lock = Lock()
         adaptive, max_delay, reserve = self.terms
         self.limit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
         self._waiters: dict[Permit, PermitWaiter] = {}
         self._timed: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-        """Event loops with a timer for those who wait there."""
         self._abandoned: deque[Callable[[], None]] = deque()
-        """What is to be done with the lock as soon as somebody has it."""
+        """Deferred actions for the next holder of the lock."""
 
     def forget(self) -> None:
-        """Forget everything. Whoever waits gives way."""
+        """Reset. Waiting requests are refused."""
         with self._lock:
             waiters = list(self._waiters.values())
             self.reset_after_fork()
@@ -113,7 +108,7 @@ class ConcurrencyLimiter:
             waiter.wake()
 
     def reconfigure(self, terms: Terms) -> None:
-        """Go on under other terms, with everything that was learned."""
+        """Change the terms and keep what was learned."""
         with self._lock:
             if terms != self.terms:
                 self.terms = terms
@@ -123,7 +118,7 @@ class ConcurrencyLimiter:
     def begin(
         self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], PermitWaiter]
     ) -> Permit | None:
-        """Take a place, or a ticket that waits for one, see `waiter`; None if there is no room."""
+        """Return a permit, which may wait, see `waiter`; None if there is no room."""
         with self._lock:
             if self._abandoned:
                 self._end_abandoned()
@@ -135,11 +130,11 @@ class ConcurrencyLimiter:
             return permit
 
     def waiter(self, permit: Permit) -> Any:
-        """Whoever waits by a ticket, as ``waiter`` of `begin` has made it; None if the waiting is over."""
+        """Return the waiter of a permit, made by ``waiter`` of `begin`; None if it no longer waits."""
         return self._waiters.get(permit)
 
     def look(self, permit: Permit) -> float:
-        """Seconds after which to look again for whoever waits; 0 if the waiting is over."""
+        """Return the seconds until the next check of a waiting permit; 0 if it no longer waits."""
         with self._lock:
             self._end_abandoned()
             now = self._clock()
@@ -149,13 +144,13 @@ class ConcurrencyLimiter:
             return max(self.limit.due_at(now) - now, SHORTEST)
 
     def wait(self, permit: Permit, thread: WaitingThread) -> bool:
-        """Wait in this thread. True if it has its place, False if it had to give way."""
+        """Wait in this thread. True if the permit was granted, False if refused."""
         while pause_s := self.look(permit):
             thread.wait(pause_s)
         return permit.began is not None
 
     def has_to_wait(self, permit: Permit, task: WaitingTask) -> bool:
-        """True if a task has to wait until it is ``woken``, in time if it is to give way."""
+        """Return True if a task has to wait until ``woken``, which also happens on a refusal."""
         if not self.look(permit):
             return False
         if task.loop not in self._timed:
@@ -163,9 +158,9 @@ class ConcurrencyLimiter:
         return True
 
     def idle(self, permit: Permit, spent_s: float) -> float:
-        """Note that a request waits for its client, as it has done for some seconds already. Returns when that began.
+        """Note that a request has waited for its client for ``spent_s`` seconds; return when that began.
 
-        It keeps its place for ``delay`` seconds in all, and then until somebody else needs it.
+        It keeps its permit for ``delay`` seconds in total, and then until another request needs the permit.
         """
         now = self._clock()
         until = now + self.terms.adaptive.delay - spent_s
@@ -178,18 +173,18 @@ class ConcurrencyLimiter:
         return now
 
     def busy(self, permit: Permit, since: float) -> float:
-        """Note that a request has what it has waited for. Returns for how many seconds it did."""
+        """Note that a request no longer waits for its client. Returns the waiting time in seconds."""
         idle_s = max(0.0, self._clock() - since)
         self.limit.busy(permit, idle_s)
         return idle_s
 
     def resume(self, permit: Permit) -> None:
-        """Have a request that has lost its place to others take one again."""
+        """Give a new permit to a request that lost its permit."""
         with self._lock:
             self.limit.resume(permit, self._clock())
 
     def end(self, permit: Permit, outcome: Outcome = "untaught") -> None:
-        """Give back a place, or wait for it no more. To do so twice changes nothing."""
+        """Release a permit, or stop waiting for it. Idempotent."""
         with self._lock:
             if self._waiters:
                 self._end(permit, outcome)
@@ -197,11 +192,11 @@ class ConcurrencyLimiter:
                 self.limit.done(permit, self._clock(), outcome)
 
     def abandon(self, permit: Permit, outcome: Outcome = "untaught") -> None:
-        """`end`, by the garbage collector or a `GeneratorExit` of its: in the midst of anything, so nobody may wait."""
+        """`end` without blocking, because the garbage collector may call it anywhere."""
         self._abandon(lambda: self._end(permit, outcome))
 
     def _abandon(self, action: Callable[[], None]) -> None:
-        """Do something now if nobody has the lock, else as soon as somebody has it."""
+        """Run an action now if the lock is free, or when the lock is taken next."""
         self._abandoned.append(action)
         if self._lock.acquire(blocking=False):
             try:
@@ -216,7 +211,7 @@ class ConcurrencyLimiter:
         self._serve(now)
 
     def _serve(self, now: float) -> None:
-        """Wake those whose waiting is over. A place for which nobody is left goes to the next one."""
+        """Wake requests that no longer wait. A permit without a living waiter passes to the next one."""
         is_over = not self._waiters
         while not is_over:
             is_over = True
@@ -235,7 +230,7 @@ class ConcurrencyLimiter:
             self._abandoned.popleft()()
 
     def _keep_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have those on an event loop give way in time. One timer does for all of them."""
+        """Refuse the tasks of an event loop in time, with one timer for all."""
         with self._lock:
             now = self._clock()
             self._serve(now)

@@ -1,4 +1,4 @@
-"""Heartbeats: timers that tell a `LagGuard` how late its event loop is, for as long as there is traffic."""
+"""Heartbeats: timers that measure the lag of an event loop for a `LagGuard` while there is traffic."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ _NEVER = math.inf
 
 
 class LoopGuard(LagGuard):
-    """Guard of an event loop.
-
-    Some time is no lag, as nobody waits in it: when the loop was not run, and when one task makes request after request, as
-    tests do; servers have a task for each. The first request after a heartbeat is always let in.
-    """
+    """Guard of an event loop. Ignores time when the loop didn't run, and sequential requests of one task."""
 
     __slots__ = ("_run", "_task")
 
@@ -35,23 +31,22 @@ class LoopGuard(LagGuard):
         super().__init__(_unaccepted)
         self._run: object = None
         self._task: Callable[[], object] = lambda: None
-        """The task of the last request that came late."""
 
     def start(self, now: float) -> float:
-        """Begin to have heartbeats. Returns when the first is due."""
+        """Start heartbeats. Returns the time of the first one."""
         self._run = _run()
         return super().start(now)
 
     def beat(self, now: float) -> float | None:
-        """Note a heartbeat. Returns when the next one is due, None if there need be none until a request comes."""
+        """Record a heartbeat; return the time of the next one, None to pause until a request."""
         return super().beat(now) if self._run is _run() else self.start(now)
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """True if a request that comes now is too much, see `LagGuard.refuses`."""
+        """Return True to refuse a request now, see `LagGuard.refuses`."""
         if now <= self.due_at:
             if self._late_since is None and not self.is_hot:
                 self._begun += 1
-                return False  # almost all requests
+                return False  # The fast path.
         elif self._run is not _run() or self._is_of_same_task():
             self.start(now)
         elif not self._begun:
@@ -60,7 +55,6 @@ class LoopGuard(LagGuard):
         return super().refuses(now, share)
 
     def _is_of_same_task(self) -> bool:
-        """True if the request that comes now and the last one that came late are of one task."""
         task, before = asyncio.current_task(), self._task()
         if task is None or task is before:
             return task is not None
@@ -69,20 +63,20 @@ class LoopGuard(LagGuard):
 
 
 def _run() -> object:
-    """An object that is another one whenever the event loop of this thread is run anew: it sets new hooks each time."""
+    """Return an object that identifies a run of this thread's event loop."""
     return sys.get_asyncgen_hooks().firstiter
 
 
 class Lagging(Protocol):
-    """Something else than an event loop that may be late."""
+    """A source of lag other than an event loop."""
 
     @property
     def lag_s(self) -> float | None:
-        """Its lag in seconds, None while nothing is heard of it."""
+        """Its lag in seconds, None if unknown."""
 
 
 class Heartbeats:
-    """The guards of event loops. ``clock`` gives seconds and never steps."""
+    """Guards of event loops. ``clock`` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -91,13 +85,13 @@ class Heartbeats:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Forget all event loops: none goes on in the child of a fork."""
+        """Forget all event loops, which don't run in the child of a fork."""
         self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
         self._latest: tuple[Callable[[], _Loop | None], LoopGuard] = lambda: None, LoopGuard()
-        """The event loop that was met last and its guard: mostly there is one, which is found faster here."""
+        """The last event loop and its guard, a fast path for the usual single loop."""
 
     def guard(self) -> LoopGuard | None:
-        """The guard of the running event loop, whose heart beats from now on; None where none runs."""
+        """Return the guard of the running event loop and start its heartbeat; None without a loop."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -113,15 +107,15 @@ class Heartbeats:
 
     @property
     def are_known(self) -> bool:
-        """True if any event loop has had a heartbeat, or anything else was heard of."""
+        """True if any lag was measured."""
         return len(self._guards) > 0 or len(self._others) > 0
 
     def note(self, other: Lagging) -> None:
-        """Tell of the lag of something else, too, for as long as it lives."""
+        """Include another source of lag while it lives."""
         self._others[other] = None
 
     def lags_s(self) -> list[float]:
-        """Lag of each event loop that has a heartbeat, and of whatever else is late, in seconds."""
+        """Return all current lags in seconds."""
         others = [other.lag_s for other in _alive(self._others)]
         guards = [self._guards[loop] for loop in _alive(self._guards)]
         return [guard.lag_s for guard in guards if guard.due_at != math.inf] + [lag_s for lag_s in others if lag_s is not None]
@@ -137,9 +131,8 @@ class Heartbeats:
 
 
 def _alive(weakly: WeakKeyDictionary[T, Any]) -> list[T]:
-    """The keys that are there. Their references are listed at once, as other threads may add further ones meanwhile."""
+    """Return the living keys. Lists the references first, because other threads may add keys."""
     return [key for each in weakly.keyrefs() if (key := each()) is not None]
 
 
 heartbeats = Heartbeats()
-"""Heartbeats of the event loops of this process, for all gates that serve there."""

@@ -1,12 +1,12 @@
-"""The limit by Little's law: in flight = rate x time. Pure.
+"""The limit by Little's law: requests in flight = rate x duration. Pure.
 
-With completions at rate X, of requests that take R0 on an idle server, B = X R0 are in flight where nothing queues. The limit
-is what is in flight if each may queue for d = max((tolerance - 1) R0, delay):
+With completions at rate X and unloaded duration R0, B = X R0 requests are in flight without a queue. The limit allows each to
+queue for d = max((tolerance - 1) R0, delay):
 
     L = B + X d + 1
 
-The one more is why equal processes on one bottleneck come to equal shares: it is more to those that have less.
-It moves only while pressed, when somebody was refused or the limit was reached: an idle service teaches nothing.
+The 1 makes equal processes on one bottleneck converge to equal shares. The limit moves only after a refusal or when it is
+reached.
 """
 
 from __future__ import annotations
@@ -19,65 +19,61 @@ from limitgate.overload.options import Adaptive
 SPARE = 1.0
 """Requests beyond B and its queue."""
 SMOOTHED_S = (0.3, 3.0)
-"""Least and largest time constant of the moving averages of X and B; in between it is twice the largest R0."""
+"""Minimum and maximum time constant of the moving averages of X and B in seconds; between them it is twice the largest R0."""
 DOWN = 0.4
-"""Part of the way that a limit falls within a window. Up it goes all the way."""
+"""Part of the distance that a limit falls per window. It rises by the full distance."""
 FAILED_SHARE = 0.1
 """Share of failed requests in a window above which the limit is cut to `AFTER_FAILURES`."""
 AFTER_FAILURES = 0.9
 MUCH_FASTER = 0.85
-"""Share of the baseline below which requests in a dip were so fast that another dip soon tells more."""
+"""Share of the baseline below which a dip was so fast that another one follows soon."""
 CUT = 0.7
-"""How far a limit has to fall for requests to get faster, if a queue of ours makes them slow."""
+"""The limit must fall by this factor to make requests faster, if their queue is local."""
 SLOW = 1.1
-"""Times of what requests may take, the queue that is allowed included, above which they are slow."""
+"""Factor of the allowed duration, with its queue, above which requests are slow."""
 STILL_SLOW = 0.85
-"""Requests that take more than this share of what they took before the cut have not got faster."""
+"""Share of the previous duration above which requests haven't become faster."""
 RAISE_EVERY_S = 30.0
-"""Seconds between two times that baselines are raised for it."""
+"""Minimum interval between such rises of baselines, in seconds."""
 QUEUE_FORMS_S = 3.0
-"""Seconds after that in which the limit follows the time that requests take."""
+"""After a rise, the limit follows the duration of requests for this many seconds."""
 
 
 @dataclass(slots=True, frozen=True)
 class Window:
-    """Requests of a window of time."""
+    """Requests of a time window."""
 
     span_s: float
     count: int = 0
-    """Requests that count as samples."""
     seconds: float = 0.0
-    """Seconds that they took in all."""
     base_s: float = 0.0
-    """Seconds that they would have taken on an idle server."""
+    """Unloaded duration of the samples, in seconds."""
     untaught_s: float = 0.0
-    """Seconds that other requests, of which nothing is learned, were in flight, at most as long as on an idle server."""
+    """Total time in flight of other requests in seconds, each capped at its unloaded duration."""
     failed: int = 0
     has_refused: bool = False
-    """True if any were refused for want of room or because the event loop was late."""
+    """True if a request was refused for lack of room or because of lag."""
     is_full: bool = False
-    """True if the limit was reached."""
     most_in_flight: int = 0
     longest_base_s: float = 0.0
-    """The largest R0 of any class."""
 
 
 class LittlesLaw:
-    """The limit, and what it follows from."""
+    """The limit and its inputs."""
 
     def __init__(self, options: Adaptive) -> None:
         self.options = options
         self.value = float(options.start)
         """The limit, L."""
         self.rate: float | None = None
-        """Completions per second, X; None while nothing is known."""
+        """Completions per second, X; None if unknown."""
         self.base_in_flight = 0.0
-        """Requests that would be in flight without a queue, B."""
+        """Requests in flight without a queue, B."""
         self.pressed_since: float | None = None
         self.wants_dip = False
-        """True if the last dip found requests much faster, so that another one soon will tell more."""
+        """True if the last dip found much faster requests, so that another one is useful soon."""
         self._slow: tuple[float, float] | None = None
-        """The limit and the seconds that requests took when they became slow."""
+        """Limit and duration in seconds when requests became slow."""
         self._cut_at: float | None = None
         self._raised_at = -math.inf
 
@@ -88,37 +84,38 @@ class LittlesLaw:
 
     @property
     def base_s(self) -> float:
-        """Mean R0 of the requests that come, in seconds."""
+        """Mean R0 of current requests, in seconds."""
         return self.base_in_flight / self.rate if self.rate else 0.0
 
     @property
     def goal(self) -> float:
-        """The limit that Little's law gives."""
+        """The limit by Little's law."""
         rate = self.rate or 0.0
         extra = max((self.options.tolerance - 1) * self.base_in_flight, self.options.delay * rate)
         return self.base_in_flight + extra + SPARE
 
     def is_slow(self, took_s: float, base_s: float) -> bool:
-        """True if requests take longer than the limit allows them to wait."""
+        """Return True if requests take longer than the allowed queue explains."""
         return took_s > SLOW * (base_s + self.options.allowed_queue_s(base_s))
 
     def reconfigure(self, options: Adaptive) -> None:
-        """Go on under other options, with everything that is known."""
+        """Change the options and keep what was learned."""
         self.options = options
         self._move_to(self.value)
 
     def rest(self) -> None:
-        """Note that nobody came for a while: nothing presses any more, and the rest stays."""
+        """Drop the pressure after idle time; keep the rest."""
         self.pressed_since, self.wants_dip, self._slow = None, False, None
 
     def rebase(self, took_s: float, before_s: float, after_s: float) -> None:
-        """Learn from a dip: seconds that its requests took, and would have taken by the baselines before and after."""
+        """Learn from a dip: the duration of its requests, and their baselines before and after, in seconds."""
         self.wants_dip = took_s < MUCH_FASTER * before_s
-        if after_s < before_s:  # so that the next dip is deep enough; upwards it may be some queue, and windows will tell
+        # Only downwards, so that the next dip is deep enough; a higher value may come from a queue, and windows will show it.
+        if after_s < before_s:
             self.base_in_flight *= after_s / before_s
 
     def update(self, window: Window, now: float) -> bool:
-        """Learn from a window that ends now. True if its requests took their time without a queue of ours, as a baseline."""
+        """Learn from a window that ends now. True if its durations can be a baseline, free of local queueing."""
         if window.failed > FAILED_SHARE * (window.count + window.failed):
             self._move_to(AFTER_FAILURES * self.value)
         if window.count:
@@ -163,7 +160,7 @@ class LittlesLaw:
         return self._is_not_ours(took_s, now)
 
     def _is_not_ours(self, took_s: float, now: float) -> bool:
-        """True if the limit was cut and requests did not get faster for it: they do not queue here, but are slow elsewhere."""
+        """Return True if cutting the limit didn't make requests faster: they are slow elsewhere, not queued here."""
         if self._slow is None:
             self._slow, self._cut_at = (self.value, took_s), None
             return False

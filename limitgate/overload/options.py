@@ -1,4 +1,4 @@
-"""`Adaptive`: the bounds of a limit that adapts to load, as users set them; and with what else belongs to it, `Terms`."""
+"""`Adaptive`: the bounds of an adaptive limit, as set by users; and `Terms`, with related options."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from limitgate.limits.duration import seconds_of
 from limitgate.messages.suggestions import expected_of
 
 HIGHEST = 100_000
-"""The largest limit; more requests than that are held in memory by no process."""
+"""Maximum limit; no process holds more requests in memory."""
 LARGEST_TOLERANCE = 10.0
 LONGEST_DELAY_S = 10.0
 START = 20
-"""The limit to begin with, within ``min`` and ``max``; it doubles within a window where that is too low."""
+"""Initial limit, within ``min`` and ``max``; doubles within a window if it is too low."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Adaptive:
-    """Bounds of a limit on the requests in flight in a process, which is found from their latency.
+    """Bounds of an adaptive limit on requests in flight in a process, which is learned from their latency.
 
-    Raises `ConfigError` that names each field which is wrong and what was expected of it. ``delay`` may be text, such as
-    ``20ms``.
+    Raises `ConfigError` that reports each invalid field. ``delay`` may be text, such as ``20ms``.
     """
 
     min: int
-    """Requests in flight that are always allowed: 1 or more, 4 if not given."""
+    """Lower bound of the limit, in requests in flight: 1 or more. Default: 4."""
     max: int
-    """Requests in flight that are never exceeded: up to 100,000, 200 if not given. The process has to have room for them."""
+    """Upper bound of the limit, in requests in flight: up to 100,000. Default: 200. The process needs memory for them."""
     tolerance: float
-    """How many times what it takes on an idle server a request may take: above 1 and up to 10, 2.0 if not given."""
+    """Acceptable duration of a request as a multiple of its duration on an idle server: above 1, up to 10. Default: 2.0."""
     delay: float
-    """Seconds in a queue that are allowed to requests however fast they are: above 0 and up to 10, 0.02 if not given."""
+    """Queueing time in seconds that is acceptable for requests of any duration: above 0, up to 10. Default: 0.02."""
 
     def __init__(
         self,
-        min: int = 4,  # noqa: A002 - the contract names it so
-        max: int = 200,  # noqa: A002 - the contract names it so
+        min: int = 4,  # noqa: A002 - a public name
+        max: int = 200,  # noqa: A002 - a public name
         tolerance: float = 2.0,
         delay: float | str = 0.02,
     ) -> None:
@@ -52,26 +51,24 @@ class Adaptive:
 
     @property
     def start(self) -> int:
-        """The limit of a process that knows nothing yet."""
+        """Initial limit of a process."""
         return sorted((self.min, START, self.max))[1]
 
     def allowed_queue_s(self, base_s: float) -> float:
-        """Seconds in a queue that are allowed to a request which takes ``base_s`` on an idle server."""
+        """Return the acceptable queueing time for a request with unloaded duration ``base_s``, in seconds."""
         return max((self.tolerance - 1) * base_s, self.delay)
 
 
 class Terms(NamedTuple):
-    """What somebody wants of an adaptive limit."""
+    """Options of an adaptive limit."""
 
     adaptive: Adaptive
     max_delay: float = 0.0
-    """Seconds that somebody may wait for a place."""
     reserve: Fraction | None = None
-    """Share of the limit that is kept for higher priorities."""
 
 
 def as_adaptive(value: object) -> Adaptive | None:
-    """The options as they may be given: `Adaptive`, a mapping of its fields, or true for its defaults; None for false and null.
+    """Return options given as `Adaptive`, a mapping of its fields, or true for the defaults; None for false and null.
 
     Raises `ConfigError` for anything else.
     """
@@ -96,7 +93,6 @@ def as_adaptive(value: object) -> Adaptive | None:
 
 
 def _mistakes(least: object, most: object, tolerance: object, delay: object) -> Iterator[tuple[str, str]]:
-    """Fields with a mistake and what was expected of them."""
     if not _is_count(least):
         yield "min", f"expected a whole number of requests from 1 to {HIGHEST:,}, not {least!r:.80}"
     if not _is_count(most):

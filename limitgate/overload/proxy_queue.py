@@ -1,7 +1,7 @@
-"""The queue in front of a process, by what a proxy says of the time that requests have waited in it. Pure.
+"""The queue in front of a process, from the waiting times that a proxy reports. Pure.
 
-The clocks of two machines differ. So the least wait of the last seconds is taken off: at once as far as clocks that are kept in
-time differ, and wholly once it has lasted for longer than a queue of ours can, as most of it is refused meanwhile.
+Clocks differ, so the minimum of recent waits is subtracted: up to the usual difference immediately, in full if it lasts longer
+than a queue can.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 
 CLOCKS_S = 0.050
-"""Seconds that clocks which are kept in time may differ, and requests may be on their way."""
+"""Usual difference of synchronized clocks, plus network delay, in seconds."""
 LASTS_S = 10.0
-"""Seconds after which a least wait is no queue."""
+"""A minimum wait of more than this many seconds isn't a queue."""
 
 
 class ProxyQueue:
-    """Lag behind one proxy, or several that have the same clock."""
+    """Lag behind one proxy, or several with the same clock."""
 
     __slots__ = ("_before_s", "_least_s", "_turns_at")
 
@@ -24,7 +24,7 @@ class ProxyQueue:
         self._turns_at = -math.inf
 
     def lag_s(self, now: float, waited_s: float) -> float:
-        """Seconds of queue in front of a request that comes now and has waited for so long."""
+        """Return the seconds of queueing before a request that arrives now and has waited ``waited_s``."""
         if now >= self._turns_at:
             is_first = math.isinf(self._turns_at)
             self._before_s, self._least_s = math.inf if is_first else self._least_s, waited_s

@@ -1,7 +1,6 @@
-"""Thinning: requests of low priority, and then of normal, are refused evenly until those above them are served. Pure.
+"""Thinning: refuses low and then normal priority evenly until higher priorities are served. Pure.
 
-A reserve alone does little on an event loop, where the order of arrival decides who is there in time. The level says what is
-refused: from 0 to 1 that share of low, from 1 to 2 all of low and the rest of normal. High is never thinned.
+The level determines refusals: from 0 to 1 that share of low, from 1 to 2 all of low and the remainder of normal.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from limitgate.limits.priority import Priority
 from limitgate.overload.shedding import PriorityLevel
 
 GAIN = 0.1
-"""How much the level rises in a step, for each share of requests that is refused above the goal."""
+"""Rise of the level per step, for each unit of refused share above the goal."""
 GOAL = 0.05
-"""Share of requests of a priority that may be refused before those below it are thinned."""
+"""Refused share of a priority that is tolerated before lower ones are thinned."""
 WEIGHT = 0.2
 """Weight of a step in the moving averages of refused shares."""
 QUIET_STEPS = 10
-"""Steps in which nobody was refused but by thinning, after which the load is over."""
+"""The load is over after this many steps without refusals other than thinning."""
 FALLS = 0.05
-"""How much the level falls in a step then."""
+"""Fall of the level per step after that."""
 
 
 class _RefusedShare:
-    """Share of the requests of a priority that were refused, a moving average, from its totals."""
+    """Moving average of the refused share of a priority, from its totals."""
 
     __slots__ = ("_admitted", "_level", "_refused", "value")
 
@@ -34,7 +33,6 @@ class _RefusedShare:
         self._admitted, self._refused = level.admitted, level.refused
 
     def step(self) -> bool:
-        """Take a step. True if any were refused."""
         level = self._level
         refused = level.refused - self._refused
         came = level.admitted - self._admitted + refused
@@ -45,22 +43,23 @@ class _RefusedShare:
 
 
 class Thinning:
-    """What is thinned so that the higher of some priorities are served."""
+    """The thinning level for some priorities."""
 
     __slots__ = ("_high", "_normal", "_quiet", "level")
 
     def __init__(self, levels: Mapping[Priority, PriorityLevel]) -> None:
         self.level = 0.0
-        """From 0, where all requests pass, to 2, where only those of high priority do."""
+        """From 0, all requests pass, to 2, only high priority passes."""
         self._high, self._normal = _RefusedShare(levels["high"]), _RefusedShare(levels["normal"])
         self._quiet = 0
 
     def step(self) -> None:
-        """Take a step by what has become of requests since the last."""
+        """Take a step based on the requests since the last one."""
         has_refused = [share.step() for share in (self._high, self._normal)]
         self._quiet = 0 if any(has_refused) else self._quiet + 1
         step = GAIN * (self._high.value - GOAL)
-        if self.level < 1:  # low goes so that normal is served, normal only so that high is
+        # Thinning of low also serves normal, thinning of normal serves only high.
+        if self.level < 1:
             step = max(step, min(1 - self.level, GAIN * (self._normal.value - GOAL)))
         if self._quiet >= QUIET_STEPS:
             self._high.value = self._normal.value = 0.0
@@ -68,7 +67,7 @@ class Thinning:
         self.level = min(2.0, max(0.0, self.level + step))
 
     def kept(self, priority: Priority) -> float:
-        """Share of the requests of a priority that are not thinned."""
+        """Return the share of a priority that passes."""
         if priority == "high":
             return 1.0
         return 1 - min(1.0, self.level if priority == "low" else max(0.0, self.level - 1))

@@ -1,8 +1,7 @@
-"""A line of those who wait for a place in flight, under CoDel's rule of a standing queue (RFC 8289). Pure.
+"""A queue for permits with CoDel's rule of a standing queue (RFC 8289). Pure.
 
-A line that is empty now and then takes up a burst: whoever came first is called first, and waits for at most ``max_delay``. A
-line that stands only makes everybody late: then whoever came last is called first, who may still be in time, and whoever has
-waited for more than a moment gives way, as in Facebook's "Fail at Scale". Higher priorities are called before lower ones.
+A queue that is sometimes empty is first come, first served. A standing queue only adds latency, so it serves the newest request
+first, and refuses requests after a short wait (Facebook, "Fail at Scale").
 """
 
 from __future__ import annotations
@@ -17,25 +16,24 @@ from limitgate.limits.priority import RESERVES, Priority
 W = TypeVar("W", bound=Hashable)
 
 INTERVAL_S = 0.100
-"""Seconds after which a line stands that was never empty."""
+"""A queue is standing after this many seconds without being empty."""
 INTERVAL_PLACES = 10
-"""Places that come free in that time, where it is longer."""
+"""Released permits in that time, if that takes longer."""
 MOMENT_S = 0.005
-"""Seconds that somebody may wait in a line that stands."""
+"""Maximum wait in a standing queue, in seconds."""
 MOMENT_PLACES = 2
-"""Places that come free in that time, where it is longer."""
+"""Released permits in that time, if that takes longer."""
 MOST = 1000
-"""Waiters; more would not be called in time, and each is memory."""
+"""Maximum number of waiters; more would take memory and time out."""
 
 
 class WaitingLine(Generic[W]):
-    """A line, in which every waiter is once."""
+    """A queue that contains each waiter at most once."""
 
     def __init__(self, max_delay: float) -> None:
         self.max_delay = max_delay
-        """Seconds that somebody waits at most."""
         self.place_s = math.inf
-        """Seconds in which a place comes free, on average; infinite while that is not known, and then no line stands."""
+        """Mean seconds per released permit; infinite if unknown, when no queue is standing."""
         self._waiting: dict[Priority, OrderedDict[W, float]] = {priority: OrderedDict() for priority in RESERVES}
         self._since = math.inf
 
@@ -43,11 +41,11 @@ class WaitingLine(Generic[W]):
         return sum(map(len, self._waiting.values()))
 
     def is_before(self, priority: Priority) -> bool:
-        """True if anybody of this priority or of a higher one waits."""
+        """Return True if a request of this or a higher priority waits."""
         return any(line for each, line in self._waiting.items() if RESERVES[each] <= RESERVES[priority])
 
     def join(self, now: float, waiter: W, priority: Priority) -> W | None:
-        """Wait, too. Returns who gives way where the line is full: the oldest of the lowest priority, maybe the newcomer."""
+        """Add a waiter. If the queue is full, return the displaced one: the oldest of the lowest priority."""
         if not self:
             self._since = now
         self._waiting[priority][waiter] = now
@@ -57,16 +55,16 @@ class WaitingLine(Generic[W]):
         return lowest.popitem(last=False)[0]
 
     def leave(self, waiter: W, priority: Priority) -> None:
-        """Wait no more; who does not wait may leave, too."""
+        """Remove a waiter, if present."""
         self._waiting[priority].pop(waiter, None)
 
     def call(self, now: float, priority: Priority) -> W | None:
-        """Take out who is next of a priority, None if nobody waits who has it."""
+        """Remove and return the next waiter of a priority, or None."""
         line = self._waiting[priority]
         return line.popitem(last=self._stands(now))[0] if line else None
 
     def overdue(self, now: float) -> list[W]:
-        """Take out those who have waited for too long."""
+        """Remove and return the waiters that waited too long."""
         patience_s, gone = self._patience_s(now), []
         for line in self._waiting.values():
             while line and next(iter(line.values())) + patience_s <= now:
@@ -74,7 +72,7 @@ class WaitingLine(Generic[W]):
         return gone
 
     def due_at(self, now: float) -> float:
-        """When somebody will have waited for too long, infinite if nobody waits."""
+        """Return the time when the next waiter will have waited too long, infinite if none waits."""
         oldest = min((next(iter(line.values())) for line in self._waiting.values() if line), default=math.inf)
         soonest = oldest + self._patience_s(now)
         return soonest if self._stands(now) or not self else min(soonest, max(self._stands_at, oldest + self._moment_s))

@@ -1,1 +1,1 @@
-"""What belongs to the process and not to a request: its forks, threads, sockets and clock."""
+"""Process-wide concerns: forks, threads, sockets and clocks."""

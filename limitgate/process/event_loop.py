@@ -1,4 +1,4 @@
-"""The event loop that async code of LimitGate needs where it waits: one of asyncio."""
+"""The asyncio event loop, for async code that waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from limitgate.errors import ConfigError
 
 
 def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
-    """Return the running event loop. Raises `ConfigError` that names ``what`` needs it if there is none, as under trio."""
+    """Return the running asyncio event loop. Raises a `ConfigError` naming ``what`` if there is none, as under trio."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""State that a forked child must not share: locks that nobody there will release, connections, threads."""
+"""State that a forked child must not share: held locks, connections, threads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ T = TypeVar("T")
 
 
 class Forked(Protocol):
-    """Object that begins anew in a forked child."""
+    """An object that resets itself in a forked child."""
 
     def reset_after_fork(self) -> None:
-        """Called in the child of a fork: drop locks, connections and threads, which belong to the parent."""
+        """Drop locks, connections and threads of the parent, in the child of a fork."""
 
 
 class Forking(Protocol):
-    """Object that gets ready for a fork."""
+    """An object that prepares for a fork."""
 
     def before_fork(self) -> None:
-        """Called in the parent: wait for a moment until no thread of its own holds a lock that the child would keep."""
+        """Wait in the parent until this object's threads hold no locks that the child would inherit."""
 
 
 _all: WeakSet[Forked] = WeakSet()
@@ -28,12 +28,12 @@ _ready: WeakSet[Forking] = WeakSet()
 
 
 def reset_in_children(forked: Forked) -> None:
-    """Have ``reset_after_fork`` called in every process that is forked from this one, for as long as the object lives."""
+    """Call ``reset_after_fork`` in every forked child while the object lives."""
     _all.add(forked)
 
 
 def get_ready_for_forks(forking: Forking) -> None:
-    """Have ``before_fork`` called before this process is forked, for as long as the object lives."""
+    """Call ``before_fork`` before each fork while the object lives."""
     _ready.add(forking)
 
 
@@ -43,11 +43,11 @@ def _before_fork() -> None:
 
 
 def living(kind: type[T]) -> list[T]:
-    """The objects of a class that `reset_in_children` was told of."""
+    """Return the living objects of a class registered with `reset_in_children`."""
     while True:
         try:
             return [each for each in _all if isinstance(each, kind)]
-        except RuntimeError:  # another thread has made one meanwhile
+        except RuntimeError:  # Another thread added an object during the iteration.
             continue
 
 

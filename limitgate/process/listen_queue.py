@@ -1,4 +1,4 @@
-"""How many connections to this process wait to be accepted, where the system tells: on TCP under Linux."""
+"""The number of connections waiting to be accepted, for TCP on Linux."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Final
 from limitgate.process.clock import monotonic
 
 DESCRIPTORS = 256
-"""File descriptors among which listening sockets are looked for: servers open theirs before they accept anything."""
+"""File descriptors to scan for listening sockets, which servers open first."""
 SCAN_EVERY_S = 60.0
-"""Seconds after which they are looked for again, or earlier if one of them was closed."""
+"""Interval between scans in seconds; a closed socket triggers an earlier scan."""
 _INFO: Final[int] = getattr(socket, "TCP_INFO", 0)
 _LISTENS: Final = 10
-"""State of a listening socket, the first byte of its `tcp_info`."""
+"""State of a listening socket, the first byte of `tcp_info`."""
 _WAITING: Final = slice(24, 28)
-"""`tcpi_unacked`, which is the length of the queue of a listening socket."""
+"""`tcpi_unacked`, the queue length of a listening socket."""
 
 
 class ListenQueue:
-    """The queues of all listening sockets of this process. ``clock`` gives seconds and never steps."""
+    """Accept queues of all listening sockets of this process. ``clock`` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._sockets: list[int] = []
-        """Their file descriptors, which may have been closed meanwhile, and be of something else."""
+        """File descriptors, which may have been closed and reused."""
         self._scan_at = -math.inf
 
     def __call__(self) -> int:
-        """Connections that wait to be accepted, 0 where the system does not tell."""
+        """Return the number of waiting connections, 0 if the system doesn't report it."""
         lengths = [_length(descriptor) for descriptor in self._sockets]
         if None in lengths or self._clock() >= self._scan_at:
             self._scan_at = self._clock() + SCAN_EVERY_S
@@ -41,9 +41,9 @@ class ListenQueue:
 
 
 def _length(descriptor: int) -> int | None:
-    """The length of the queue of a listening socket, None if it is none.
+    """Return the queue length of a listening socket, None for other descriptors.
 
-    It is asked by a copy, which is closed at once: whoever listens closes his socket when he likes, and nobody listens then.
+    Queries a duplicate, because the server may close its socket at any time.
     """
     if not _INFO:
         return None
@@ -52,7 +52,8 @@ def _length(descriptor: int) -> int | None:
     except OSError:
         return None
     try:
-        asked = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=copy)  # whatever kind of socket it really is
+        # Family and type don't matter here.
+        asked = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=copy)
     except OSError:
         os.close(copy)
         return None

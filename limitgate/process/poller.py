@@ -1,4 +1,4 @@
-"""A thread that looks every so often whether something has changed, and keeps no process alive."""
+"""A daemon thread that polls for changes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ class Pollable(Protocol):
     """Something that may change."""
 
     def poll(self) -> None:
-        """Look whether it has changed, and do what there is to be done then."""
+        """Check for a change and apply it."""
 
     def forget(self) -> None:
-        """Take whatever is there for changed: the last look has not come to its end."""
+        """Assume a change, because the last poll was interrupted."""
 
 
 class Poller:
-    """A thread that looks every so many seconds, as long as this object lives; in each process that is forked, another one.
-
-    It keeps no process alive.
-    """
+    """A daemon thread that polls while this object lives, and restarts in forked children."""
 
     def __init__(self, seconds: float, pollables: Sequence[Pollable]) -> None:
         self._seconds = seconds
@@ -39,16 +36,16 @@ class Poller:
 
     @property
     def is_running(self) -> bool:
-        """True if the thread looks, and goes on."""
+        """True if the thread is polling."""
         return self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
 
     def start(self, *, in_children: bool = False) -> None:
-        """Begin to look, unless it does already; or ``in_children``: in each process that is forked from this one, not here."""
+        """Start polling, or with ``in_children`` only in forked processes."""
         self._is_wanted = True
         if in_children or self.is_running:
             return
         self._ended = Event()
-        with suppress(RuntimeError):  # no thread can be started now
+        with suppress(RuntimeError):  # The thread may fail to start.
             thread = Thread(
                 target=Context().run,
                 args=(_keep_looking, ref(self), self._seconds, self._ended),
@@ -59,12 +56,12 @@ class Poller:
             self._thread = thread
 
     def stop(self) -> None:
-        """Look no more until it is started again."""
+        """Stop polling until the next start."""
         self._is_wanted = False
         self._ended.set()
 
     def poll(self) -> None:
-        """Look once."""
+        """Poll once."""
         self._is_looking = True
         for each in self._pollables:
             with logged_errors():
@@ -72,7 +69,7 @@ class Poller:
         self._is_looking = False
 
     def reset_after_fork(self) -> None:
-        """Look in the child of a fork, too; what the parent was reading when it forked has to be read here."""
+        """Restart in the child of a fork; repeat a poll that the fork interrupted."""
         self._thread = None
         if self._is_looking:
             self._is_looking = False

@@ -1,4 +1,4 @@
-"""Copies and pickles of objects that hold connections, locks and threads: another object, made of the same arguments."""
+"""Copies and pickles of objects with connections, locks and threads: creates a new object from the same arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ IN_MEMORY = "what it has counted is in the memory of this process, expected the 
 
 
 class Remade:
-    """Base of objects that are pickled and copied by the arguments that they were made of.
+    """Base of objects that are pickled and copied by their constructor arguments.
 
-    A copy shares the arguments, so one store may serve both. Raises `TypeError` that names an argument which cannot be pickled,
-    or the state that another object would lack.
+    Raises a `TypeError` that names an argument that can't be pickled, or state that the copy would lack.
     """
 
     _made_of: tuple[Sequence[Any], Mapping[str, Any]]
@@ -26,7 +25,7 @@ class Remade:
 
     @property
     def state_here(self) -> str:
-        """State that an object made anew would lack, and the cure; empty if it would lack none."""
+        """State that a copy would lack, with a remedy; empty if none."""
         return ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,7 +55,7 @@ class Remade:
             return
         try:
             pickle.dumps(value)
-        except Exception:  # noqa: BLE001 - classes refuse in ways of their own
+        except Exception:  # noqa: BLE001 - classes raise various errors
             refused = getattr(value, "__qualname__", None) or f"an object of {type(value).__qualname__}"
         else:
             return

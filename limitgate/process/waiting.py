@@ -1,4 +1,4 @@
-"""Time as those go by it who wait for a turn. `limitgate.testing.frozen` replaces all of it, by these names."""
+"""Time for waiting requests. `limitgate.testing.frozen` replaces all of it, by these names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from limitgate.errors import ConfigError
 from limitgate.process import clock
 
 SHORTEST = 0.001
-"""Seconds of the shortest timer: no event loop has finer ones, and one that rings a bit early is set again."""
+"""Shortest timer in seconds: event loops have no finer ones. An early timer is set again."""
 
 monotonic = clock.monotonic
-"""Seconds by a clock that never steps."""
 
 
 def require_running_clock() -> None:
-    """Raise `ConfigError` if a test has stopped the clock by which buckets in memory refill: waiting would be in vain."""
+    """Raise `ConfigError` if a test has frozen time, because a wait would never end."""
     time_machine = sys.modules.get("time_machine")
     if not clock.asyncio_is_stopped() and (time_machine is None or not time_machine.escape_hatch.is_travelling()):
         return
@@ -33,26 +32,23 @@ def require_running_clock() -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Sleep in this thread. Raises `ConfigError` if the clock stands still."""
+    """Sleep in this thread. Raises `ConfigError` if the clock is frozen."""
     require_running_clock()
     time.sleep(seconds)
 
 
 async def asleep(seconds: float) -> None:
-    """Sleep on the event loop. Raises `ConfigError` if the clock stands still."""
+    """Sleep on the event loop. Raises `ConfigError` if the clock is frozen."""
     require_running_clock()
     await asyncio.sleep(seconds)
 
 
 def sleep_until(due_at: float) -> None:
-    """Sleep in this thread until a time of `monotonic`. Raises `ConfigError` if the clock stands still."""
+    """Sleep in this thread until a `monotonic` time. Raises `ConfigError` if the clock is frozen."""
     while (left := due_at - monotonic()) > 0:
         sleep(left)
 
 
 def call_at(loop: asyncio.AbstractEventLoop, due_at: float, callback: Callable[[], None]) -> asyncio.Handle:
-    """Have an event loop call back at a time of `monotonic`, or a bit before, in an empty context.
-
-    Call `require_running_clock` before waiting for that: otherwise a stopped event loop never calls.
-    """
+    """Call back on an event loop at a `monotonic` time, or slightly earlier; call `require_running_clock` first."""
     return loop.call_later(max(due_at - monotonic(), SHORTEST), callback, context=Context())

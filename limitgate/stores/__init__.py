@@ -1,7 +1,6 @@
-"""Where buckets are kept, and how a store URL becomes a store.
+"""Bucket stores, and how to open one by URL.
 
-Those in Redis are imported when they are asked for: their client takes longer to import than all of LimitGate, and neither
-memory nor most verbs of the command need it.
+Redis stores are imported on first use: the Redis client takes longer to import than the rest of LimitGate.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ _REDIS = {"RedisStore": "limitgate.stores.redis.threads.store", "AsyncRedisStore
 
 
 def __getattr__(name: str) -> Any:
-    """A store in Redis, which is imported now."""
+    """Import a Redis store on first access."""
     if name not in _REDIS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_REDIS[name]), name)
 
 
 def is_redis(store: object) -> TypeGuard[RedisStore]:
-    """True for a `RedisStore`, which has been imported then."""
+    """True if ``store`` is a `RedisStore`."""
     return _is(store, "RedisStore")
 
 
 def is_async_redis(store: object) -> TypeGuard[AsyncRedisStore]:
-    """True for an `AsyncRedisStore`, which has been imported then."""
+    """True if ``store`` is an `AsyncRedisStore`."""
     return _is(store, "AsyncRedisStore")
 
 
@@ -64,10 +63,10 @@ def _is(store: object, name: str) -> bool:
 
 
 def open_store(url: str) -> AsyncStore:
-    """A store for async code, by its ``url``. Raises `ConfigError`.
+    """Open a store for async code by its ``url``.
 
-    ``memory://``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://h1:p1,h2:p2`` or
-    ``redis+sentinel://h1:p1,h2:p2/NAME``.
+    Accepts ``memory://``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://h1:p1,h2:p2`` and
+    ``redis+sentinel://h1:p1,h2:p2/NAME``. Raises `ConfigError`.
     """
     if scheme_of(url) == "memory":
         return MemoryStore()
@@ -77,7 +76,7 @@ def open_store(url: str) -> AsyncStore:
 
 
 def open_sync_store(url: str) -> SyncStore:
-    """A store for sync code, by its ``url``, the same as for `open_store`. Raises `ConfigError`."""
+    """Open a store for sync code by its ``url``; see `open_store`. Raises `ConfigError`."""
     if scheme_of(url) == "memory":
         return MemoryStore()
     from limitgate.stores.redis.threads.store import RedisStore  # noqa: PLC0415 - see above
@@ -86,18 +85,17 @@ def open_sync_store(url: str) -> SyncStore:
 
 
 def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
-    """``store`` itself, or what ``open_url`` (`open_store` or `open_sync_store`) makes of it if it is a URL.
+    """Return ``store``, opened by ``open_url`` if it is a URL, for keys with ``key_prefix``.
 
-    The keys to come begin with ``key_prefix``. Raises `ConfigError` for a store of the other kind, and for anything that is no
-    store.
+    Raises `ConfigError` if ``store`` is no store or of the other kind.
     """
     found = open_url(store) if isinstance(store, str) else store
     if isinstance(found, type):
-        raise ConfigError(f"store: the class {found.__qualname__}, expected an object of it, or a URL")
+        raise ConfigError(f"store: the class {found.__qualname__}, expected an instance or a URL")
     wanted = AsyncStore if open_url is open_store else SyncStore
     if not isinstance(found, wanted):
         kind = "an async store, such as AsyncRedisStore" if wanted is AsyncStore else "a sync store, such as RedisStore"
-        raise ConfigError(f"store: an object of {type(store).__qualname__} cannot serve here, expected a URL or {kind}")
+        raise ConfigError(f"store: an object of {type(store).__qualname__}, expected a URL or {kind}")
     if is_redis(found) or is_async_redis(found):
         found.inspection.expect(key_prefix)
     return found

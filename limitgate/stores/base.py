@@ -1,7 +1,7 @@
-"""Interface of a store, the only place that does I/O or reads a wall clock.
+"""Interfaces of a store, the only component that does I/O or reads a wall clock.
 
-What a store can do besides is told by attributes beside its ``spend`` or ``aspend``, see `limitgate.gate.flow`: one of
-``takes_plain`` is given each `PlainSpend` and `PlainRefund` as it is, any other only a `Plan`.
+Attributes declare optional features, see `limitgate.gate.flow`: only a store with ``takes_plain`` receives `PlainSpend` and
+`PlainRefund`.
 """
 
 from __future__ import annotations
@@ -13,68 +13,68 @@ from limitgate.limits.plan import Plan, Reading
 
 
 class ConfigRequest(NamedTuple):
-    """A request to read the text under a key, or to replace it where ``text`` is given."""
+    """Reads the text under a key, or replaces it if ``text`` is given."""
 
     key: str
     text: str | None = None
     version: int | None = None
-    """Version that may be replaced, 0 for no text at all; None for any."""
+    """Replace only this version; 0 means "no text yet", None means any version."""
 
 
 class StoredConfig(NamedTuple):
-    """Text under a key, once a request was carried out. It lives for as long as nobody replaces it."""
+    """The text under a key after a request. It is stored until it is replaced."""
 
     version: int
-    """Number of times that it was replaced; 0 without a text, and for a value that no store wrote."""
+    """Number of replacements; 0 if there is no text or LimitGate did not write the value."""
     text: str | None
-    """None if there is none, empty for a value that no store wrote."""
+    """Empty if LimitGate did not write the value."""
     waited: float = 0.0
-    """Seconds for which the store was silent before, as of a `Reading`."""
+    """Seconds of store silence before the answer, see `Reading`."""
 
     def having_waited(self, waited: float) -> StoredConfig:
-        """The same after so many seconds of silence."""
+        """Return a copy with ``waited`` in seconds."""
         return self._replace(waited=waited)
 
 
 @runtime_checkable
 class SyncStore(Protocol):
-    """A store for WSGI and `Limiter`; safe under threads."""
+    """A thread-safe store for WSGI and `Limiter`."""
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
-        """Carry out ``plan`` atomically in one round trip and report the state before it.
+        """Carry out ``plan`` atomically in one round trip and return the state before it.
 
-        Raises `StoreError` when no answer came within ``timeout`` seconds, or an answer of any other shape.
+        Raises `StoreError` if no valid answer arrives within ``timeout`` seconds.
         """
 
     def close(self) -> None:
-        """Let go of connections. The store may be used again afterwards."""
+        """Close the connections. You can use the store again afterwards."""
 
 
 @runtime_checkable
 class AsyncStore(Protocol):
-    """A store for ASGI and `AsyncLimiter`; usable from several event loops in one process."""
+    """A store for ASGI and `AsyncLimiter`; works in several event loops of one process."""
 
     def aspend(self, plan: Plan, timeout: float) -> Awaitable[Reading]:
-        """Carry out ``plan`` atomically in one round trip and report the state before it.
+        """Carry out ``plan`` atomically in one round trip and return the state before it.
 
-        Raises `StoreError` when no answer came within ``timeout`` seconds, or an answer of any other shape.
+        Raises `StoreError` if no valid answer arrives within ``timeout`` seconds.
         """
 
     async def aclose(self) -> None:
-        """Let go of this event loop's connections. The store may be used again afterwards."""
+        """Close the connections of this event loop. You can use the store again afterwards."""
 
 
 @runtime_checkable
 class SyncConfigStore(SyncStore, Protocol):
-    """A `SyncStore` that keeps configuration, too."""
+    """A `SyncStore` that also keeps configuration."""
 
     def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
-        """Carry out ``request`` atomically and report the text in force afterwards. Raises `StoreError` as `spend` does."""
+        """Carry out ``request`` atomically and return the resulting text. Raises `StoreError`."""
 
 
 @runtime_checkable
 class AsyncConfigStore(AsyncStore, Protocol):
-    """An `AsyncStore` that keeps configuration, too."""
+    """An `AsyncStore` that also keeps configuration."""
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
-        """Carry out ``request`` atomically and report the text in force afterwards. Raises `StoreError` as `aspend` does."""
+        """Carry out ``request`` atomically and return the resulting text. Raises `StoreError`."""

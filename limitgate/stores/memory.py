@@ -1,12 +1,8 @@
 """Buckets in this process: exact, thread-safe, bounded. Twin of limitgate/lua/spend.lua.
 
-No call does work in proportion to the number of buckets: no step of the clock, no newcomer, no collection of garbage. Buckets
-are bytes, spread over many dictionaries, none of which gets so large that making it larger takes long. A hand goes round them,
-as in the clock algorithm of page replacement (Corbató 1968): each newcomer has it look at a few, and at a few more for each
-that has expired and goes, as Redis' active expiry does. Where there is no room, that one goes of the buckets met lately which
-owes least, as in Redis' eviction pool. A bucket that refuses what was last asked of it never goes: where the hand meets no
-other in a few steps, the newcomer shares an overflow bucket with other newcomers of its kind. So a flood of new keys can never
-push an exhausted one out.
+The cost of a call does not depend on the number of buckets. Each new bucket advances a CLOCK hand (Corbató 1968), which evicts
+expired buckets. A full store evicts the sampled bucket with the least debt, as Redis does, but never a bucket that refuses its
+last cost: new keys then share an overflow bucket, so a flood of new keys cannot evict an exhausted bucket.
 """
 
 from __future__ import annotations
@@ -35,55 +31,47 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
 _FEW = 2048
-"""Buckets at most up to which none is let go of though it has expired: clients come back, and to make one anew takes longer."""
+"""Expired buckets stay up to this count; recreating them is slower."""
 _MORE = 2
-"""Steps of the hand for each expired bucket, besides one for each newcomer: in the long run a third has expired at most."""
+"""Extra hand steps per expired bucket, so that at most a third of the buckets stay expired."""
 _SAMPLE = 8
-"""Buckets of which the one that owes least goes where there is no room, at least."""
+"""Minimum number of compared eviction candidates."""
 _HOPS = 4
-"""Empty dictionaries that the hand goes over in a step."""
 _STEPS = 64
-"""Steps of the hand for a newcomer at most; bounds the work of one request."""
+"""Maximum hand steps per new bucket."""
 _POOL = 16
-"""Buckets that may go which are remembered."""
+"""Maximum number of remembered eviction candidates."""
 _SHARD = 4096
-"""Buckets in a dictionary: Python makes one of so many larger in 0.1 ms, one of a million in 30 ms."""
+"""Buckets per dictionary. Resizing takes 0.1 ms; at a million entries it would take 30 ms."""
 _SHARDS = 4096
-"""Dictionaries at most, however many buckets are allowed."""
 _MOST_TURNS = 1_000
-"""How often a thread lets others run before it waits for the lock itself."""
+"""Number of times a thread yields before it blocks on the lock."""
 _STEP = 1_000_000
-"""Microseconds that the clock may step back before it is worth a line in the log."""
+"""Backward clock steps of at least this many microseconds are logged."""
 
 _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
-"""Clocks that are often taken for the one that is expected, which none of them is."""
-_EXPECTED_CLOCK = "expected a callable that gives Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
+"""Clocks often passed by mistake."""
+_EXPECTED_CLOCK = "expected a callable that returns Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
 
 _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
-"""Where a charge's bucket lives: in which dictionary, under which key, its value and the bucket if there is one yet; and its
-layout if it is plain: of the asked windows, a number for each."""
+"""Dictionary, key, value and entry (None if new) of a charge's bucket; its layout if the states are plain numbers."""
 
 
 class MemoryStore(Remade):
-    """Keeps at most ``max_buckets`` buckets in this process; each process limits by itself.
+    """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
 
-    Bans and configuration are never dropped, and kept even where there is no room: clients can make none of them.
-    ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the buckets that were found written in the
-    future, which happens when the clock steps back; the first step of a second or more is logged. The deadline of a call is
-    not looked at: nothing here waits.
+    Bans and configuration are never evicted. ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the
+    buckets found with a write time in the future, after the clock has stepped back; the first step of a second or more is
+    logged. Calls never block, so timeouts are ignored.
 
-    A signal handler, a finalizer or a ``clock`` may call a store in the midst of another call of the same thread. What it gives
-    back is noted then, and given back when that call ends. Anything else raises `StoreError`: to wait would be for ever.
+    If a signal handler, a finalizer or ``clock`` uses the store during a call of the same thread, a refund runs when that call
+    ends. Any other call raises `StoreError`, because waiting would deadlock.
     """
 
     measures_silence = takes_plain = True
-    """Nobody waits for it, so nobody may be told that there is no time left."""
     answers_at_once = True
-    """An event loop may ask by the methods for threads, as nobody waits for it."""
     scheme = "memory"
-    """Scheme of its URL."""
     healthy = True
-    """True if the store answers, as in every store; this one always does."""
 
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
         if clock is not None and (not callable(clock) or clock in _OTHER_CLOCKS):
@@ -108,11 +96,11 @@ class MemoryStore(Remade):
 
     @property
     def state_here(self) -> str:
-        """The buckets."""
+        """State that a copy would lack, see `Remade`."""
         return IN_MEMORY
 
     def forget(self) -> None:
-        """Forget every bucket, bans included. What is configured under a name stays."""
+        """Delete every bucket and ban. Configuration stays."""
         with self._lock:
             shards = min(1 << (self._max_buckets // _SHARD).bit_length(), _SHARDS)
             self._shards: list[dict[Any, bytes]] = [{} for _ in range(shards)]
@@ -120,23 +108,21 @@ class MemoryStore(Remade):
             self._overflow: dict[Any, bytes] = {}
             self._beside: dict[Any, Sequence[State]] = {}
             self._bans: dict[Any, tuple[int, int]] = {}
-            """By key when the bucket was banned in Unix µs, and for how long from then on in µs. Its value is a head alone,
-            which plain plans decline."""
+            """Start (Unix µs) and duration (µs) of each ban by key. The value is only a head, which plain plans decline."""
             self._layouts = Layouts()
             self._count = 0
             self._swept = 0
             self._hand: Iterator[Any] = iter(())
             self._pool: list[tuple[int, Any, bytes]] = []
-            """Buckets that may go: when each is full again in Unix µs, its key and its value; the next to go first."""
+            """Eviction candidates: time of full recovery (Unix µs), key, value."""
             self._credit = self._max_buckets
-            """Steps of the hand in vain that newcomers may still have it go."""
+            """Remaining hand steps without an eviction."""
 
     def __len__(self) -> int:
-        """Number of buckets."""
         return self._count
 
     def now(self) -> int:
-        """Its clock, Unix µs."""
+        """Current time of the store's clock, Unix µs."""
         return self._clock()
 
     def __repr__(self) -> str:
@@ -150,9 +136,9 @@ class MemoryStore(Remade):
     def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer: ...
 
     def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer:
-        """Carry out ``plan`` under one lock and report the state before it.
+        """Carry out ``plan`` under the lock and return the state before it.
 
-        Raises `StoreError` if it interrupts another call of this thread, unless it only gives back.
+        Raises `StoreError` if it interrupts another call of this thread, unless it is a refund.
         """
         if self._busy:
             self._wait_for_others()
@@ -161,7 +147,8 @@ class MemoryStore(Remade):
                 return self._interrupting(whole(plan))
             self._busy = True
             try:
-                clock = self._clock  # no method, so called by a name of its own
+                # A local name, because an attribute would bind the callable.
+                clock = self._clock
                 self._now = now = clock()
                 if type(plan) is PlainSpend and self._carry_out_plain(plan, now):
                     reading: AnyAnswer = plan
@@ -188,15 +175,14 @@ class MemoryStore(Remade):
     async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer: ...
 
     async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer:
-        """`spend`, for async callers."""
+        """Run `spend` for async callers."""
         return self.spend(plan)
 
     def _wait_for_others(self) -> None:
-        """Wait until no other thread is in the midst of a call, by letting others run.
+        """Yield until no other thread is in a call.
 
-        A thread that waits for the lock itself is given it in its sleep, and holds it until it has the GIL. Others run into
-        it meanwhile, and all threads go one behind the other for as long as requests come: with eight under Flask a request
-        cost twice as much. An interruption of this thread's own call waits for nobody.
+        Threads that block on the lock form a convoy, because the next owner must first get the GIL. With eight Flask threads
+        that doubles the cost of a request.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -204,15 +190,12 @@ class MemoryStore(Remade):
             time.sleep(0)
 
     def _blame_clock(self, error: Exception) -> None:
-        """Raise `TypeError` for a failure that comes of a clock that gives something else than whole microseconds."""
+        """Raise `TypeError` if the clock did not return an integer."""
         if not isinstance(self._now, int):
-            raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
+            raise TypeError(f"clock returned {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
     def _carry_out_plain(self, plan: PlainSpend, now: int) -> bool:
-        """`_carry_out` a plain plan; False if a bucket is not kept as the plan asks for it, or a request has to wait.
-
-        Almost every plan is for one bucket that is there: it is charged here without the lists that others need.
-        """
+        """Charge a plain plan, without lists for a single existing bucket. Return False if it needs `_carry_out`."""
         template, keys = plan.template, plan.keys
         if template.bans and self._keeps_any(keys[-template.bans :]):
             return False
@@ -225,7 +208,7 @@ class MemoryStore(Remade):
         value = shard.get(key)
         if value is None or layout is None:
             return self._charge_plain(plan, now)
-        charge = layout.charge  # as the clock
+        charge = layout.charge
         charged = charge(value, now, layout.number, cost, rows)
         if charged is None:
             return False
@@ -239,7 +222,6 @@ class MemoryStore(Remade):
         return True
 
     def _charge_plain(self, plan: PlainSpend, now: int) -> bool:
-        """Charge the buckets of a plain plan, of which any may be new; False as `_carry_out_plain`."""
         shards, mask, known, template = self._shards, self._mask, self._layouts.known, plan.template
         states: list[State] = []
         writes = []
@@ -254,7 +236,7 @@ class MemoryStore(Remade):
                 before = layout.opened(now, cost)
             if before is None or layout is None:
                 return False
-            charge = layout.charge  # as the clock
+            charge = layout.charge
             charged = charge(before, now, layout.number, cost, rows, slot)
             if charged is None:
                 return False
@@ -269,14 +251,15 @@ class MemoryStore(Remade):
         for shard, key, value, layout, after in writes if is_admitted else ():
             if value is not None and shard.get(key) is value:
                 shard[key] = after
-            else:  # it is new, or was dropped for another one, and maybe the layout with it
+            # The bucket is new, or another one evicted it and possibly its layout.
+            else:
                 known_layout = self._layouts.of(layout.bucket, layout)
                 self._put(shard, key, known_layout, known_layout.mark + after[len(known_layout.mark) :], ())
         plan.now, plan.states, plan.admitted = now, states, is_admitted
         return True
 
     def _refund(self, plan: PlainRefund, now: int) -> bool:
-        """`_carry_out` the refund of a plain plan; False if a bucket is not kept as that has left it."""
+        """Refund a plain plan. Return False if it needs `_carry_out`."""
         states, slot, as_of = plan.states, plan.spent.slot, plan.spent.now
         writes = []
         for key, (charge, places, rows) in zip(plan.keys, plan.template.parts):
@@ -294,7 +277,7 @@ class MemoryStore(Remade):
         return True
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
-        """Carry out ``request`` under the lock and report the text in force afterwards."""
+        """Carry out ``request`` under the lock and return the resulting text."""
         key, text, expected, nothing = *request, StoredConfig(0, None)
         with self._lock:
             kept = self._configs.get(key, nothing)
@@ -303,22 +286,21 @@ class MemoryStore(Remade):
             return kept
 
     async def aconfig(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
-        """`config`, for async callers."""
+        """Run `config` for async callers."""
         return self.config(request)
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: no thread is left there that could release what another one held."""
+        """Replace the lock in a forked child, where no thread releases it."""
         self._lock = RLock()
         self._busy = False
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""
 
     async def aclose(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""
 
     def _carry_out(self, plan: Plan, now: int) -> Reading:
-        """Read all buckets of ``plan``, decide, and make the charges that fit if it is admitted."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
         charges: Sequence[Charge] = plan.charges
         homes: list[_Home] = []
@@ -351,7 +333,6 @@ class MemoryStore(Remade):
         return reading
 
     def _make(self, homes: Sequence[_Home], reading: Reading, now: int) -> None:
-        """Make the charges that fit if the plan was admitted, and note those that do not."""
         admitted = reading.admitted
         for home, (charge, before, after) in zip(homes, reading.buckets):
             if after is None:
@@ -367,15 +348,15 @@ class MemoryStore(Remade):
         return states
 
     def _ban(self, plan: Plan, now: int) -> None:
-        """Ban the buckets of a plan, or lift their bans. Where there is no room they are kept all the same."""
+        """Ban the buckets of a plan, or lift their bans, even if the store is full."""
         for charge in plan.charges:
             if plan.ban_us:
                 self._ban_bucket(charge, plan.ban_us, now)
             else:
-                self._bans.pop(charge.key, None)  # the value is as others when it is written again
+                # The next write stores a full value.
+                self._bans.pop(charge.key, None)
 
     def _ban_bucket(self, charge: Charge, us: int, now: int) -> None:
-        """Ban the bucket of a charge for at least so many microseconds."""
         key = charge.key
         shard = self._shard(key)
         if key not in shard:
@@ -387,16 +368,16 @@ class MemoryStore(Remade):
         self._write(home, charge.bucket, now, states)
 
     def _bans_of(self, charges: Sequence[Charge], now: int) -> dict[int, int]:
-        """Microseconds for which buckets are still banned that something is charged to, by the places of the charges."""
+        """Remaining bans in µs by index of the charge."""
         lefts = [self._ban_left(charge.key, now) if charge.cost else 0 for charge in charges]
         return {place: left for place, left in enumerate(lefts) if left}
 
     def _ban_left(self, key: Any, now: int) -> int:
-        """Microseconds for which a bucket is still banned; 0 if it is not."""
+        """Remaining ban in µs."""
         if key not in self._bans:
             return 0
         began, us = self._bans[key]
-        if now < began:  # the clock has stepped back
+        if now < began:
             began = now
             self._bans[key] = began, us
         left = max(0, began + us - now)
@@ -405,16 +386,15 @@ class MemoryStore(Remade):
         return left
 
     def _interrupting(self, plan: Plan) -> Reading:
-        """Reading of an adjustment, which is made when the interrupted call ends; else a `StoreError`."""
+        """Defer a refund to the end of the interrupted call. Raise `StoreError` for other plans."""
         if plan.verb == "spend" or not plan.gives_back:
             raise StoreError(
-                "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
+                "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
             )
         self._late.append(plan)
         return read(plan.charges, self._now, [self._view(charge) for charge in plan.charges])
 
     def _view(self, charge: Charge) -> Sequence[State]:
-        """States of a charge's bucket, of which nothing is changed."""
         key, bucket = charge.key, charge.bucket
         value = self._shard(key).get(key)
         if value is None:
@@ -422,12 +402,10 @@ class MemoryStore(Remade):
         return _standing(self._bucket(key, value), bucket, self._now)
 
     def _shard(self, key: Any) -> dict[Any, bytes]:
-        """Dictionary that a key belongs into."""
         return self._shards[hash(key) & self._mask]
 
     def _keeps_any(self, keys: Sequence[str]) -> bool:
-        """True if there is a bucket under one of these keys."""
-        for key in keys:  # noqa: SIM110 - any() would make a generator for every call
+        for key in keys:  # noqa: SIM110 - any() would create a generator per call
             if key in self._shards[hash(key) & self._mask]:
                 return True
         return False
@@ -436,13 +414,14 @@ class MemoryStore(Remade):
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
     def _home(self, charge: Charge, now: int) -> _Home:
-        """Find where a charge's bucket lives: under its key, or in the overflow bucket of its windows."""
+        """Find a bucket by its key, or the overflow bucket of its windows."""
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
         if value is not None:
             return shard, key, value, self._bucket(key, value), None
-        if not bucket.algorithm.IS_LIMIT:  # a ban that newcomers shared would hold for all of them
+        # A shared overflow ban would ban every new key.
+        if not bucket.algorithm.IS_LIMIT:
             if charge.adjustment is not None:
                 self._reclaim(now)
             return shard, key, None, None, None
@@ -453,7 +432,7 @@ class MemoryStore(Remade):
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
-        """States of the charge's windows now, after its adjustment. A look changes no count."""
+        """States of the windows after the charge's adjustment. ``looks`` leaves stored counts unchanged."""
         entry, bucket = home[3], charge.bucket
         algorithm = bucket.algorithm
         if entry is None:
@@ -469,7 +448,6 @@ class MemoryStore(Remade):
         return states if charge.adjustment is None else self._adjust(home, charge, states, now)
 
     def _adjust(self, home: _Home, charge: Charge, states: Sequence[State], now: int) -> Sequence[State]:
-        """Make the adjustment of a charge to states, and put how they stand then."""
         bucket, adjustment = charge.bucket, charge.adjustment
         if bucket.algorithm is refusals and not self._counts_refusals(home, charge, now):
             return states
@@ -482,16 +460,16 @@ class MemoryStore(Remade):
         return states
 
     def _counts_refusals(self, home: _Home, charge: Charge, now: int) -> bool:
-        """True unless the bucket that refuses is banned, or there is no room for the count of its refusals."""
+        """False if the refusing bucket is banned, or the store is full."""
         adjustment = charge.adjustment
         if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now):
             return False
         return home[2] is not None or self._count < self._max_buckets
 
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
-        """Put how the asked windows stand; windows of the bucket that were not asked stay as they are.
+        """Store the states of the asked windows and keep the bucket's other windows.
 
-        ``asked`` is the cost of a charge, 0 for none. The cost that is kept is the last one, or an earlier one that is refused.
+        The stored cost is the latest one (``asked``, 0 for none), or a higher one that is still refused.
         """
         buckets, key, value, entry, layout = home
         cost = asked or 1
@@ -499,11 +477,11 @@ class MemoryStore(Remade):
             _, last, stored, _ = entry
             if last != asked and (not asked or (last > asked and _wait_us(bucket, states, last))):
                 cost = last
-            # It is as it was read, unless another charge of the plan is for the same key, or needed the room.
+            # Another charge of the plan may have changed or evicted the bucket.
             if layout is not None and buckets.get(key) is value:
                 try:
                     buckets[key] = layout.pack(layout.number, now, cost, *states)
-                except struct.error:  # more than 64 bits
+                except struct.error:
                     pass
                 else:
                     return
@@ -514,9 +492,9 @@ class MemoryStore(Remade):
         self._put(buckets, key, layout, value, states)
 
     def _put(self, buckets: dict[Any, bytes], key: Any, layout: Layout, value: bytes, states: Sequence[State]) -> None:
-        """Put a bucket that is new, or is kept in another way than before.
+        """Store a bucket that is new or changes its layout.
 
-        What is counted is never less than what is there, wherever a signal handler raises an exception in between.
+        An exception of a signal handler must not leave the counters too low, so they are raised first.
         """
         live = buckets.get(key)
         layout.uses += 1
@@ -540,7 +518,7 @@ class MemoryStore(Remade):
         self._layouts.release(self._layouts.by(value))
 
     def _note_refusal(self, home: _Home, charge: Charge, states: Sequence[State]) -> None:
-        """Keep the cost of a charge that does not fit, so that the bucket stays for as long as it would refuse it."""
+        """Store the refused cost, so that the bucket stays while it refuses that cost."""
         buckets, key, _, entry, _ = home
         cost, bucket = charge.cost, charge.bucket
         if entry is None or entry[1] == cost or not _wait_us(bucket, states, cost):
@@ -550,7 +528,7 @@ class MemoryStore(Remade):
             buckets[key] = with_cost(live, cost)
 
     def _reclaim(self, now: int) -> bool:
-        """Make room: expired buckets go, and when there is no room still those that owe least. False if there is none."""
+        """Evict expired buckets, then those with the least debt. Return False if the store is still full."""
         if self._count < self._max_buckets:
             if self._count >= self._few and self._look(now):
                 self._sweep(now, _MORE)
@@ -563,7 +541,6 @@ class MemoryStore(Remade):
         return self._count < self._max_buckets
 
     def _sweep(self, now: int, looks: int) -> int:
-        """Let go of expired buckets, and where there is no room find some that may go. How many steps the hand has made."""
         most, step = self._max_buckets, 0
         steps = min(_STEPS if self._credit or self._count < most else 1, self._count + 2)
         while step < steps:
@@ -578,7 +555,7 @@ class MemoryStore(Remade):
         return step
 
     def _look(self, now: int) -> bool:
-        """Move the hand on to the next bucket. True if that has expired and is gone."""
+        """Advance the hand by one bucket. Return True if it was evicted."""
         key = next(self._hand, None)
         if key is None:
             return self._turn()
@@ -620,7 +597,6 @@ class MemoryStore(Remade):
         return False
 
     def _remember(self, due: int, key: Any, value: bytes) -> None:
-        """Note a bucket that may go, of which those are kept that owe least."""
         entry, pool = (due, key, value), self._pool
         place = bisect_left(pool, entry)
         if place == len(pool) or pool[place] != entry:
@@ -628,25 +604,23 @@ class MemoryStore(Remade):
             del pool[_POOL:]
 
     def _drop_least(self) -> None:
-        """Drop the bucket that owes least of those that may go, unless it is not as it was any more."""
         _, key, value = self._pool.pop(0)
         shard = self._shard(key)
         if shard.get(key) is value:
             self._drop(shard, key)
 
     def _step_back(self, by: int) -> None:
-        """Count a bucket that was found written so many microseconds in the future."""
         self.clock_steps += 1
         self._furthest_step = max(self._furthest_step, by)
 
 
 def system_clock() -> int:
-    """This machine's clock, Unix µs."""
+    """Return the machine's time, Unix µs."""
     return time.time_ns() // 1000
 
 
 def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
-    """States of the asked windows of a bucket at a time in Unix µs."""
+    """States of the asked windows at ``now``, Unix µs."""
     written, _, stored, states = entry
     algorithm = bucket.algorithm
     if bucket is stored:
@@ -659,40 +633,37 @@ def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
 
 
 def _has_other_counts(stored: Bucket, bucket: Bucket, states: Sequence[State]) -> bool:
-    """True if any of the windows that owe something had another count when it was stored."""
     counts = dict(zip(stored.ids, stored.counts))
     asked = zip(bucket.ids, bucket.counts, states)
     return any(state and counts.get(window, count) != count for window, count, state in asked)
 
 
 def _full_at(entry: Entry) -> int:
-    """When a bucket will be as if nobody had used it, in Unix µs."""
+    """Unix µs at which a bucket is as good as new."""
     written, _, bucket, states = entry
     return written + max(map(bucket.algorithm.ttl_us, states, bucket.limits))
 
 
 def _refuses_until(entry: Entry) -> int:
-    """When the cost last asked of a bucket will fit into every window, whoever asks, in Unix µs; when written if it did then.
-
-    Bans and what is configured, which are never dropped, stay until they are over.
-    """
+    """Unix µs at which the last cost fits; for bans and slots, at which they end."""
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
-    is_kept = bucket.algorithm is ban or (wait and bucket.has_slots)  # a hint is no promise
+    # A slot's wait is an estimate.
+    is_kept = bucket.algorithm is ban or (wait and bucket.has_slots)
     return _full_at(entry) if is_kept else written + wait
 
 
 def _wait_us(bucket: Bucket, states: Sequence[State], cost: int) -> int:
-    """Microseconds until a cost fits into every window for those who have least room; 0 if it does, or if it never will."""
+    """Microseconds until a cost fits for the lowest priority; 0 if never."""
     wait_us, costs = bucket.algorithm.wait_us, repeat(cost)
     waits = list(map(wait_us, states, costs, bucket.strictest.limits))
-    if None in waits:  # who has least room never gets that much
+    # The lowest priority can never spend it.
+    if None in waits:
         waits = list(map(wait_us, states, costs, bucket.limits))
     return max([wait or 0 for wait in waits], default=0)
 
 
 def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> tuple[Bucket, Sequence[State]]:
-    """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
     limits, ids, joined = list(bucket.limits), list(bucket.ids), list(states)
     written, _, stored, before = entry
     for limit, window, state in zip(stored.limits, stored.ids, bucket.algorithm.advance(before, now - written, stored, now)):
@@ -705,5 +676,5 @@ def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> 
 
 @lru_cache(maxsize=4096)
 def _windows(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
-    """The same object for the same windows, so that buckets share it."""
+    """Share equal objects between buckets."""
     return Bucket(limits, ids)

@@ -1,12 +1,11 @@
-"""Buckets as bytes: the cyclic garbage collector tracks none of them, so a million buckets cost a collection nothing.
+"""Buckets as bytes, which the cyclic garbage collector does not track.
 
-A value is a head and numbers of 8 bytes, little-endian:
+A value is a head and 8-byte numbers, little-endian:
 
-    number of the windows (4) | written, Unix µs (8) | last cost (8) | the states, as their algorithm counts them
+    layout number (4) | written, Unix µs (8) | last cost (8) | states, as their algorithm counts them
 
-Behind those of a log or of slots for requests in flight stand its entries. A head alone says that the states are kept beside as
-they are, since they are debts of more than 64 bits. It also is the value of a bucket that is banned, so that no plain plan is
-charged to it.
+Logs and slots append entries. If a debt exceeds 64 bits or the bucket is banned, the value is only a head, which plain plans
+decline, and the states are stored separately.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from limitgate.limits.template import MAX_WINDOWS, Row
 from limitgate.stores.straight import straight_charge, straight_refund
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
-"""Time of writing in Unix µs, last cost, windows of the bucket, and their states at that time."""
+"""Write time in Unix µs, last cost, windows and states."""
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
-"""The highest cost that is kept; no limit has room for a higher one."""
-_SLOTS: Final = struct.Struct("<Iqqqq")  # head, place on the timeline, places taken; the slots follow
+"""No limit has room for more."""
+# Head, time, and slots in use; the slots follow.
+_SLOTS: Final = struct.Struct("<Iqqqq")
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
 _COST_AT: Final = _NUMBER.size + _TIME.size
@@ -39,16 +39,13 @@ _COST_AT: Final = _NUMBER.size + _TIME.size
 
 @cache
 def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., bytes], Callable[[bytes], tuple[int, ...]]]:
-    """Form of values of so many numbers, the numbers of one that owes nothing, and what packs and unpacks them.
-
-    Layouts share it: callers with limits of their own have one each.
-    """
+    """Return the struct of ``numbers`` numbers, zeros, pack and unpack. Cached, because many layouts share them."""
     form = struct.Struct(f"{HEAD.format}{numbers}q")
     return form, (0,) * numbers, form.pack, form.unpack
 
 
 class Layout:
-    """Layout of the buckets of some windows, and the number that stands for these windows in the values."""
+    """Binary layout of buckets with the same windows, identified by a number in each value."""
 
     __slots__ = (
         "_nothing",
@@ -73,32 +70,29 @@ class Layout:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
         self.number = 0
-        """Number in a store; 0 until a bucket is kept there that has this layout."""
+        """0 until a stored bucket uses this layout."""
         self.mark = b""
-        """First bytes of every value in that store."""
         self.uses = 0
-        """Buckets that have this layout."""
         initial = bucket.algorithm.initial(0, bucket)
         self.is_debts = bool(initial) and all(type(state) is int for state in initial)
-        """True for states of one number each."""
+        """Each state is one number."""
         self.is_row = type(initial[0]) is tuple if initial else False
-        """True for a single state of a few numbers."""
+        """A single state of several numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
         self.is_slots = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
         form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size = form.size
-        """Bytes of a value that is not a head alone, unless it has entries."""
+        """Bytes of a value, without entries."""
         self.plain_size = form.size if self.is_debts else 0
-        """`size` where states are plain numbers, else that of no value."""
+        """0 if the states are not plain numbers."""
         self.drains = bucket.algorithm is gcra
-        """True for debts that drain by `Bucket.counts`."""
+        """Debts drain by `Bucket.counts`."""
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
-        """What gives back the charge of a plain plan, once it is needed; None if the algorithm has no lines for that."""
+        """Built on first use; None if the algorithm has none."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
             self.charge = straight_charge(straight, form.format, len(initial))
-            """Charge of a plain plan, which asks for no other buckets."""
         elif self.is_log:
             self.charge = partial(_charge_log, bucket)
         elif self.is_slots:
@@ -106,13 +100,13 @@ class Layout:
         self.advance = bucket.algorithm.advance
 
     def opened(self, now: int, cost: int) -> bytes:
-        """Value of a bucket that nobody has used."""
+        """Value of an unused bucket."""
         if self.drains:
             return self.pack(self.number, now, cost, *self._nothing)
         return self.packed(now, cost, self.bucket.algorithm.initial(now, self.bucket))
 
     def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
-        """Value of a bucket; the head alone where the states have to be kept beside."""
+        """Pack a bucket, or only its head if the states must be stored separately."""
         try:
             if self.is_debts:
                 return self.pack(self.number, written, cost, *states)
@@ -123,12 +117,12 @@ class Layout:
             if self.is_slots:
                 slots: Slots = states[0]
                 return _SLOTS.pack(self.number, written, min(cost, MAX_COST), slots.at, slots.taken) + slots.packed
-        except struct.error:  # a number of more than 64 bits
+        except struct.error:
             pass
         return head(self.number, written, cost)
 
     def unpacked(self, value: bytes, beside: Sequence[State]) -> Entry:
-        """Bucket of a value, whose states are ``beside`` if it is a head alone."""
+        """Unpack a bucket. ``beside`` are the states of a head."""
         _, written, cost = HEAD.unpack_from(value)
         if is_head(value):
             return written, cost, self.bucket, beside
@@ -140,12 +134,12 @@ class Layout:
         numbers = self.unpack(value)[3:]
         return written, cost, self.bucket, [numbers] if self.is_row else numbers
 
-    def refund(  # noqa: PLR0917 - keywords would take longer
+    def refund(  # noqa: PLR0917 - keywords are slower
         self, value: bytes, now: int, was: Sequence[State], as_of: int, rows: Sequence[Row], cost: int, slot: int
     ) -> bytes | None:
-        """Value after the whole charge of a plain plan is given back, which has found these states at a time in Unix µs.
+        """Return the value after a refund of a plain charge with the states ``was`` at ``as_of`` (Unix µs).
 
-        None if the value is one of another layout, or of the future.
+        Returns None if the value has another layout or was written in the future.
         """
         if self.is_slots:
             return _give_slot_back(value, now, self.number, slot)
@@ -172,7 +166,7 @@ class Layout:
 
 
 class Layouts:
-    """Layouts of the buckets of a store. One that no bucket has any more is forgotten, and its number given to another."""
+    """Layouts of a store's buckets. An unused layout is dropped and its number reused."""
 
     def __init__(self) -> None:
         self.known: dict[Bucket, Layout] = {}
@@ -180,22 +174,23 @@ class Layouts:
         self._free: list[int] = []
 
     def of(self, bucket: Bucket, unknown: Layout | None = None) -> Layout:
-        """Layout of the buckets of these windows, ``unknown`` if there is none yet."""
+        """Return the layout for these windows; register ``unknown`` if there is none."""
         layout = self.known.get(bucket)
         if layout is None:
             layout = Layout(bucket) if unknown is None else unknown
-            layout.number = number = self._number()  # none is ever given twice, wherever a signal comes in between
+            # A signal handler cannot get the same number.
+            layout.number = number = self._number()
             layout.mark = _NUMBER.pack(number)
             self.numbered[number] = self.known[bucket] = layout
         return layout
 
     def by(self, value: bytes) -> Layout:
-        """Layout of a value of this store."""
+        """Return the layout of a stored value."""
         layout: Layout = self.numbered[_NUMBER.unpack_from(value)[0]]
         return layout
 
     def release(self, layout: Layout) -> None:
-        """Count one bucket less that has this layout."""
+        """Remove one use of a layout."""
         layout.uses -= 1
         if not layout.uses:
             del self.known[layout.bucket]
@@ -203,7 +198,6 @@ class Layouts:
             self._free.append(layout.number)
 
     def _number(self) -> int:
-        """Number that stands for no windows yet."""
         if self._free:
             return self._free.pop()
         self.numbered.append(None)
@@ -211,29 +205,28 @@ class Layouts:
 
 
 def head(number: int, written: int, cost: int) -> bytes:
-    """Value of a bucket whose states are beside it."""
+    """Value without states."""
     return HEAD.pack(number, written, min(cost, MAX_COST))
 
 
 def is_head(value: bytes) -> bool:
-    """True if the states of a value are beside it."""
+    """True for a value without states."""
     return len(value) == HEAD.size
 
 
 def written_at(value: bytes, now: int) -> bytes:
-    """Value with another time of writing, Unix µs."""
+    """Return the value with another write time, Unix µs."""
     return value[: _NUMBER.size] + _TIME.pack(now) + value[_COST_AT:]
 
 
 def with_cost(value: bytes, cost: int) -> bytes:
-    """Value with another last cost."""
+    """Return the value with another last cost."""
     return value[:_COST_AT] + _TIME.pack(min(cost, MAX_COST)) + value[HEAD.size :]
 
 
 def _charge_log(
     bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row], __: int = 0
 ) -> tuple[tuple[Log, ...], bytes | None] | None:
-    """The charge of a plain bucket that is a log, as `straight_charge` has it."""
     kept_number, written, kept_cost = HEAD.unpack_from(value)
     if kept_number != number or kept_cost != cost or now < written or is_head(value):
         return None
@@ -242,10 +235,9 @@ def _charge_log(
     return (*before,), None if after is None else head(number, now, cost) + _packed_log(after[0])
 
 
-def _charge_slots(  # noqa: PLR0917 - as `straight_charge`
+def _charge_slots(  # noqa: PLR0917 - same signature as `straight_charge`
     bucket: Bucket, value: bytes, now: int, number: int, cost: int, _: Sequence[Row], slot: int
 ) -> tuple[tuple[Slots, ...], bytes | None] | None:
-    """The charge of a plain bucket of slots, as `straight_charge` has it."""
     try:
         kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
     except struct.error:
@@ -260,7 +252,6 @@ def _charge_slots(  # noqa: PLR0917 - as `straight_charge`
 
 
 def _give_slot_back(value: bytes, now: int, number: int, slot: int) -> bytes | None:
-    """`Layout.refund` of a bucket of slots."""
     try:
         kept_number, written, kept_cost, at, taken = _SLOTS.unpack_from(value)
     except struct.error:

@@ -1,8 +1,4 @@
-"""The charge of a plain bucket in a straight line, for each algorithm and number of windows.
-
-It is written out window by window, as the script for Redis is (limitgate/stores/redis/protocol/plain.py): a loop over three
-windows, and the lists that it would fill, take a third of what `MemoryStore` needs for a request.
-"""
+"""Generated charge and refund functions without loops, which would take a third of a `MemoryStore` request."""
 
 from __future__ import annotations
 
@@ -36,12 +32,11 @@ def charge(value, now, number, cost, rows, slot=0):
 
 @cache
 def straight_charge(straight: Straight, form: str, windows: int) -> StraightCharge:
-    """Return the function that charges a bucket of so many windows, whose value has this form of `struct`.
+    """Return a function that charges a bucket of ``windows`` windows; ``form`` is the `struct` format of its value.
 
-    It takes the value, the time in Unix µs, the number of the bucket's layout, the cost, the rows of its windows, and maybe the
-    name of a slot, which only a bucket of slots takes. It
-    returns the state of each window at that time, and the value after the charge, None if that does not fit; and None if the
-    value is one of another layout, of another cost, or of the future.
+    Its arguments are the value, the time in Unix µs, the layout number, the cost, the rows of the windows and the name of a
+    slot. It returns the states at that time and the new value (None if the cost does not fit), or None if the value has another
+    layout or cost, or was written in the future.
     """
     value = struct.Struct(form)
     each = partial(each_window, windows)
@@ -77,10 +72,9 @@ def refund(value, now, number, was, as_of, rows):
 
 @cache
 def straight_refund(straight: Straight, refund: StraightRefund, form: str, windows: int) -> Callable[..., bytes | None]:
-    """Return the function that gives back a charge of such a bucket.
+    """Return a function that refunds such a charge.
 
-    It takes what `straight_charge` takes, and before the rows the states that the charge has found, and its time.
-    It returns the value after it, None where `straight_charge` returns None for a value.
+    It also takes the states and the time of the charge, before the rows, and returns the new value or None.
     """
     value = struct.Struct(form)
     each = partial(each_window, windows)

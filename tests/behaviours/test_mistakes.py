@@ -307,15 +307,15 @@ OPTIONS = {
 }
 
 STORES = {
-    "no scheme": (lambda: gate(store="localhost:6379"), "which a URL such as redis://localhost:6379/0 has"),
-    "a URL in quotes": (lambda: gate(store='"redis://h"'), "the URL is in quotes, expected it without them"),
+    "no scheme": (lambda: gate(store="localhost:6379"), "store: no scheme, expected memory://, redis://"),
+    "a URL in quotes": (lambda: gate(store='"redis://h"'), "the URL has quotes around it, expected none"),
     "another scheme": (lambda: Limiter("redis-cluster://h"), "did you mean redis+cluster://?"),
     "Valkey's own scheme": (lambda: gate(store="valkey://h"), "did you mean redis://?"),
     "a word for a database": (
         lambda: gate(store="redis://h/zero"),
-        "a number is: expected for example redis://localhost:6379/0",
+        "is not a number, expected for example redis://localhost:6379/0",
     ),
-    "a variable left": (lambda: Limiter("redis://${HOST}:6379"), "a variable that was not filled in"),
+    "a variable left": (lambda: Limiter("redis://${HOST}:6379"), "an unexpanded variable"),
     "a user for a password": (lambda: Limiter("redis://hunter2@h"), "expected a colon before a password"),
     "several hosts": (lambda: Limiter("redis://h1,h2"), "redis+cluster://h1:7000,h2:7000"),
     "no master": (lambda: Limiter("redis+sentinel://h"), "redis+sentinel://h1:26379,h2:26379/mymaster"),
@@ -325,9 +325,9 @@ STORES = {
     "a client of redis-py": (lambda: gate(store=redis.Redis()), "expected a URL or an async store, such as AsyncRedisStore"),
     "a sync store on ASGI": (lambda: gate(store=RedisStore("redis://h")), "such as AsyncRedisStore"),
     "an async store on WSGI": (lambda: LimitGateWSGI(wsgi, rules=[], store=AsyncRedisStore("redis://h")), "such as RedisStore"),
-    "a class for a store": (lambda: gate(store=MemoryStore), "the class MemoryStore, expected an object of it"),
+    "a class for a store": (lambda: gate(store=MemoryStore), "the class MemoryStore, expected an instance"),
     "a client of redis-py for a URL": (lambda: RedisStore(redis.Redis()), "expected a URL such as redis://localhost:6379/0"),
-    "a URL for a memory store": (lambda: MemoryStore("memory://"), "expected a callable that gives Unix time"),
+    "a URL for a memory store": (lambda: MemoryStore("memory://"), "expected a callable that returns Unix time"),
 }
 
 PLACES = {

@@ -83,14 +83,14 @@ def test_the_bound_is_checked() -> None:
 @pytest.mark.parametrize("clock", [time.time, time.time_ns, time.monotonic, time.perf_counter, 17])
 def test_a_clock_of_another_unit_is_told(clock: Any) -> None:
     """Seconds and nanoseconds are what Python's own clocks give; limits would last a million times as long, or a thousandth."""
-    with pytest.raises(TypeError, match=r"expected a callable that gives Unix time in whole microseconds"):
+    with pytest.raises(TypeError, match=r"expected a callable that returns Unix time in whole microseconds"):
         MemoryStore(clock)
 
 
 def test_a_clock_that_gives_no_whole_number_is_told() -> None:
     """It is found at the first charge, through every way that leads there."""
     store = MemoryStore(lambda: 1_700_000_000.5)
-    told = re.escape("clock gave 1700000000.5, expected a callable that gives Unix time in whole microseconds")
+    told = re.escape("clock returned 1700000000.5, expected a callable that returns Unix time in whole microseconds")
     for limits in (["5/second"], ["5/second", Limit("9/minute", algorithm="sliding_log")]):
         with Limiter(store) as limiter, pytest.raises(TypeError, match=told):
             limiter.hit("user", *limits)

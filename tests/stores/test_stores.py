@@ -891,18 +891,18 @@ def test_a_mistake_in_a_url_is_a_config_error(opener: Callable[[str], Any], url:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("redis://localhost/zero", "no database"),
+        ("redis://localhost/zero", "not a number"),
         ("redis:///0", "no host"),
-        ("redis://localhost:99999/0", "no such port"),
+        ("redis://localhost:99999/0", "the port is out of range"),
         ("redis://localhost?timout=1", "'timout', did you mean 'socket_timeout'[?]"),
-        ("redis://localhost?timout=1", "LimitGate's own option timeout"),
+        ("redis://localhost?timout=1", "LimitGate's option timeout"),
         ("redis://localhost?ssl_ca_certs=/x", "expected rediss://"),
-        ("unix:///run/redis.sock?socket_keepalive=true", "is of TCP"),
+        ("unix:///run/redis.sock?socket_keepalive=true", "is for TCP"),
         ("redis://h1,h2/0", r"redis\+cluster://"),
         ("redis://secret@localhost/0", "redis://:password@"),
         ("redis://:pa/ss@localhost/0", "/ is %2F"),
         ("unix://run/redis.sock", "unix:///run/redis.sock"),
-        ("redis://${HOST}:6379/0", "not filled in"),
+        ("redis://${HOST}:6379/0", "unexpanded variable"),
     ],
 )
 def test_a_mistake_in_a_url_is_told_with_its_cure(url: str, words: str) -> None:
@@ -923,7 +923,7 @@ NO_EFFECT += ["client_name=me&socket_timeout=soon"]
 def test_an_option_that_would_do_nothing(opener: Callable[[str], Any], url: str, option: str) -> None:
     """An option of redis-py that does not fit is refused with what there is instead, not taken without a word."""
     name = option.rpartition("&")[2].partition("=")[0]
-    with pytest.raises(ConfigError, match=f"store: option '{name}' would do nothing, expected a URL without it: .+"):
+    with pytest.raises(ConfigError, match=f"store: option '{name}' has no effect, expected a URL without it: .+"):
         opener(f"{url}?{option}")
 
 

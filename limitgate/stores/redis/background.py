@@ -1,4 +1,4 @@
-"""Threads of the stores' own, which keep connections, slots and leases in order. None keeps a process alive."""
+"""Daemon threads that maintain connections, slot maps and leases."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class _ThreadState(threading.local):
 
 
 this_thread = _ThreadState()
-"""Of the running thread: a finalizer or a log handler that runs in one of ours may have interrupted it anywhere, locks held."""
+"""True in a background thread, which a finalizer or log handler may interrupt with locks held."""
 
 
 def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Start a thread that no exception ends without a report. Raises `RuntimeError` where none can be started now.
+    """Start a daemon thread that logs its exceptions. Raises `RuntimeError` if no thread can be started.
 
-    Its context is empty, because green threads would copy that of the request.
+    Its context is empty, because green threads copy the context of the request.
     """
     thread = threading.Thread(target=Context().run, args=[_run, target, *args], name=f"limitgate-{name}", daemon=True)
     try:

@@ -1,10 +1,8 @@
-"""Keeps requests from waiting for a Redis that does not answer (the circuit breaker of Nygard's Release It!).
+"""Circuit breaker (Nygard, Release It!): requests fail at once while Redis does not answer.
 
-After `FAILURES` calls in a row have failed, requests fail at once. Meanwhile the store probes, one probe at a time, with pauses
-that grow and differ from process to process. No request waits for a probe. Knows no clock, timer or connection.
-
-That a server does not answer is known only for as long as somebody probes. Where the process stood still when a probe was due,
-or while it was under way (serverless functions, event loops that run for a request only), nobody knows, and requests are sent.
+It opens after `FAILURES` failed calls in a row. Then the store sends one probe at a time, with growing, randomized pauses. If
+the process stands still when a probe is due or in flight (serverless functions), the open state is outdated and requests are
+sent. No clock, timer or connection.
 """
 
 from __future__ import annotations
@@ -26,46 +24,44 @@ from limitgate.stores.base import ConfigRequest
 log = logging.getLogger("limitgate.store")
 
 FAILURES = 5
-"""Calls in a row that fail before requests no longer wait."""
+"""Failed calls in a row."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
-"""Seconds between two probes, each pause twice the one before. With `PROBE_TIMEOUT` it bounds how late recovery is seen."""
+"""Shortest and longest seconds between two probes; pauses double."""
 CHANCE = random.SystemRandom()
-"""Chance that is nobody else's: an application that has seeded its own finds that undisturbed, and forks differ."""
+"""Leaves the application's seeded random state alone; differs in forks."""
 PROBE_TIMEOUT = 0.5
-"""Seconds that a probe waits for its answer, at most: no longer than a request would, whose timeout may be less."""
+"""Maximum seconds to wait for a probe."""
 LATE = 0.1
-"""Seconds by which a probe, or a look for its answer, comes late if the process stood still."""
+"""A probe or check this many seconds late means that the process stood still."""
 
 
 State = Literal["closed", "open", "half-open"]
 
 
 class Tally:
-    """Counts that the breakers of a store share."""
+    """Counters of a store's breakers."""
 
     def __init__(self) -> None:
         self.failures = 0
-        """Calls that failed."""
         self.outages = 0
         """Times that a breaker has opened."""
         self.lock = RLock()
 
 
 class Breaker:
-    """Circuit breaker of one server. Its owner reports how each call ended, and sends the probes.
+    """Circuit breaker of one server. Its owner reports the outcome of each call and sends the probes.
 
-    closed      calls are sent
-    open        calls fail at once, until a probe is answered
-    half-open   the same, while a probe is on its way
-    (outdated   open or half-open, but nobody is probing as it should be: calls are sent until one fails)
+        closed      calls are sent
+        open        calls fail at once, until a probe is answered
+        half-open   the same, while a probe is in flight
+        (outdated   open or half-open, but probes are late: calls are sent until one fails)
 
-    Times are seconds on one monotonic clock of the owner's.
+    Times are seconds of the owner's monotonic clock.
     """
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
         self.state: State = "closed"
         self.in_trouble = False
-        """True if the last call failed."""
         self._server = server
         self._tally = tally or Tally()
         self._in_a_row = 0
@@ -74,9 +70,9 @@ class Breaker:
         self._probe_began: float | None = None
         self._is_retired = False
         self._holds_until = math.inf
-        """Time until which it is known that calls would fail."""
+        """Calls fail at once until this time."""
         self._began_late = self._told_nothing = False
-        """True if the process stood still when the latest probe was due, or while it was under way."""
+        """Whether the process stood still when the latest probe was due, or while it was in flight."""
         self._failure: tuple[str, StoreFault] = "", "connection"
 
     @property
@@ -85,29 +81,31 @@ class Breaker:
         return self.state == "closed"
 
     def sending(self, sent: AnyPlan | ConfigRequest) -> None:
-        """Note what is sent. While there is trouble the latest says where to probe: on a cluster, its node holds it."""
+        """Record a sent plan, whose key the next probe uses: on a cluster it selects the node."""
         if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
 
     def check(self, clock: Callable[[], float] = lambda: -math.inf) -> None:
-        """Raise a `StoreError` unless closed, or outdated by the owner's clock."""
+        """Raise `StoreError` if open and not outdated."""
         if self.state != "closed" and clock() <= self._holds_until:
             message, fault = self._failure
-            raise StoreError(f"{self._server} is not asked until it answers again: {message}", fault)
+            raise StoreError(f"no calls are sent to {self._server} until it answers a probe: {message}", fault)
 
     def succeeded(self) -> None:
-        """Close: a call was answered."""
+        """Record an answered call, which closes the breaker."""
         if self.in_trouble:
             with self._tally.lock:
                 self.in_trouble, self._in_a_row, recovered = False, 0, not self.is_closed
                 self.state, self._pause = "closed", FIRST_PAUSE
             if recovered:
-                with logged_errors():  # a handler may raise; probes have to go on
+                # A log handler may raise.
+                with logged_errors():
                     log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError, now: float = -math.inf) -> bool:
-        """Count a failed call. True if that opens the breaker: the owner has to probe after `pause_before_probe`."""
-        message = str(error)  # the error itself knows everything that led to it, and log records may be kept
+        """Count a failed call. Return True if the breaker opens and the owner must probe."""
+        # An error in a log record would keep its traceback alive.
+        message = str(error)
         with self._tally.lock:
             self._tally.failures += 1
             self.in_trouble = True
@@ -126,14 +124,13 @@ class Breaker:
         return True
 
     def retire(self) -> None:
-        """Probe no more: another breaker takes this one's place."""
+        """Stop probing, because another breaker takes over."""
         self._is_retired = True
 
     def pause_before_probe(self, now: float) -> float | None:
-        """Seconds until the next probe is due, None if there is nothing to probe for any more.
+        """Seconds until the next probe, from the start of the last one; None if no probe is needed.
 
-        Between half of a pause and the whole, the next one longer, so that not all processes come back at once. It counts from
-        when the last probe began: one that hung was pause enough.
+        Random between half and full length, so that processes do not probe at the same time.
         """
         with self._tally.lock:
             if self.is_closed or self._is_retired:
@@ -147,7 +144,7 @@ class Breaker:
         return due_at - now
 
     def begin_probe(self, now: float) -> Plan | None:
-        """Return the plan to send as a probe, None if there is nothing to probe for any more."""
+        """Return the plan of a probe; None if no probe is needed."""
         with self._tally.lock:
             if self.is_closed or self._is_retired:
                 return None
@@ -157,7 +154,7 @@ class Breaker:
         return self._probe
 
     def is_probing(self, now: float) -> None:
-        """Note that somebody listens for the answer to a probe. To be told again within `LATE` seconds."""
+        """Record that the owner listens for a probe's answer, every `LATE` seconds."""
         if now > self._holds_until:
             self._told_nothing = not self._began_late
         elif self._holds_until < now + LATE:
@@ -165,13 +162,13 @@ class Breaker:
 
 
 def first_key(sent: AnyPlan | ConfigRequest) -> str:
-    """The key of a request, or of a plan's first bucket."""
+    """Return the key of a request, or of a plan's first bucket."""
     return sent.key if isinstance(sent, ConfigRequest) else sent.charges[0].key
 
 
 def _probe_beside(key: str) -> Plan:
-    """A probe: it clears a bucket that nobody uses, so that a server that cannot write is not believed.
+    """Return a probe, which resets an unused bucket and so detects servers that refuse writes.
 
-    The bucket is in the hash slot of the key: a node of a cluster says of others where they are, working or not.
+    The bucket shares the hash slot of ``key``: for other slots a cluster node always answers.
     """
     return Plan.reset([Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None)])

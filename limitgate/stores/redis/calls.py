@@ -1,4 +1,4 @@
-"""Which plans share a call to Redis. Pure, and without its client, as the gate gives places in flight back by this, too."""
+"""Decides which plans share a call to Redis, without importing the Redis client."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from limitgate.limits.plan import Plan
 from limitgate.limits.template import AnyPlan
 
 MAX_BATCH = 64
-"""Plans that share a call: with a bucket each, the script, and so everybody else's call, takes well under a millisecond."""
+"""Maximum plans per call, which take well under a millisecond."""
 MAX_LOAD = 2_000
-"""Microseconds that the plans of a call may cost Redis at most, by their `Bucket.load`; a plan that costs more goes alone."""
+"""Maximum estimated microseconds of a call, by `Bucket.load`, except for a single plan."""
 
 
 class Room:
-    """Room in a call: for one plan, and for others up to `MAX_BATCH` that cost Redis `MAX_LOAD` together."""
+    """Remaining room in a call, always enough for one plan."""
 
     __slots__ = ("_keys", "_left", "_plans")
 
@@ -22,13 +22,12 @@ class Room:
         self._plans = MAX_BATCH
         self._left: float = MAX_LOAD
         self._keys: set[str] = set()
-        """Buckets that are opened anyway."""
 
     def takes(self, plan: AnyPlan) -> bool:
-        """True if there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
+        """Add a plan if there is room. Do not call again after False."""
         keys, left = self._keys, self._left
         if not isinstance(plan, Plan):
-            left -= plan.template.load  # hardly ever of the same buckets
+            left -= plan.template.load  # Plain plans rarely share buckets.
         else:
             for charge in plan.charges:
                 opening, each, correction = charge.bucket.load
@@ -44,7 +43,7 @@ class Room:
 
 
 def calls_of(plans: Iterable[Plan]) -> Iterator[list[Plan]]:
-    """Plans, in their order, as those that share a call each."""
+    """Group plans into calls, in order."""
     room, together = Room(), list[Plan]()
     for plan in plans:
         if not room.takes(plan):

@@ -1,4 +1,4 @@
-"""From errors of redis-py and the network to `StoreError`s."""
+"""Converts errors of redis-py and the network to `StoreError`."""
 
 from __future__ import annotations
 
@@ -29,75 +29,75 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import shortened
 
 Redirection = AskError | TryAgainError
-"""Replies of a cluster's node about a hash slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""
+"""redis-py's MOVED is a kind of ASK."""
 
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors of the kernel where this process, or this machine, has no file descriptor or no memory for a connection."""
+"""Lack of file descriptors or memory on this machine."""
 
 
 _LONGEST = 500
-"""Characters of what a server says that are repeated."""
+"""Maximum characters of a server's text to repeat."""
 
 
 class CredentialsError(RedisConnectionError):
-    """There is no login for a connection: the ``credentials`` of a store gave none. Its text has nothing of what they gave."""
+    """The ``credentials`` callable returned no login."""
 
 
 class Hindrance(NamedTuple):
-    """A reason why a server cannot be used that no waiting cures."""
+    """A reason why a server is unusable that retrying cannot fix."""
 
     diagnosis: Diagnosis
     reason: str
-    """The reason, and the cure. Contains no password."""
+    """The reason and the fix, without a password."""
 
 
 _LOGIN, _COMMANDS, _WRITES = Diagnosis.LOGIN, Diagnosis.COMMANDS, Diagnosis.WRITES
-_NO_LOGIN = "it wants a password, and has got none: redis://user:password@host, or :password@, or credentials="
+_NO_LOGIN = "it wants a password but got none: use redis://user:password@host, or :password@, or credentials="
 _REPLICA = "it is a replica: name its master in the URL, or use redis+sentinel://"
-_CLUSTER = "it is a node of a cluster: redis+cluster:// instead of redis://"
+_CLUSTER = "it is a cluster node: use redis+cluster:// instead of redis://"
 _HINDRANCES = (
     ("HELLO must be called", _LOGIN, _NO_LOGIN),
     ("Authentication required", _LOGIN, _NO_LOGIN),
-    ("invalid username-password", _LOGIN, "the user or the password is wrong, or the user is switched off"),
+    ("invalid username-password", _LOGIN, "the user or the password is wrong, or the user is disabled"),
     ("invalid password", _LOGIN, "the password is wrong"),
-    ("without any password configured", _LOGIN, "it has no password, and the URL has one: leave it out"),
-    ("running in protected mode", _LOGIN, "it is in protected mode, and so serves its own machine alone: give it a password"),
+    ("without any password configured", _LOGIN, "it has no password but the URL has one: remove it"),
+    ("running in protected mode", _LOGIN, "it is in protected mode and serves only its own machine: set a password there"),
     ("DB index", Diagnosis.DATABASE, "the number is too high, see CONFIG GET databases there"),
-    ("SELECT is not allowed", Diagnosis.DATABASE, "a cluster has one, so leave the number out, or make it 0"),
-    ("cluster support disabled", Diagnosis.SERVER_KIND, "it is no node of a cluster: redis:// instead of redis+cluster://"),
+    ("SELECT is not allowed", Diagnosis.DATABASE, "a cluster has only database 0: remove the number"),
+    ("cluster support disabled", Diagnosis.SERVER_KIND, "it is not a cluster node: use redis:// instead of redis+cluster://"),
     ("CROSSSLOT", Diagnosis.SERVER_KIND, _CLUSTER),
-    ("unknown command 'SENTINEL'", Diagnosis.SERVER_KIND, "it is no Sentinel: redis:// instead of redis+sentinel://"),
+    ("unknown command 'SENTINEL'", Diagnosis.SERVER_KIND, "it is not a Sentinel: use redis:// instead of redis+sentinel://"),
     ("NOPROTO", _COMMANDS, "it does not speak RESP3: add ?protocol=2 to the URL"),
     ("unsupported protocol version", _COMMANDS, "it does not speak RESP3: add ?protocol=2 to the URL"),
     ("READONLY You can't write", _WRITES, _REPLICA),
-    ("MISCONF", _WRITES, "it cannot save its data to disk: mend that, or CONFIG SET stop-writes-on-bgsave-error no"),
-    ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that"),
+    ("MISCONF", _WRITES, "it cannot save its data to disk: fix that, or CONFIG SET stop-writes-on-bgsave-error no"),
+    ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that setting"),
 )
-"""Errors of servers by a part of their texts. redis-py has taken the error's code away, mostly."""
+"""Parts of server errors; redis-py usually removes their codes."""
 _UNKNOWN_COMMAND = re.compile(r"""unknown command[ '"`]*([a-z|]+)""", re.IGNORECASE)
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
-"""What proxies and hosted servers say of commands that they do not have, each in words of its own."""
-_FULL = "its memory is full, and it may evict nothing that is left: raise maxmemory, or set maxmemory-policy volatile-ttl"
+"""Texts of proxies and hosted servers."""
+_FULL = "its memory is full and it cannot evict anything: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""Errors of TLS that say no more than that a connection has ended."""
-NO_CERTIFICATE = "it wants a certificate of ours: add ?ssl_certfile= and &ssl_keyfile= to the URL"
+"""A connection has ended."""
+NO_CERTIFICATE = "it requires a client certificate: add ?ssl_certfile= and &ssl_keyfile= to the URL"
 _EXPIRED, _OTHER_NAME = 10, (62, 64)
-"""Codes of OpenSSL for a certificate that has expired, and for one of another host or address."""
+"""OpenSSL codes."""
 
 
 _REPEATED = ", with args beginning with"
-"""What Redis says before it repeats what followed a command that it does not know."""
+"""Redis repeats the arguments after this text."""
 _MASK = "***"
 
 
 def without_secrets(error: Exception, user: str | None, password: str | None) -> Exception:
-    """Cut a login out of an error of connecting and of those that led to it: servers and proxies repeat HELLO and AUTH.
+    """Remove a login from a connection error, its causes and their tracebacks.
 
-    Their frames go as well, because variables in them hold the login. What is neither redis-py's nor of the network may hold
-    bytes of a server, so it is replaced.
+    Servers and proxies repeat HELLO and AUTH. Other errors than redis-py's or the network's may hold server bytes, so they are
+    replaced.
     """
     seen: list[BaseException] = []
     each: BaseException | None = error
@@ -110,11 +110,15 @@ def without_secrets(error: Exception, user: str | None, password: str | None) ->
         each.__context__ = leading if isinstance(leading, RedisError | OSError) else None
         each.__cause__ = each.__context__ if each.__cause__ else None
         each = each.__context__
-    return error if isinstance(error, RedisError | OSError) else InvalidResponse(f"no reply of Redis: {type(error).__name__}")
+    return (
+        error
+        if isinstance(error, RedisError | OSError)
+        else InvalidResponse(f"invalid reply from Redis: {type(error).__name__}")
+    )
 
 
 def _masked(text: str, user: str | None, password: str | None) -> str:
-    """A server's text without a login. Texts that say what is wrong with one stay: a password may be a word of theirs."""
+    """Mask a login, except in known error texts, which may contain the password as a word."""
     kept = [re.escape(part) for part, _, _ in _HINDRANCES]
     secrets = [re.escape(password)] if password else []
     secrets += [rf"(?<!\w){re.escape(user)}(?!\w)"] if user and user != "default" else []
@@ -123,7 +127,7 @@ def _masked(text: str, user: str | None, password: str | None) -> str:
 
 
 def hindrance_of(error: BaseException) -> Hindrance | None:
-    """Find the reason why a server cannot be used; None if it may pass by itself."""
+    """Return the reason why a server is unusable; None if retrying may help."""
     if isinstance(error, CredentialsError):
         return Hindrance(Diagnosis.CREDENTIALS, str(error))
     of_server = isinstance(error, RedisError) and (_hindrance_by_class(error) or _hindrance_by_text(error, str(error)))
@@ -164,11 +168,11 @@ def _hindrance_by_command(text: str) -> Hindrance | None:
 
 
 def unknown_commands(names: Sequence[str]) -> Hindrance:
-    """A server does not know some commands."""
+    """Describe commands that a server does not know."""
     if [name.upper() for name in names] == ["HELLO"]:
         return Hindrance(_COMMANDS, "it does not know HELLO: add ?protocol=2 to the URL")
     listed = ", ".join(name.upper() for name in names)
-    return Hindrance(_COMMANDS, f"it does not know {listed}: take away its rename-command, or use a server that has them all")
+    return Hindrance(_COMMANDS, f"it does not know {listed}: remove its rename-command, or use a server that has them all")
 
 
 def _hindrance_of_tls(error: BaseException | None) -> Hindrance | None:
@@ -180,23 +184,22 @@ def _hindrance_of_tls(error: BaseException | None) -> Hindrance | None:
         if isinstance(error, ssl.SSLError) and error.reason and "CERTIFICATE_REQUIRED" in error.reason:
             return Hindrance(Diagnosis.TLS, NO_CERTIFICATE)
         if isinstance(error, ssl.SSLError) and error.reason and not isinstance(error, _PASSING):
-            return Hindrance(Diagnosis.TLS, f"no agreement on TLS ({error.reason}): see the ssl_ options of the URL")
+            return Hindrance(Diagnosis.TLS, f"the TLS handshake failed ({error.reason}): check the ssl_ options of the URL")
         error = error.__cause__ or error.__context__
     return None
 
 
 def _cure_of(error: ssl.SSLCertVerificationError) -> str:
-    """What makes a certificate trusted, and what does without."""
-    unchecked = "or add ?ssl_cert_reqs=none to trust any, on a network of your own"
+    unchecked = "or add ?ssl_cert_reqs=none to trust any certificate on a private network"
     if error.verify_code in _OTHER_NAME:
-        return f"use a name that is in it, or add ?ssl_check_hostname=false, {unchecked}"
+        return f"use a name in the certificate, or add ?ssl_check_hostname=false, {unchecked}"
     if error.verify_code == _EXPIRED:
         return f"renew it, {unchecked}"
-    return f"name its authority by ?ssl_ca_certs=, {unchecked}"
+    return f"set its authority with ?ssl_ca_certs=, {unchecked}"
 
 
 def is_no_room(error: BaseException | None) -> bool:
-    """Tell whether a connection was not made because there is no room for it here; redis-py wraps what the kernel said."""
+    """True if file descriptors or memory are exhausted here."""
     while error is not None:
         if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno in _NO_ROOM:
             return True
@@ -205,26 +208,26 @@ def is_no_room(error: BaseException | None) -> bool:
 
 
 def no_room() -> StoreError:
-    """The failure of this process to make a connection: no fault of the store's."""
-    return StoreError("this process has no room for a connection to Redis", "overload")
+    """Return the error if file descriptors or memory are exhausted here."""
+    return StoreError("this process has no file descriptor, thread or memory left for a connection to Redis", "overload")
 
 
 OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")
-"""The error that a script has met and reports among its readings."""
+"""A script reports this error in its reply."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if Redis had no room. Before version 7 it wraps what a script met in an error of its own."""
+    """True if Redis is out of memory. Before version 7 a script's error is wrapped."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
 
 
 def unsendable(error: Exception) -> StoreError:
-    """Explain an error before a call was sent, one of `wire.UNSENDABLE`."""
+    """Convert an error of packing a call, one of `wire.UNSENDABLE`."""
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 
 def store_error(error: Exception) -> StoreError:
-    """Explain an error of redis-py or the network. A `StoreError` is copied."""
+    """Convert an error of redis-py or the network. Copies a `StoreError`."""
     return StoreError(str(error), error.fault) if isinstance(error, StoreError) else _meaning(error)
 
 

@@ -1,4 +1,4 @@
-"""The script's replies, as both Redis stores share them: answers without asking, calls to send, outcomes of replies."""
+"""The common part of both Redis stores."""
 
 from __future__ import annotations
 
@@ -26,35 +26,31 @@ from limitgate.stores.redis.protocol import plain, wire
 from limitgate.stores.redis.server_clock import ServerClock
 
 Outcome = AnyAnswer | StoreError
-"""Outcome of a plan that Redis has answered."""
 DECLINED = Reading(0, (), admitted=False)
-"""Outcome of a plain plan that its script has not carried out: it has to be asked for as a plan of any kind."""
+"""A plain plan that its script declined and that must be resent as a general plan."""
 
 log = logging.getLogger("limitgate.store")
 
 
 class RedisStoreBase:
-    """Store whose plans are decided by the script.
+    """Base of the Redis stores.
 
-    ``local_refusals`` says whether refusals that hold are repeated without asking. ``clock`` is monotonic, in seconds.
+    ``local_refusals`` answers refused callers locally. ``clock`` is monotonic, in seconds.
     """
 
     unreadable = 0
-    """Values under our keys that were not ours; each was replaced."""
+    """Values that LimitGate did not write."""
     clock_steps = 0
-    """Buckets written in the server's future: its clock stepped back."""
+    """Buckets written in the server's future."""
     clock_leaps = 0
-    """Times that a server's clock was ahead of the time that had passed."""
+    """Times that a server's clock jumped ahead."""
     scheme = "redis"
-    """Scheme of the URL."""
     observed: StoreCounts | None = None
-    """Figures for observers; None if there are none."""
     calls: CallSeries | None = None
-    """Calls among them."""
     closings = 0
-    """Times that the store was closed: what works for it in the background begins nothing new then."""
+    """Background work stops when it changes."""
     not_given_back = 0
-    """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
+    """Charges on cluster nodes that could not be refunded; they drain."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
@@ -63,42 +59,42 @@ class RedisStoreBase:
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
         self.inspection = Inspection()
-        """Reports of servers on new connections."""
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self._leapt = Once(Diagnosis.CLOCK_LEAPT)
         self.listen_deadline = math.inf
-        """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
+        """Timeout of the latest request in seconds."""
         self._clock = clock
         reset_in_children(self)
 
     @property
     def replacements(self) -> int:
-        """Connections that led to a server which may have forgotten something since the one before."""
+        """Connections to a server that may have lost data."""
         return self.inspection.replacements
 
     @property
     def healthy(self) -> bool:
-        """True if requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
-        with self._tally.lock:  # a node that comes up meanwhile has a breaker of its own
+        """False while requests fail at once because Redis does not answer."""
+        # Another thread may add a breaker.
+        with self._tally.lock:
             breakers = list(self._breakers)
         return all(breaker.is_closed for breaker in breakers)
 
     @property
     def failures(self) -> int:
-        """Number of calls to a server that have failed."""
+        """Number of failed calls."""
         return self._tally.failures
 
     @property
     def outages(self) -> int:
-        """Number of times that requests stopped waiting for a server."""
+        """Number of times a circuit breaker has opened."""
         return self._tally.outages
 
     def ban_left_us(self, key: str) -> int:
-        """Microseconds for which a bucket is still banned, as far as this store has seen it; 0 if it is not."""
+        """Known remaining ban of a bucket in µs."""
         return self._bans.left_us(key, self._clock())
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
-        """A breaker for one more server of this store, or for one in the place of another."""
+        """Create a breaker, optionally instead of another one."""
         breaker = Breaker(server, self._tally)
         with self._tally.lock:
             if instead_of is not None:
@@ -108,23 +104,23 @@ class RedisStoreBase:
         return breaker
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: what was taken in advance is the parent's, and nobody here will release a lock."""
+        """Drop the parent's leases and locks in a forked child."""
         self.deny_cache = DenyCache() if self.deny_cache is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
         self._tally = Tally()
 
     def locally(self, plan: AnyPlan) -> Reading | None:
-        """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""
+        """Answer a plan locally; None if Redis must be asked."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
         return self.refused(plan) if reading is None else reading
 
     def refused(self, plan: AnyPlan) -> Reading | None:
-        """The reading of a plan that is surely refused as things stand; None if Redis has to be asked."""
+        """Refuse a plan locally; None if Redis must be asked."""
         return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
-        """Make the plans of a call ready to be sent."""
+        """Prepare a call's plans for sending."""
         clock = self._clock
         call.sent = now = clock()
         if call.shape is not None:
@@ -132,10 +128,7 @@ class RedisStoreBase:
         call.plans = [self.leases.extend(plan, now) if isinstance(plan, Plan) else plan for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
-        """Return the outcomes of a call's plans. Raises `StoreError` for a reply of any other shape.
-
-        The ``clock`` is that of the server which replied.
-        """
+        """Return the outcomes of a call's plans. Raises `StoreError`. ``clock`` is the server's."""
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
@@ -152,7 +145,7 @@ class RedisStoreBase:
         given_back: list[str] = []
         for place, (plan, reading) in enumerate(zip(plans, readings)):
             if not is_news and reading.admitted and plan.verb == "spend":
-                continue  # mostly there is nothing to note
+                continue
             if place in lost:
                 self.leases.forget(plan)
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
@@ -167,24 +160,23 @@ class RedisStoreBase:
         return outcomes
 
     def _learned(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> AnyReading:
-        """Learn from the reading of a plan. Returns it, or the one that is handed out in its place."""
+        """Learn from a reading. Return the reading to deliver."""
         if self._bans.ends or plan.verb == "ban" or not reading.admitted:
             self._bans.learn(reading, heard)
         if self.deny_cache is not None:
             self.deny_cache.learn(plan, reading, sent, heard)
         self.leases.learn(reading, sent)
-        if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
+        # A lease may have used up the room.
+        if not reading.admitted and self.leases:
             return self.leases.answer(plan, heard) or reading
         return reading
 
     def understood_plain(self, call: wire.Call, shape: ScriptVariant, reply: object, clock: ServerClock) -> list[Outcome]:
-        """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for.
-
-        Mostly these are the plans themselves, each of which is its own reading.
-        """
+        """`understood` for plain plans, with `DECLINED` for plans to resend."""
         plans: Any = call.plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
-        our_clock = self._clock  # no method, so called by a name of its own
+        # A local name, because an attribute would bind the callable.
+        our_clock = self._clock
         sent, heard, cache, has_bans = call.sent, our_clock(), self.deny_cache, self._bans.ends
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
@@ -193,7 +185,7 @@ class RedisStoreBase:
         if shape.gives_back:
             return self._understood_refunds(plans, now, verdicts, sent, heard, unwritten=unwritten)
         if verdicts is None and not (unwritten or has_bans or (cache is not None and cache.refusals)):
-            return plans  # type: ignore[no-any-return] # mostly there is nothing to note
+            return plans  # type: ignore[no-any-return]
         self._bans.drop_ended(heard)
         outcomes: list[Outcome] = [*plans]
         for place, (plan, verdict) in enumerate(zip(plans, verdicts or repeat(plain.ADMITTED))):
@@ -233,33 +225,32 @@ class RedisStoreBase:
         return outcomes
 
     def _note_leap(self, clock: ServerClock, leap: float) -> None:
-        """Note that a server's clock has leapt so many seconds ahead."""
         self.clock_leaps += 1
         self._leapt.log(clock.name, leap)
 
     def end_leases_in_time(self) -> None:
-        """See to it that leases are given back when they end. A store does so by its own means."""
+        """Schedule the return of leases."""
 
     def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
-        """These buckets were read, after a time, for requests that others have refused."""
+        """Learn from buckets read after ``since`` for plans that another node has refused."""
         if self.deny_cache is not None:
             for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
 
     def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
-        """Count a call that was sent and has ended, if calls are counted. One that nobody waits for any more is too late."""
+        """Count an ended call; without a waiting caller it is a timeout."""
         if self.calls is not None and call.sent and call.config is None:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
     def unanswered(self, call: wire.Call) -> None:
-        """No reply came to a call."""
+        """Forget the leases of an unanswered call."""
         for plan in call.plans if call.shape is None else ():
             self.leases.forget(plan)
 
     def _count(self, unreadable: int, steps: int) -> None:
         if unreadable:
             if not self.unreadable:
-                log.warning("a value in Redis was not readable and has been replaced; further ones are only counted")
+                log.warning("replaced an unreadable value in Redis; further ones are only counted")
             self.unreadable += unreadable
         if steps:
             self.clock_steps += steps
@@ -267,7 +258,7 @@ class RedisStoreBase:
 
 
 def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
-    """The places of plans that Redis had no memory for: what they took was not taken, so nobody was refused for it either."""
+    """Indices of plans lost for lack of memory, including refusals due to lost charges."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):
         keys = {charge.key for charge in plan.charges}

@@ -1,4 +1,4 @@
-"""One Redis server, as the drivers for asyncio and threads share it: breaker, clock, and the meaning of its answers."""
+"""One Redis server for both drivers: circuit breaker, clock, and interpretation of answers."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.server_clock import ServerClock
 
 Answer = list[Outcome] | StoredConfig | StoreError | Redirection
-"""Answer to a call: outcomes of its plans, configuration, a failure of the whole call, or a redirection to another node."""
 
 
 def blames_server(failure: StoreError) -> bool:
-    """True if a failure to answer is the server's: no lack of memory there or of room here, and no mistake of our own."""
+    """True if the failure is the server's, other than a lack of memory."""
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
 
 
 def _result(answer: Answer) -> Result:
-    """Result of a call that was answered: ``oom`` if there was no memory for some of its plans."""
     return "oom" if isinstance(answer, list) and any(isinstance(each, StoreError) for each in answer) else "ok"
 
 
 def configuration(answer: Answer) -> StoredConfig:
-    """Return the configuration that a call was answered by. Raises `StoreError` for any other answer."""
+    """Return the configuration in an answer. Raises `StoreError`."""
     if isinstance(answer, StoredConfig):
         return answer
     raise failure_by(answer)
 
 
 def failure_by(answer: Answer) -> StoreError:
-    """The failure that an answer means which is not the expected one."""
-    return store_error(answer if isinstance(answer, Exception) else StoreError("an answer to another kind of call", "reply"))
+    """Return the failure for an unexpected answer."""
+    return store_error(
+        answer if isinstance(answer, Exception) else StoreError("the answer belongs to another kind of call", "reply")
+    )
 
 
 class Server:
-    """The server at the ``address`` of a cluster's node, which may redirect calls; None where the store has one server."""
+    """One server, or the cluster node at ``address``."""
 
     def __init__(self, replies: RedisStoreBase, address: Address | None) -> None:
         self.address = address
@@ -55,24 +55,24 @@ class Server:
         self._clock = ServerClock(self.name)
 
     def reset_after_fork(self) -> None:
-        """Forget failures: the server's connections were closed on purpose."""
+        """Replace the breaker after the connections were closed."""
         self.breaker = self._replies.breaker(self.name, instead_of=self.breaker)
 
     @property
     def probe_timeout(self) -> float:
-        """Seconds to wait for the answer to a probe: a server that takes longer than requests would wait is of no use."""
+        """Seconds, at most the timeout of requests."""
         return min(PROBE_TIMEOUT, self._replies.listen_deadline)
 
     def judge(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Answer:
-        """Judge an answer. A failure that is the server's retires the connection: the next call gets another one.
+        """Interpret an answer. After a server failure the next call uses another connection.
 
-        An answer that comes too late for everybody is no sign that the server answers.
+        An answer too late for all callers does not close the breaker.
         """
         (call, reply), breaker, replies = event, self.breaker, self._replies
         try:
             if type(reply) is not bytes and isinstance(reply, Exception):
                 if self.address is None or not isinstance(event, Redirected):
-                    raise store_error(reply) from reply  # noqa: TRY301 - as what is read of a reply does
+                    raise store_error(reply) from reply  # noqa: TRY301 - handled with decoding errors
                 answer: Answer = event.reply
             elif call.shape is not None and call.shape is not OF_ANY:
                 answer = replies.understood_plain(call, call.shape, reply, self._clock)
@@ -84,7 +84,7 @@ class Server:
                 breaker.succeeded()
             if replies.calls is not None and not isinstance(event, Redirected):
                 replies.note_call(call, _result(answer))
-        except Exception as error:  # noqa: BLE001 - the answer is read, and others have theirs
+        except Exception as error:  # noqa: BLE001 - the answer is consumed, and other calls have theirs
             failure = internal_error(error)
             replies.note_call(call, failure.fault)
             with logged_errors():

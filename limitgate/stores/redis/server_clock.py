@@ -1,34 +1,33 @@
-"""The clock of a server, compared from reply to reply with the time that has passed here."""
+"""Compares a server's clock with the local monotonic clock."""
 
 from __future__ import annotations
 
 import math
 
 APART = 2.0
-"""Seconds by which a clock may leap ahead unreported."""
+"""Seconds a clock may jump ahead unreported."""
 DRIFT = 0.001
-"""By how much faster than ours a clock may run: one that is slewed, beside one that is wrong."""
+"""Allowed difference in rate, for slewing."""
 
 
 class ServerClock:
-    """Notices where the clock of a server, which log lines call by ``name``, leaps ahead."""
+    """Detects jumps of a server's clock. ``name`` is for log lines."""
 
     __slots__ = ("_latest", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._latest = math.inf, 0.0
-        """Its last time, in Unix µs, and the moment at which that was asked for."""
 
     def leap(self, now: int, sent: float, heard: float) -> float:
-        """By how many seconds it is ahead of what can have passed since the reply before, 0 if it is not.
+        """Return the seconds by which the clock has jumped ahead, or 0.
 
-        It said ``now``, in Unix µs, between two moments of ours, monotonic and in seconds.
+        ``now`` is its time in Unix µs, read between ``sent`` and ``heard``, monotonic seconds.
         """
         earlier, since = self._latest
         self._latest = now, sent
         passed = heard - since
         ahead = (now - earlier) / 1_000_000 - passed
-        if ahead <= APART:  # as of almost every reply
+        if ahead <= APART:
             return 0.0
         return ahead if ahead > APART + DRIFT * passed else 0.0

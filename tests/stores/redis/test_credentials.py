@@ -324,23 +324,23 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "raises": (lambda: raising(TokenError()), "raised TokenError at tests.stores.redis.test_credentials:"),
     "raises what ends a thread": (lambda: raising(SystemExit(SECRET)), "raised SystemExit at"),
     "is cancelled": (lambda: raising(asyncio.CancelledError(SECRET)), "raised CancelledError at"),
-    "nothing": (lambda: (), "gave 0 values"),
-    "text": (lambda: SECRET, "gave an object of str, expected (user, password)"),
-    "bytes": (SECRET.encode, "gave an object of bytes"),
-    "a mapping": (lambda: {"user": "app", "password": SECRET}, "gave an object of dict"),
-    "one": (lambda: (SECRET,), "gave 1 values"),
-    "four": (lambda: ("app", SECRET, 1, 2), "gave 4 values"),
-    "no password": (lambda: ("app", None), "gave a password of NoneType"),
-    "an empty password": (lambda: ("app", ""), "gave an empty password"),
-    "a password of bytes": (lambda: ("app", SECRET.encode()), "gave a password of bytes"),
-    "a user of bytes": (lambda: (b"app", SECRET), "gave a user of bytes"),
-    "no time": (lambda: ("app", SECRET, None), "gave a time of NoneType"),
-    "a time of text": (lambda: ("app", SECRET, "900"), "gave a time of str"),
-    "true": (lambda: ("app", SECRET, True), "gave a time of bool"),
-    "not a number": (lambda: ("app", SECRET, float("nan")), "gave a time of float"),
-    "has expired": (lambda: ("app", SECRET, 0), "has expired"),
-    "has long expired": (lambda: ("app", SECRET, -900.0), "has expired"),
-    "never began": (lambda: ("app", SECRET, float("-inf")), "has expired"),
+    "nothing": (lambda: (), "returned 0 values"),
+    "text": (lambda: SECRET, "returned an object of str, expected (user, password)"),
+    "bytes": (SECRET.encode, "returned an object of bytes"),
+    "a mapping": (lambda: {"user": "app", "password": SECRET}, "returned an object of dict"),
+    "one": (lambda: (SECRET,), "returned 1 values"),
+    "four": (lambda: ("app", SECRET, 1, 2), "returned 4 values"),
+    "no password": (lambda: ("app", None), "returned a password of NoneType"),
+    "an empty password": (lambda: ("app", ""), "returned an empty password"),
+    "a password of bytes": (lambda: ("app", SECRET.encode()), "returned a password of bytes"),
+    "a user of bytes": (lambda: (b"app", SECRET), "returned a user of bytes"),
+    "no time": (lambda: ("app", SECRET, None), "returned a validity of NoneType"),
+    "a time of text": (lambda: ("app", SECRET, "900"), "returned a validity of str"),
+    "true": (lambda: ("app", SECRET, True), "returned a validity of bool"),
+    "not a number": (lambda: ("app", SECRET, float("nan")), "returned a validity of float"),
+    "has expired": (lambda: ("app", SECRET, 0), "an expired login"),
+    "has long expired": (lambda: ("app", SECRET, -900.0), "an expired login"),
+    "never began": (lambda: ("app", SECRET, float("-inf")), "an expired login"),
 }
 
 
@@ -350,7 +350,7 @@ def test_what_is_no_login(own_redis: RedisServer, open_door: Any, caplog: Any, b
     caplog.set_level(logging.DEBUG)
     logins = Logins(own_redis)
     logins.behaves = lambda: behaves() or ()
-    if says == "gave 0 values":
+    if says == "returned 0 values":
         logins.login = tuple  # type: ignore[method-assign]
     door = open_door(own_redis.url, logins)
     for _ in range(3):
@@ -370,7 +370,7 @@ def test_what_is_no_login(own_redis: RedisServer, open_door: Any, caplog: Any, b
 def test_an_awaitable_under_threads(own_redis: RedisServer, caplog: Any) -> None:
     """What turns out to be async is no login there."""
     store = RedisStore(own_redis.url, credentials=lambda: coroutine())  # noqa: PLW0108 - else it is known to be async
-    with contextlib.closing(Door(store)) as door, pytest.raises(StoreError, match="gave an object of coroutine"):
+    with contextlib.closing(Door(store)) as door, pytest.raises(StoreError, match="returned an object of coroutine"):
         door.spend(a_plan())
 
 
@@ -389,7 +389,7 @@ def test_a_callable_that_hangs(own_redis: RedisServer, open_door: Any, caplog: A
         return bool(lines(caplog))
 
     eventually(is_said, "what is said")
-    assert "LG063 there is no login for Redis: credentials gave nothing within 1 s" in lines(caplog)[0]
+    assert "LG063 there is no login for Redis: credentials returned nothing within 1 s" in lines(caplog)[0]
     assert logins.asked == 1
     hangs.set()
     finds(door)
@@ -464,7 +464,7 @@ def test_an_async_callable_for_threads() -> None:
 @pytest.mark.parametrize("login", ["user:p@h", ":p@h", "h?password=p", "h?username=u&password=p"])
 def test_two_logins(store: Any, login: str) -> None:
     """A URL with a password leaves it open which of the two is meant."""
-    with pytest.raises(ConfigError, match="a user or a password in the URL, and credentials besides"):
+    with pytest.raises(ConfigError, match="a login in the URL and credentials="):
         store(f"redis://{login}", credentials=lambda: ("u", "p"))
 
 
@@ -508,7 +508,7 @@ def test_no_thread_can_be_started(own_redis: RedisServer, monkeypatch: pytest.Mo
 
     async def hit() -> None:
         monkeypatch.setattr("limitgate.stores.redis.background.start", start)
-        with pytest.raises(StoreError, match="no room") as caught:
+        with pytest.raises(StoreError, match="no file descriptor, thread or memory") as caught:
             await store.aspend(a_plan(), PATIENCE)
         assert caught.value.fault == "overload"
         monkeypatch.undo()

@@ -122,7 +122,7 @@ def test_an_unknown_name_is_a_store_error(doors: Callable[[str], list[Door]], se
     for door in doors(sentinels.url.replace("/limits", "/others")):
         (error,) = attempts_in(door, [plan(charge("unknown"))], PATIENT)
         assert error.fault == "connection"
-        assert "no Sentinel tells" in str(error)
+        assert "no Sentinel knows" in str(error)
 
 
 def test_a_silent_sentinel_first(doors: Callable[[str], list[Door]], sentinels: Sentinels) -> None:

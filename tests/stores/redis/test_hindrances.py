@@ -236,7 +236,7 @@ def test_keys_in_several_slots(start: Start, open_door: Any, caplog: pytest.LogC
     eventually(lambda: "ok" in str(server.say("CLUSTER", "INFO")), "the slots")
     door = open_door(server.url)
     for _ in range(3):
-        with pytest.raises(StoreError, match="it is a node of a cluster"):
+        with pytest.raises(StoreError, match="it is a cluster node"):
             door.spend(joined(a_plan(key="limitgate:a"), a_plan(key="limitgate:b")))
     told_once(caplog, "LG025", "redis+cluster:// instead of redis://")
 
@@ -304,7 +304,7 @@ def test_protected_mode(open_door: Any, caplog: pytest.LogCaptureFixture) -> Non
     said = b"-DENIED Redis is running in protected mode because protected mode is enabled and no password is set.\r\n"
     with Impostor(HELLO=said, EVAL=said, EVALSHA=said) as server:
         asked(open_door(f"redis://{server.place}?protocol=3"), times=2)
-    told_once(caplog, "LG022", "protected mode", "give it a password")
+    told_once(caplog, "LG022", "protected mode", "set a password there")
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def certificate(folder: Path, name: str, *words: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "auth", "query", "cure"),
     [
-        ("IP:127.0.0.1", (), "no", "", "name its authority by ?ssl_ca_certs=, or add ?ssl_cert_reqs=none"),
+        ("IP:127.0.0.1", (), "no", "", "set its authority with ?ssl_ca_certs=, or add ?ssl_cert_reqs=none"),
         ("DNS:elsewhere", (), "no", "ssl_ca_certs={}/cert.pem", "?ssl_check_hostname=false, or add ?ssl_cert_reqs=none"),
         ("IP:127.0.0.1", (), "yes", "ssl_ca_certs={}/cert.pem", "?ssl_certfile= and &ssl_keyfile="),
     ],

@@ -331,7 +331,7 @@ class Full:
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         self.asked += 1
-        raise StoreError("this process has no room for a connection to Redis", "overload")
+        raise StoreError("this process has no file descriptor, thread or memory left for a connection to Redis", "overload")
 
     async def aspend(self, plan: Plan, timeout: float) -> Reading:
         return self.spend(plan, timeout)

@@ -15,70 +15,69 @@ from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.protocol import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
-"""A plan, the silence of Redis at which it is overdue (see `Batcher`), its future reading, and its timeout in seconds. Beside
-`wire.NO_PLAN` the future is that of a `StoredConfig`."""
+"""Plan, deadline in seconds of Redis' silence (see `Batcher`), future, and timeout in seconds."""
 
 
 class Batch(wire.Call):
-    """Requests that share a call; one alone for configuration."""
+    """Requests that share a call; configuration has a separate batch."""
 
     __slots__ = ("_due", "requests", "silence", "since")
     plans: list[AnyPlan]
     requests: list[Request]
     since: float
-    """Time of the first sending, or of the latest answer that has asked for another one, by the `ListeningClock`."""
+    """`ListeningClock` time of the latest send."""
     silence: float
-    """Seconds for which Redis had been silent until then."""
+    """Seconds of Redis' silence before `since`."""
     _due: float | None
 
     def __init__(
         self, requests: list[Request], shape: ScriptVariant | None = None, config: ConfigRequest | None = None
     ) -> None:
         plans = [requests[0][0]] if len(requests) == 1 else [plan for plan, _, _, _ in requests]
-        wire.Call.__init__(self, plans, shape, config)  # ``super()`` takes longer
+        wire.Call.__init__(self, plans, shape, config)  # ``super()`` is slower
         self.requests = requests
         self.since = self.silence = 0.0
         self._due = None
 
     @property
     def is_wanted(self) -> bool:
-        """True if anybody still waits for it."""
-        for _, _, waiting, _ in self.requests:  # noqa: SIM110 - any() would make a generator for every call
+        """True if a caller still waits."""
+        for _, _, waiting, _ in self.requests:  # noqa: SIM110 - any() would create a generator per call
             if not waiting.done():
                 return True
         return False
 
     @property
     def due(self) -> float:
-        """Time by which its first request is overdue, or before, by the `ListeningClock`; infinity if nobody waits."""
+        """`ListeningClock` time at or before its first deadline."""
         if self._due is None:
             first = min([due for _, due, waiting, _ in self.requests if not waiting.done()], default=math.inf)
             self._due = self.since + first - self.silence
         return self._due
 
     def silence_at(self, now: float) -> float:
-        """Seconds of silence that its requests have met by now, by the `ListeningClock`."""
+        """Seconds of silence at ``now``, by the `ListeningClock`."""
         passed = now - self.since
-        return self.silence + passed if passed > 0 else self.silence  # max() takes longer
+        return self.silence + passed if passed > 0 else self.silence  # max() is slower
 
     def heard(self, seconds: float, now: float) -> None:
-        """Note that Redis has answered, but wants to be told more: what the clock has not counted by then was no silence."""
+        """Record an answer that asks for another send."""
         self.silence, self.since, self._due = self.silence_at(seconds), now, None
 
     def overdue(self, now: float) -> list[Request]:
-        """Its requests that have waited too long."""
+        """Return the requests past their deadline."""
         self._due = None
         silence = self.silence_at(now)
         return [request for request in self.requests if request[1] <= silence and not request[2].done()]
 
     def follow(self, other: wire.Call) -> None:
-        """Be sent as another batch that it is a part of."""
+        """See `wire.Call.follow`."""
         super().follow(other)
         if isinstance(other, Batch):
             self.since, self.silence = other.since, other.silence
 
     def repeated(self) -> Batch:
-        """The requests to send once more: those that somebody waits for, and that give nothing back."""
+        """Return the requests to resend: those with a waiting caller, except refunds."""
         left = [request for request in self.requests if not (request[0].has_adjustments or request[2].done())]
         again = Batch(left, self.shape)
         again.follow(self)
@@ -86,7 +85,7 @@ class Batch(wire.Call):
         return again
 
     def each(self) -> list[Batch]:
-        """Its requests as batches of their own, their plans just as they are."""
+        """Split into one batch per request."""
         alone = []
         for plan, request in zip(self.plans, self.requests):
             batch = Batch([request], self.shape)
@@ -97,10 +96,7 @@ class Batch(wire.Call):
 
 
 class RequestQueue:
-    """Requests that wait to be sent, in the order in which they came; plain plans of one shape side by side.
-
-    A plain plan joins those of its shape that wait already, as many as may share a call.
-    """
+    """Unsent requests in arrival order; plain plans of one shape form batches."""
 
     __slots__ = ("_entries", "_most", "_open", "_room", "size")
 
@@ -108,11 +104,9 @@ class RequestQueue:
         self._most = most
         self._entries: deque[Request | Batch] = deque()
         self._open: dict[ScriptVariant, Batch] = {}
-        """The batches that plain plans may still join."""
         self._room = Room()
-        """Room in the batch of those that the script for all plans carries out, which may be costly."""
+        """Room for `OF_ANY` plans, which can be expensive."""
         self.size = 0
-        """Number of requests."""
 
     def __iter__(self) -> Iterator[Request]:
         for entry in self._entries:
@@ -140,17 +134,17 @@ class RequestQueue:
         self._entries.append(entry)
 
     def appendleft(self, request: Request) -> None:
-        """Add a request that goes before all others."""
+        """Add a request at the front."""
         self._entries.appendleft(request)
         self.size += 1
 
     def first(self) -> Request | None:
-        """The request of any kind that is next; None if plain plans are, or nothing."""
+        """Return the first request, unless it is in a plain batch."""
         entry = self._entries[0] if self._entries else None
         return None if isinstance(entry, Batch) else entry
 
     def popleft(self) -> Request:
-        """Take out the request that is `first`."""
+        """Remove and return the request that `first` returns."""
         entry = self._entries.popleft()
         if isinstance(entry, Batch):
             raise TypeError("plain plans are next, expected first() to be asked before")
@@ -158,7 +152,7 @@ class RequestQueue:
         return entry
 
     def pop_plain(self) -> Batch | None:
-        """Take out the plain plans that are next and share a call; None if a request of any kind is, or nothing."""
+        """Remove and return the first entry if it is a plain batch."""
         entries, still_open = self._entries, self._open
         if not entries or type(batch := entries[0]) is not Batch:
             return None
@@ -170,13 +164,13 @@ class RequestQueue:
         return batch
 
     def keep(self, requests: Iterable[Request]) -> None:
-        """Keep these requests only."""
+        """Keep only these requests."""
         self.clear()
         for request in requests:
             self.append(request)
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Remove all requests."""
         self._entries.clear()
         self._open.clear()
         self.size = 0

@@ -1,10 +1,8 @@
-"""One event loop's requests to Redis: those that arrive in the same turn of the loop share one call of the script.
+"""The requests of one event loop to Redis. Requests of the same loop iteration share a script call.
 
-    spend ──> queue ──(the turn ends)──> batch ──> connection ──> reply ──> each its own reading
+    spend ──> queue ──(end of iteration)──> batch ──> connection ──> reply ──> one reading per request
 
-Batches follow each other without waiting for replies, up to `MAX_FLYING`; then requests wait in the queue. They go out in
-the order in which they arrived, so they are decided in that order. A request that is answered too late or goes away is only
-marked so: nobody else notices.
+Up to `MAX_FLYING` batches are in flight; further requests wait in the queue. Redis decides requests in arrival order.
 """
 
 from __future__ import annotations
@@ -40,37 +38,35 @@ from limitgate.stores.redis.replies import DECLINED, Outcome, RedisStoreBase
 from limitgate.stores.redis.server import Server, blames_server
 
 MAX_FLYING = 16
-"""Calls that may be on their way at a time."""
 MAX_QUEUED = 50_000
-"""Requests that may wait until they are sent."""
+"""Maximum number of queued requests."""
 SILENCE = 1.0
-"""Seconds without any reply after which a connection is given up whose calls are overdue."""
+"""Seconds without a reply until a connection with overdue calls is closed."""
 NO_ROOM_PAUSE = 0.05
-"""Pause in seconds before the next attempt to connect after this process had no room for a connection."""
+"""Seconds until the next connection attempt after a lack of file descriptors or memory."""
 
 
 class ClusterOfNode(Protocol):
-    """The cluster that a batcher's server is a node of."""
+    """The cluster of a batcher's node."""
 
     def apart(self, batch: Batch) -> Iterable[Batch]:
-        """Requests that would share a call as calls with one slot each."""
+        """Split a batch into one batch per hash slot."""
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
-        """Deal with the reading of a plan that nobody waits for any more."""
+        """Handle a reading that came too late for its caller."""
 
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
-        """Send a batch on that the node at an address has redirected."""
+        """Forward a batch that the node at ``origin`` has redirected."""
 
     def troubled(self) -> None:
-        """Look for the other nodes: one has failed."""
+        """Look up the slot map after a failure."""
 
 
 class Batcher:
-    """Sends the plans of one event loop to Redis, on a connection of its own.
+    """Sends the plans of one event loop to one Redis server.
 
-    ``dial`` gives a redis-py connection, ``replies`` knows what to send and what a reply means, ``clock`` is the loop's,
-    a node of a ``cluster`` has an ``address``. Connecting goes on in a task of its own past the time of the request that began
-    it. Connections, probes and attempts to connect refer to a batcher weakly: the event loop keeps none for which nobody waits.
+    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. Connecting is a separate task, so it can
+    outlast the request that started it. All tasks and timers refer to the batcher weakly, so an unused batcher is freed.
     """
 
     def __init__(
@@ -88,85 +84,78 @@ class Batcher:
         self._clock = clock
         self._cluster = cluster
         self._send_new = self._send_first if cluster is None else partial(self._send_apart, cluster)
-        self._loop = asyncio.get_running_loop()  # kept, as to ask for it costs a system call up to Python 3.11
+        # Before Python 3.12 get_running_loop() makes a system call.
+        self._loop = asyncio.get_running_loop()
         self._time = partial(loop_time, self._loop)
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
-        """Seconds of silence at which the first request in the queue is overdue, or less."""
+        """Lower bound of the queue's deadlines, in seconds of silence."""
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False
-        """True from a turn's first request on, until what waits is sent or fails: further ones of the turn just join it."""
+        """True from the first request of a loop iteration until `_flush`."""
         self._connection: AsyncConnection | None = None
         self._connections: set[AsyncConnection] = set()
-        """The one in use, and those that only wait for their last replies."""
         self._connecting: asyncio.Task[None] | None = None
         self._connecting_since = 0.0, 0
-        """Time at which that has begun, and how often the event loop had stood still by then."""
+        """Start of the attempt, and `ListeningClock.sleeps` then."""
         self._no_room_until = 0.0
         self._doubted: tuple[AsyncConnection, float] | None = None
-        """The connection that was doubted last, and since when it had been silent."""
+        """The last doubted connection, and when its silence began."""
         self._doubts = Doubts()
         self._renewed: AsyncConnection | None = None
-        """The connection that was to be replaced last, as its login expires."""
         self._silence = Silence(clock)
         self._probe_timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
 
     @property
     def breaker(self) -> Breaker:
-        """The breaker of this event loop's connections to the server."""
+        """The circuit breaker of the server."""
         return self._server.breaker
 
     def spend(
         self,
         plan: AnyPlan,
         timeout: float,
-        checks: bool = True,  # noqa: FBT001, FBT002 - by keyword it takes longer
+        checks: bool = True,  # noqa: FBT001, FBT002 - a keyword is slower
     ) -> asyncio.Future[Reading]:
-        """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds.
-
-        Raises a `StoreError` at once where too many are waiting already, or Redis has stopped answering, unless nobody
-        ``checks`` that.
-        """
+        """See `AsyncServers.spend`. Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open."""
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
             self._server.breaker.check(self._time)
             self._give_up_what_owes_since_before()
         if queue.size >= MAX_QUEUED:
-            raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
+            raise StoreError(f"{MAX_QUEUED} requests already wait for {self._server.name}", "overload")
         if not self._is_gathering:
             self._gather(plan)
         due = self._silence.seconds + timeout
-        if due < self._queue_is_due:  # noqa: PLR1730 - min() takes longer
+        if due < self._queue_is_due:  # noqa: PLR1730 - min() is slower
             self._queue_is_due = due
         waiting = self._loop.create_future()
         queue.append((plan, due, waiting, timeout))
         if queue.size == MAX_BATCH:
-            self._flush()  # Redis can begin while the rest is still arriving
+            self._flush()
         return waiting
 
     def ask_first(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """`spend`, unchecked, before all that wait, however many they are."""
+        """`spend` without checks, at the front of the queue."""
         self._gather(plan)
         waiting = self._loop.create_future()
         self._queue_first([(plan, self._silence.seconds + timeout, waiting, timeout)])
         return waiting
 
     def _gather(self, plan: AnyPlan) -> None:
-        """Have the requests of this turn of the event loop sent when it ends; this is the first plan.
-
-        Raises `StoreError` if there is no room for a connection.
-        """
+        """Schedule a flush at the end of this loop iteration. Raises `StoreError` without room for a connection."""
         if self._connection is None and self._time() < self._no_room_until:
             raise no_room()
         breaker = self._server.breaker
         breaker.sending(plan)
         self._silence.watch(self)
         self._loop.call_soon(self._flush)
-        self._is_gathering = breaker.state == "closed"  # while it is not, each request is to be refused
+        # With an open breaker each request is checked.
+        self._is_gathering = breaker.state == "closed"
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """Return the configuration, or a `StoreError`, within ``timeout`` seconds. It goes before all plans that wait."""
+        """See `AsyncServers.config`. The request overtakes all queued plans."""
         stored: asyncio.Future[StoredConfig] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
@@ -175,17 +164,17 @@ class Batcher:
         return stored
 
     def connect(self) -> None:
-        """Begin to connect, if there is no connection. Nobody waits for it."""
+        """See `AsyncServers.connect`."""
         if not self._is_connected:
             self._begin_to_connect()
 
     @property
     def is_idle(self) -> bool:
-        """True if nobody waits for anything here."""
+        """True if no caller waits here."""
         return all(waiting.done() for _, _, waiting, _ in self._requests())
 
     async def close(self) -> None:
-        """Close the connection; requests still waiting fail."""
+        """See `AsyncServers.close`."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -199,16 +188,17 @@ class Batcher:
             with logged_errors():
                 connection.give_up()
         self._fail_unsent(ConnectionResetError("the store was closed"))
-        await asyncio.sleep(0)  # the transport tells of its end in the next turn
+        # The transport reports its end later.
+        await asyncio.sleep(0)
 
     def abandon(self) -> None:
-        """Forget calls on their way: the event loop was closed before the connections were."""
+        """See `AsyncServers.abandon`."""
         for connection in self._connections:
             for batch in connection.session.flying:
                 self._replies.unanswered(batch)
 
     def adopt(self, batch: Batch) -> None:
-        """Send a batch, just as it is, before everything that waits: it was sent elsewhere, and is to be dealt with here."""
+        """Send a batch from another node before the queue."""
         try:
             self._server.breaker.check(self._time)
         except StoreError as error:
@@ -220,7 +210,7 @@ class Batcher:
         self._flush()
 
     def park(self, batch: Batch, pause: float) -> None:
-        """Send a batch once more, just as it is, after a pause in seconds."""
+        """Resend a batch after ``pause`` seconds."""
         self._parked.append(batch)
         self._silence.watch(self)
         call_later(asyncio.get_running_loop(), pause, partial(self._unpark, batch))
@@ -231,7 +221,7 @@ class Batcher:
             self.adopt(batch)
 
     def _flush(self) -> None:
-        """Send what waits, as far as there is a connection and not too much is on its way."""
+        """Send queued requests, as far as the connection accepts them."""
         self._is_gathering = False
         connection, queue, resends = self._connection, self._queue, self._resends
         if connection is None or connection.is_closing():
@@ -249,28 +239,26 @@ class Batcher:
         connection.flush()
 
     def _send_apart(self, cluster: ClusterOfNode, batch: Batch, connection: AsyncConnection) -> None:
-        """Send requests for the first time, on a cluster: in one call for each slot."""
         try:
             batches = cluster.apart(batch)
-        except Exception as error:  # noqa: BLE001 - they are in no queue any more
+        except Exception as error:  # noqa: BLE001 - the queue no longer has them
             _fail(batch.requests, internal_error(error), self._silence.seconds)
             return
         for each in batches:
             self._send_first(each, connection)
 
     def _send_first(self, batch: Batch, connection: AsyncConnection) -> None:
-        """Send a batch for the first time."""
         batch.silence = self._silence.seconds
         batch.since = self._clock.now()
         try:
             self._replies.outgoing(batch)
-        except Exception as error:  # noqa: BLE001 - its requests are in no queue any more
+        except Exception as error:  # noqa: BLE001 - the queue no longer has its requests
             self._fail(batch, internal_error(error))
         else:
             self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
-        """Take the next requests from the queue, but for those that nobody waits for or that are surely refused by now."""
+        """Take the next requests from the queue; drop those already cancelled or refused."""
         requests: list[Request] = []
         room = Room()
         while (first := self._queue.first()) is not None:
@@ -278,19 +266,19 @@ class Batcher:
             try:
                 if waiting.done():
                     self._queue.popleft()
-                elif (reading := self._replies.refused(plan)) is not None:  # since it came others like it may have been
+                # Others may have been refused meanwhile.
+                elif (reading := self._replies.refused(plan)) is not None:
                     self._queue.popleft()
                     waiting.set_result(reading)
                 elif room.takes(plan):
                     requests.append(self._queue.popleft())
                 else:
                     break
-            except Exception as error:  # noqa: BLE001 - those before it must not be lost, nor those behind it wait
+            except Exception as error:  # noqa: BLE001 - earlier requests must not be lost, later ones must not be blocked
                 _fail([self._queue.popleft()], internal_error(error), self._silence.seconds)
         return requests
 
     def _send(self, batch: Batch, connection: AsyncConnection) -> None:
-        """Send a batch that somebody waits for."""
         try:
             if not batch.requests[0][2].done() or batch.is_wanted:
                 only_charges = batch.shape is not None and not batch.shape.gives_back
@@ -300,11 +288,11 @@ class Batcher:
                 self._replies.unanswered(batch)
         except wire.UNSENDABLE as error:
             self._fail(batch, unsendable(error))
-        except Exception as error:  # noqa: BLE001 - it is in no queue any more
+        except Exception as error:  # noqa: BLE001 - the queue no longer has it
             self._fail(batch, internal_error(error))
 
     def _has_to_wait(self, batch: Batch, connection: AsyncConnection) -> bool:
-        """True if a batch that must not be sent twice has to wait until it is known that the connection was not dropped."""
+        """Delay a batch with refunds until an idle connection has answered."""
         session = connection.session
         if session.lies_idle(monotonic()):
             _, due, _, timeout = batch.requests[0]
@@ -318,7 +306,7 @@ class Batcher:
         return True
 
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
-        """Deal with an event. An error that is the server's fails its batch, and later ones get another connection."""
+        """Handle an event. After a server error later batches use another connection."""
         self._silence.break_()
         batch = event.call
         if isinstance(event, Resend):
@@ -336,7 +324,7 @@ class Batcher:
                 self._hand_out(batch, [answer], batch.silence_at(self._clock.seconds))
             elif self._cluster is not None and self._server.address is not None:
                 self._cluster.redirected(batch, answer, self._server.address)
-        except Exception as error:  # noqa: BLE001 - it is not on its way any more
+        except Exception as error:  # noqa: BLE001 - it is no longer in flight
             self._fail(batch, internal_error(error))
         if self._queue.size or self._resends:
             self._flush()
@@ -348,7 +336,7 @@ class Batcher:
             self._failed(failure)
 
     def _hand_out(self, batch: Batch, outcomes: Sequence[Outcome | StoredConfig], silence: float) -> None:
-        if outcomes is batch.plans:  # mostly each plan is its own reading
+        if outcomes is batch.plans:
             for plan, due, waiting, timeout in batch.requests:
                 if not waiting.done():
                     waited = silence - due + timeout
@@ -371,19 +359,17 @@ class Batcher:
             self._queue_first(declined)
 
     def _queue_first(self, requests: Sequence[Request]) -> None:
-        """Have requests sent before all that wait."""
         for request in reversed(requests):
             self._queue.appendleft(request)
             self._queue_is_due = min(self._queue_is_due, request[1])
         self._silence.watch(self)
 
     def _no_longer_use(self, connection: AsyncConnection) -> None:
-        """Later requests get another connection."""
         if connection is self._connection:
             self._connection = None
 
     def lost(self, connection: AsyncConnection) -> None:
-        """Let go of a connection that has ended. Its batches are sent once more, or fail, see `session`."""
+        """Resend or fail the batches of a lost connection, see `session`."""
         self._connections.discard(connection)
         self._no_longer_use(connection)
         lost = store_error(ConnectionResetError("the connection was lost"))
@@ -392,7 +378,7 @@ class Batcher:
             if connection.session.may_repeat(batch):
                 try:
                     self._send_again(batch, lost)
-                except Exception as error:  # noqa: BLE001 - those behind it are to be told, too
+                except Exception as error:  # noqa: BLE001 - the remaining batches still need an outcome
                     self._fail(batch, internal_error(error))
             else:
                 failed = True
@@ -404,7 +390,6 @@ class Batcher:
         self._flush()
 
     def _send_again(self, batch: Batch, lost: StoreError) -> None:
-        """Have a batch sent once more, but for what gives back: that fails."""
         self._replies.unanswered(batch)
         given_back = [request for request in batch.requests if request[0].has_adjustments]
         _fail(given_back, lost, batch.silence_at(self._clock.seconds))
@@ -419,21 +404,22 @@ class Batcher:
             self._connecting_since = self._time(), self._clock.sleeps
 
     def is_through(self) -> None:
-        """Note that the running task no longer connects."""
+        """Note that the running task has stopped connecting."""
         if self._connecting is asyncio.current_task():
             self._connecting = None
 
     def opened(self, opened: Any, seconds: float) -> None:
-        """Use a connection that redis-py has opened, or deal with the error that took so many seconds."""
+        """Use a new redis-py connection, or handle the error after ``seconds``."""
         self.is_through()
         connection = opened if isinstance(opened, Exception) else _driven(opened, self, self._clock)
         if isinstance(connection, Exception):
-            if self._replies.calls is not None:  # else nothing would show why calls are missing
+            # Metrics show why calls are missing.
+            if self._replies.calls is not None:
                 self._replies.calls.note(store_error(connection).fault, seconds)
             self._not_connected(connection)
             return
-        if connection.is_closing():  # its end was told before there was a connection to tell
-            self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
+        if connection.is_closing():
+            self._not_connected(ConnectionResetError("Redis closed the new connection at once"))
             return
         silent = self._connection if self._is_connected else None
         is_dropped = silent is not None and self._doubted == (silent, silent.silent_since) and not silent.has_news()
@@ -450,13 +436,13 @@ class Batcher:
             silent.retire()
         if login := renewable_login(opened):
             renew_in_time(self, connection, login)
-        if self._probe_timer is not None:  # there is something new to look at
+        if self._probe_timer is not None:
             self._probe_timer.cancel()
             self.send_probe()
         self._flush()
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Begin to connect in the place of a connection. False if it is not in use any more."""
+        """Start to replace a connection. Return False if it is no longer in use."""
         if connection is not self._connection or connection.is_closing():
             return False
         self._renewed = connection
@@ -464,9 +450,10 @@ class Batcher:
         return True
 
     def _not_connected(self, error: Exception) -> None:
-        if self._is_connected:  # it was only doubted
+        if self._is_connected:
             return
-        if self._connecting_since[1] < self._clock.sleeps:  # this may have happened long ago
+        # The process slept, so the error may be old.
+        if self._connecting_since[1] < self._clock.sleeps:
             self._connecting = None
             self._begin_to_connect()
             return
@@ -480,7 +467,7 @@ class Batcher:
             self._dial_at_once()
 
     def _dial_at_once(self) -> None:
-        """Connect without a pause: Redis has been silent for so long that its connection was given up."""
+        """Connect at once after a long silence."""
         if (
             not self._server.breaker.is_closed
             and self._connection is None
@@ -490,7 +477,7 @@ class Batcher:
             self._begin_to_connect()
 
     def listened(self) -> float | None:
-        """Count Redis' silence. Returns the seconds until a request is overdue; None if nobody waits."""
+        """Count Redis' silence. Return the seconds until the next deadline; None without callers."""
         now = self._clock.seconds
         if not self._owes:
             self._silence.break_()
@@ -506,13 +493,14 @@ class Batcher:
             self._expire(now)
         elif left == math.inf:
             self._give_up_the_silent()
-            if not self._is_owed_an_answer:  # an attempt to connect for which nobody waits has a deadline of its own
+            # A connection attempt has its own deadline.
+            if not self._is_owed_an_answer:
                 self._silence.stop()
                 return None
         return left
 
     def _connect_anew_after_a_sleep(self) -> None:
-        """Begin to connect once more if that takes too long, and the event loop stood still meanwhile."""
+        """Restart a connection attempt after the event loop stood still."""
         began, sleeps = self._connecting_since
         connecting = self._connecting
         if connecting is not None and sleeps < self._clock.sleeps and self._time() - began > CONNECT_TIMEOUT:
@@ -521,13 +509,14 @@ class Batcher:
             self._begin_to_connect()
 
     def _doubt(self) -> None:
-        """Make another connection beside one that may have been dropped while it lay idle, see `session`."""
+        """Open a second connection beside a doubtful one, see `session`."""
         connection = self._connection
         if (
             connection is not None
             and self._connecting is None
             and connection.silence() >= self._doubts.silence_allowed(self._replies.listen_deadline)
-            and (connection.session.is_doubtful or not self._server.breaker.is_closed)  # then nobody but a probe waits
+            # With an open breaker only a probe waits.
+            and (connection.session.is_doubtful or not self._server.breaker.is_closed)
             and self._doubted != (connection, connection.silent_since)
         ):
             self._doubted = connection, connection.silent_since
@@ -536,12 +525,10 @@ class Batcher:
 
     @property
     def _is_connected(self) -> bool:
-        """True if there is a connection to send on, as far as is known."""
         return self._connection is not None and not self._connection.is_closing()
 
     @property
     def _owes(self) -> bool:
-        """True if Redis owes an answer, or is being connected to."""
         return self._connecting is not None or self._is_owed_an_answer
 
     @property
@@ -549,7 +536,6 @@ class Batcher:
         return any(connection.session.flying for connection in self._connections)
 
     def _expire(self, now: float) -> None:
-        """Fail the requests that are overdue, and give up connections on which nothing has been heard for long."""
         overdue = [request for request in self._queue if request[1] <= self._silence.seconds and not request[2].done()]
         for batch in self._batches():
             overdue += batch.overdue(now)
@@ -566,14 +552,13 @@ class Batcher:
                 connection.give_up()
 
     def _give_up_what_owes_since_before(self) -> None:
-        """Give up connections that owed an answer when the process stood still: what comes now is sent on another one."""
+        """Close connections whose replies were due while the process stood still."""
         for connection in list(self._connections):
             flying = connection.session.flying
             if flying and monotonic() - flying[0].sent > SILENCE:
                 connection.give_up()
 
     def _batches(self) -> Iterable[Batch]:
-        """All batches that were sent, here or elsewhere, and are not answered."""
         yield from self._resends
         yield from self._parked
         for connection in self._connections:
@@ -601,7 +586,7 @@ class Batcher:
             self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
-        """Count a failed call. After too many requests no longer wait, and probes look for Redis."""
+        """Count a failed call. If the breaker opens, fail waiting requests and probe."""
         if self._server.breaker.failed(error, self._time()):
             self._fail_unsent(error)
             self._probe_later()
@@ -610,33 +595,33 @@ class Batcher:
 
     def _probe_later(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._probe_timer is not None:  # from before a request has found Redis by itself
+        # A request has ended that outage.
+        if self._probe_timer is not None:
             self._probe_timer.cancel()
         pause = self._server.breaker.pause_before_probe(self._time())
         self._probe_timer = None if pause is None else call_later(loop, pause, partial(_send_probe, ref(self)))
 
     def send_probe(self) -> None:
-        """Ask whether the server is back, if anybody still needs to know."""
+        """Ask whether the server is back, unless the breaker has closed."""
         self._probe_timer = None
         probe = self._server.breaker.begin_probe(self._time())
         if probe is None:
             return
         try:
             self.spend(probe, self._server.probe_timeout, checks=False).add_done_callback(lambda _: self._probe_later())
-        except Exception as error:  # noqa: BLE001 - without the next probe nobody would ask again; mostly there is no room here
+        except Exception as error:  # noqa: BLE001 - the next probe must follow; usually there is no room here
             internal_error(error)
             self._probe_later()
 
 
 async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], clock: ListeningClock) -> None:
-    """Connect for a batcher, unless it is gone by then."""
     loop = asyncio.get_running_loop()
     began = loop_time(loop)
     opened: Any
     try:
         async with clock.within(CONNECT_TIMEOUT):
             opened = await dial()
-    except Exception as error:  # noqa: BLE001 - told to those who wait
+    except Exception as error:  # noqa: BLE001 - reported to the waiting requests
         opened = error
     except BaseException:
         cancelled = batcher()
@@ -651,10 +636,10 @@ async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], cl
 
 
 def _driven(connection: Any, owner: Batcher, clock: ListeningClock) -> AsyncConnection | StoreError:
-    """Take a connection over that redis-py has opened. If that fails, it is closed, and the result is the failure."""
+    """Wrap a redis-py connection. On failure, close it and return the error."""
     try:
         return AsyncConnection(connection, owner, clock)
-    except Exception as error:  # noqa: BLE001 - told to those who wait
+    except Exception as error:  # noqa: BLE001 - reported to the waiting requests
         close(connection)
         return internal_error(error)
 
@@ -666,7 +651,7 @@ def _send_probe(batcher: ref[Batcher]) -> None:
 
 
 def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:
-    """Fail requests that somebody still waits for, each by an error of its own, with the part of the silence it has waited."""
+    """Fail waiting requests, each with a separate error and ``waited``."""
     for _, due, waiting, timeout in requests:
         if not waiting.done():
             failure = error if isinstance(error, StoreError) else store_error(error)
@@ -674,4 +659,5 @@ def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None
             own.__cause__ = failure.__cause__ or error
             own.waited = min(timeout, max(0.0, silence - due + timeout))
             waiting.set_exception(own)
-            waiting.exception()  # it may have nobody left to look at it
+            # Marks the exception as retrieved.
+            waiting.exception()

@@ -1,13 +1,10 @@
-"""A Redis Cluster on one event loop: a batcher for each node, and requests whose buckets are on several.
+"""A Redis Cluster on one event loop: a batcher per node, and plans that span several nodes.
 
-    spend ──> parts, one per slot ──> the batchers of their nodes ──> readings ──> one reading
-                                                                          └──> what has to be given back
+    spend ──> parts, one per slot ──> batchers of their nodes ──> readings ──> one reading
+                                                                          └──> refunds
 
-Where many ask for one and the same thing, as a crowd of one client does, `ABREAST` of them are under way at a time. If it is
-refused, what these took elsewhere is given back, and most others can be refused without taking anything from anybody.
-
-A node is asked for a slot until it says that another one holds it (MOVED) or will hold it soon (ASK); the calls that it could
-not deal with are sent on as they are. After that, and after any failure, some node is asked who holds which slot.
+At most `ABREAST` plans for the same buckets are in flight: after a refusal, most of the others are refused without charging
+another node. Redirected calls (MOVED, ASK) are forwarded unchanged, and the slot map is looked up again.
 """
 
 from __future__ import annotations
@@ -51,11 +48,11 @@ from limitgate.stores.redis.errors import Redirection, store_error
 from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 
 ABREAST = MAX_BATCH
-"""Requests for the same buckets on several nodes that are under way at a time."""
+"""Plans in flight for the same buckets on several nodes."""
 
 
 class AsyncCluster:
-    """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
+    """Carries out plans on the cluster nodes that a `Dialer` connects to."""
 
     def __init__(self, dialer: Dialer, replies: RedisStoreBase, clock: ListeningClock) -> None:
         self._dialer = dialer
@@ -68,11 +65,11 @@ class AsyncCluster:
         self._giving_back: set[asyncio.Future[Reading]] = set()
         self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
-        """Parts of plans that have failed; what they took after all is given back."""
+        """A late charge of these parts is refunded."""
         self._closed = False
 
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """The reading of a plan, or a `StoreError` within ``timeout`` seconds."""
+        """See `AsyncServers.spend`."""
         parts = parts_of(plan)
         if len(parts) == 1:
             return self._node(parts[0]).spend(plan, timeout)
@@ -87,40 +84,39 @@ class AsyncCluster:
         return crowd.join(_Together(self, plan, parts, timeout))
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """Return the configuration, or a `StoreError`, within ``timeout`` seconds."""
+        """See `AsyncServers.config`."""
         return self._map.node(self._map.holder(hash_slot(request.key))).config(request, timeout)
 
     def connect(self) -> None:
-        """Begin to connect to a node, if there is no connection to any. Nobody waits for it."""
+        """See `AsyncServers.connect`."""
         self._map.node(self._map.holder(0)).connect()
         self.troubled()
 
     def ask(self, part: Part, timeout: float) -> asyncio.Future[Reading]:
-        """Return the reading of a part of a plan, even from a node that has stopped answering."""
+        """Send a part of a plan, even if the breaker of its node is open."""
         return self._node(part).spend(part.plan, timeout, checks=False)
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
-        """Outcome of a plan that is surely refused as things stand, or that needs a node which does not answer; else None."""
+        """Return the outcome of a plan that is already refused or needs an unreachable node."""
         return unreachable(self._map, parts, self._time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
-        """Note that a part of a plan has failed, and so the plan: what the part takes all the same is given back then."""
+        """Mark a failed part, so that a late charge of it is refunded."""
         self._failed_parts.add(part)
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
-        """Give back what a plan took that nobody waits for any more, if it is a part of one that has failed."""
+        """Refund a late charge of a failed plan."""
         if waiting in self._failed_parts and plan.verb == "spend" and reading.admitted:
             self._give_back(full_refund(plan, reading))
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
-        """Give back what a request took that is refused elsewhere, asked since a time. Returns the refunds on their way."""
+        """Refund a plan that was refused elsewhere and sent at ``since``. Return the refunds in flight."""
         with logged_errors():
             self._replies.refused_elsewhere(conclusion.untouched, since)
         given_back = [self._give_back(plan) for plan in conclusion.refunds]
         return [refund for refund in given_back if refund is not None]
 
     def _give_back(self, plan: Plan) -> asyncio.Future[Reading] | None:
-        """Send a refund before all that waits. Returns None if it is empty or cannot be sent."""
         refund = None
         if plan.charges and not self._closed:
             try:
@@ -140,7 +136,7 @@ class AsyncCluster:
             self._replies.not_given_back += 1
 
     async def close(self) -> None:
-        """Close the connections, once everything is given back; requests still waiting fail."""
+        """See `AsyncServers.close`. Waits for refunds."""
         for crowd in list(self._crowds.values()):
             crowd.disperse(store_error(ConnectionResetError("the store was closed")))
         if self._giving_back:
@@ -153,19 +149,19 @@ class AsyncCluster:
             await asyncio.wait([self._looking])
 
     def abandon(self) -> None:
-        """Forget calls on their way: the event loop was closed before the connections were."""
+        """See `AsyncServers.abandon`."""
         for batcher in self._map.nodes.values():
             batcher.abandon()
 
     def apart(self, batch: Batch) -> Iterable[Batch]:
-        """Requests that would share a call as calls with one slot each."""
+        """See `ClusterOfNode.apart`."""
         slots: dict[int, list[Request]] = {}
         for request in batch.requests:
             slots.setdefault(hash_slot_of(request[0]), []).append(request)
         return [Batch(requests, batch.shape) for requests in slots.values()]
 
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
-        """Send a batch on that the node at an address has redirected."""
+        """See `ClusterOfNode.redirected`."""
         route = self._router.route(batch, redirection, origin)
         node = self._map.node(route.address)
         if isinstance(route, Send):
@@ -177,7 +173,7 @@ class AsyncCluster:
             self.troubled()
 
     def troubled(self) -> None:
-        """Find out who holds which slot."""
+        """Start to look up the slot map."""
         self._map.is_outdated = True
         if self._looking is None and not self._closed:
             self._looking = begin(self._look())
@@ -202,7 +198,7 @@ class AsyncCluster:
 
     async def _learn(self) -> None:
         for address in self._map.known():
-            with suppress(Exception):  # whatever one of them says or does not say, the next is asked
+            with suppress(Exception):
                 if self._map.learn(await self._dialer.aslots(self._clock, address), address):
                     return
 
@@ -215,10 +211,7 @@ class AsyncCluster:
 
 
 class _Crowd:
-    """Plans for the same buckets on several nodes: so many under way at a time, in the order in which they came.
-
-    As in a `Batcher`, those that wait wait for Redis only while it owes answers and gives none.
-    """
+    """Plans for the same buckets on several nodes, in arrival order."""
 
     def __init__(self, clock: ListeningClock, dissolve: Callable[[], object]) -> None:
         self.under_way = 0
@@ -227,7 +220,6 @@ class _Crowd:
         self._silence = Silence(clock)
 
     def join(self, plan: _Together) -> asyncio.Future[Reading]:
-        """The reading of a plan, now or when others are through. Raises `StoreError` where too many wait."""
         if self.under_way < ABREAST:
             self._begin(plan)
         elif len(self._waiting) < MAX_QUEUED:
@@ -235,11 +227,10 @@ class _Crowd:
             self._waiting.append(plan)
             self._silence.watch(self)
         else:
-            raise StoreError(f"{MAX_QUEUED} requests wait for the same buckets already", "overload")
+            raise StoreError(f"{MAX_QUEUED} requests already wait for the same buckets", "overload")
         return plan.answer
 
     def listened(self) -> float | None:
-        """Count Redis' silence and fail plans that have waited too long. Returns the seconds until the next one has."""
         if self._silence.go_on():
             silence = self._silence.seconds
             for plan in self._waiting:
@@ -252,7 +243,6 @@ class _Crowd:
         return min([plan.due for plan in self._waiting]) - self._silence.seconds
 
     def disperse(self, error: StoreError) -> None:
-        """Fail all plans that wait."""
         while self._waiting:
             self._waiting.popleft().tell(error)
 
@@ -261,7 +251,7 @@ class _Crowd:
         plan.begin(self._over)
 
     def _over(self) -> None:
-        """Begin the next plans, unless their outcome is clear already: one is through, and has given back what it had to."""
+        """Start the next plans, except those with a known outcome."""
         self.under_way -= 1
         self._silence.break_()
         while self._waiting and self.under_way < ABREAST:
@@ -274,7 +264,7 @@ class _Crowd:
 
 
 class _Together:
-    """A plan on its way in several parts. ``answer`` is its reading, or a `StoreError`."""
+    """A plan sent in several parts. ``answer`` is a future for its reading."""
 
     def __init__(self, cluster: AsyncCluster, plan: Plan, parts: Sequence[Part], timeout: float) -> None:
         self.answer: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()
@@ -282,43 +272,38 @@ class _Together:
         self._plan = plan
         self._parts = parts
         self.timeout = timeout
-        """Seconds that it may still wait."""
         self.due = timeout
-        """Seconds of Redis' silence at which it has waited too long for others."""
+        """Deadline in seconds of Redis' silence."""
         self._waited = 0.0
         self._left = len(parts)
         self._began = 0.0
         self._outcomes: list[Outcome] = [StoreError("no answer")] * len(parts)
 
     def waited(self, left: float) -> None:
-        """Note that it has waited for others until only so many seconds are left."""
         self._waited, self.timeout = self.timeout - left, left
 
     def give_up(self) -> None:
-        """Fail: it has waited for others for as long as it may."""
         self.waited(0.0)
         self.tell(store_error(TimeoutError()))
 
     def is_told(self) -> bool:
-        """Answer if the outcome is clear by what was heard meanwhile. True if nobody waits for it any more."""
         outcome: Outcome | None = None
         try:
             if not self.answer.done():
                 outcome = self._cluster.told_already(self._plan, self._parts)
-        except Exception as error:  # noqa: BLE001 - it waits nowhere any more
+        except Exception as error:  # noqa: BLE001 - it waits nowhere now
             outcome = internal_error(error)
         if outcome is not None:
             self.tell(outcome)
         return self.answer.done()
 
     def begin(self, over: Callable[[], None]) -> None:
-        """Ask the nodes. ``over`` is called when all is done."""
         self._over = over
         self._began = monotonic()
         for place, part in enumerate(self._parts):
             try:
                 reading = self._cluster.ask(part, self.timeout)
-            except Exception as error:  # noqa: BLE001 - the other parts are asked, or will be
+            except Exception as error:  # noqa: BLE001 - the other parts continue
                 self._note(place, internal_error(error))
             else:
                 reading.add_done_callback(partial(self._heard, place))
@@ -337,29 +322,29 @@ class _Together:
         if not self._left:
             try:
                 conclusion = concluded(self._plan, self._parts, self._outcomes)
-            except Exception as error:  # noqa: BLE001 - what was taken drains
+            except Exception as error:  # noqa: BLE001 - unrefunded charges drain
                 conclusion = Conclusion(internal_error(error))
             given_back = self._cluster.clear_up(conclusion, self._began)
             self.tell(conclusion.outcome)
             self._finish(given_back)
 
     def tell(self, outcome: Outcome) -> None:
-        """Answer, if somebody waits for it."""
         if self.answer.done():
             return
         if isinstance(outcome, StoreError):
             outcome.waited += self._waited
             self.answer.set_exception(outcome)
-            self.answer.exception()  # it may have nobody left to look at it
+            # Marks the exception as retrieved.
+            self.answer.exception()
         else:
             waited = outcome.having_waited(outcome.waited + self._waited) if self._waited else outcome
             self.answer.set_result(whole_reading(waited))
 
     def _finish(self, given_back: Sequence[asyncio.Future[Reading]]) -> None:
-        """It is over once everything is given back."""
         left = [refund for refund in given_back if not refund.done()]
         if left:
             left[0].add_done_callback(lambda _: self._finish(left[1:]))
         else:
             loop = asyncio.get_running_loop()
-            loop.call_soon(self._over, context=Context())  # many may fail at once, and the next ones are other requests
+            # call_soon prevents recursion; the next plans need an empty context.
+            loop.call_soon(self._over, context=Context())

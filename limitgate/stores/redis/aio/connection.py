@@ -1,7 +1,7 @@
-"""One connection to Redis on asyncio, on which calls are pipelined: sent as they come, answered in the same order.
+"""One pipelined connection to Redis on asyncio.
 
-Connecting, TLS, AUTH and the protocol's version are redis-py's. Once it has connected, the transport hands what arrives
-straight to a `Session`: a reply then costs one callback, where redis-py's streams cost a task and several wake-ups.
+After redis-py has connected, the transport feeds a `Session` directly. redis-py's streams would need a task and several
+wake-ups per reply.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustCl
 
 
 class Owner(Protocol):
-    """Uses a connection."""
+    """User of a connection."""
 
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
-        """Deal with an event, any but the last."""
+        """Handle an event other than the last."""
 
     def lost(self, connection: AsyncConnection) -> None:
-        """Let go of a connection that has ended: the calls still in ``session.flying`` will get no reply."""
+        """Handle a lost connection. The calls in ``session.flying`` will get no reply."""
 
 
 class AsyncConnection(asyncio.Protocol):
-    """Drives a session on a connection that redis-py has opened.
+    """Drives a session on a redis-py connection.
 
-    The event loop refers to this, so this refers to its ``owner`` weakly: a store that is dropped is freed, and closes.
+    It refers to its ``owner`` weakly, so that a dropped store is freed.
     """
 
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
@@ -40,7 +40,7 @@ class AsyncConnection(asyncio.Protocol):
         self.session.asked_at = monotonic()
         self.given_up = False
         self.silent_since = 0.0
-        """Time since which calls have been waiting and none was answered, by the clock; without calls of no meaning."""
+        """Start of the silence, valid with calls in flight."""
         self._unsent: list[bytes] = []
         self._clock = clock
         self._owner = ref(owner)
@@ -48,43 +48,42 @@ class AsyncConnection(asyncio.Protocol):
         self._transport: Any = self._writer.transport
         self._transport.set_protocol(self)
         self.is_closing: Callable[[], bool] = self._transport.is_closing
-        """True unless the connection is open, as far as is known."""
 
     def send(self, batch: Batch) -> None:
-        """Send a batch with the next `flush`. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
+        """Queue a batch for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
         session = self.session
         if not session.flying:
             self.silent_since = self._clock.seconds
         self._unsent.append(session.send(batch))
 
     def flush(self) -> None:
-        """Send what waits to be sent, together."""
+        """Send the queued batches together."""
         unsent = self._unsent
         if unsent:
             self._transport.write(b"".join(unsent))
             unsent.clear()
 
     def silence(self) -> float:
-        """Seconds for which calls have been waiting and none was answered."""
+        """Seconds without an answer while calls are in flight."""
         return self._clock.seconds - self.silent_since if self.session.flying else 0.0
 
     def give_up(self) -> None:
-        """Close the connection at once. Nothing on it is sent again."""
+        """Close at once, without resending calls."""
         self.session.give_up()
         self._abort()
 
     def retire(self) -> None:
-        """Take no further calls, and close the connection with the last reply."""
+        """Accept no more calls and close after the last reply."""
         self.session.retire()
         if not self.session.flying:
             self.give_up()
 
     def has_news(self) -> bool:
-        """True if the event loop has yet to read what the kernel has: a server that was only slow has answered by then."""
+        """True if the kernel has unread data."""
         return has_data(self._transport.get_extra_info("socket"))
 
     def replace(self) -> None:
-        """Close the connection at once: another one takes over its calls. What the kernel has not sent yet is not sent."""
+        """Close at once and discard unsent data; another connection takes over."""
         self.session.replaced()
         reset_on_close(self._transport.get_extra_info("socket"))
         self._abort()
@@ -94,7 +93,7 @@ class AsyncConnection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what has arrived whole."""
+        """Pass complete replies to the owner."""
         session, owner = self.session, self._owner()
         if owner is None:
             self.give_up()
@@ -109,7 +108,7 @@ class AsyncConnection(asyncio.Protocol):
             owner.heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Say so."""
+        """Report the end to the owner."""
         owner = self._owner()
         if owner is not None:
             owner.lost(self)

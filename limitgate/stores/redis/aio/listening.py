@@ -1,8 +1,7 @@
-"""Time for which an event loop listened: what a server's silence is measured by.
+"""Listening time of an event loop, the measure of a server's silence.
 
-A loop that is blocked, starved or suspended hears no reply, so that time is nobody's silence. While somebody waits, a
-`ListeningClock` looks at the loop's own clock every `GRAIN` seconds, counts little of a time in which it could not look, and
-goes on only after the loop has polled its sockets once more: whoever is answered by then has not waited.
+A blocked or suspended loop receives no replies, so that time must not count. While a request waits, a `ListeningClock` ticks
+every `GRAIN` seconds, counts little of a late tick, and advances after the loop has polled its sockets again.
 """
 
 from __future__ import annotations
@@ -18,40 +17,36 @@ from limitgate.internal_errors import logged_errors
 from limitgate.process.clock import asyncio_is_stopped, call_later, monotonic
 
 GRAIN, SHORTEST = 0.01, 0.004
-"""Seconds between two looks, at most and at least."""
+"""Maximum and minimum seconds between two ticks."""
 LONGEST = 0.05
-"""Seconds that count between two looks, at most: of more the loop was away. So much of it counts all the same, as it polls its
-sockets in between, and a server that is silent each time is silent."""
+"""Maximum seconds that count per tick. A late tick counts as well, because the loop polls its sockets in between."""
 LATE = 0.002
-"""Seconds by which a look comes late if the loop was away: threads that want the GIL keep it for 5 ms each."""
+"""A tick this late means that the loop was away; GIL waits take 5 ms."""
 ASLEEP = 1.0
-"""Seconds without a look after which the process was stopped, rather than busy."""
+"""Seconds without a tick that mean the process was suspended."""
 AWAY = 0.1
-"""Share of a timeout that counts of a time in which the loop was away while a connection is made, which takes such a loop
-several turns; `GRAIN` at most."""
+"""Share of a timeout that counts, up to `GRAIN`, if the loop was away while connecting."""
 
 
 class Listener(Protocol):
-    """Somebody who waits."""
+    """Receiver of clock ticks."""
 
     def listened(self) -> float | None:
-        """Note that the clock has gone on. Seconds that are left until a time is over; None once nobody waits."""
+        """Handle a tick. Return the seconds until the next deadline; None to stop."""
 
 
 class ListeningClock:
-    """Seconds for which the running event loop has listened in vain. It stands still while nobody waits."""
+    """Seconds of listening of the running event loop. Stops without listeners."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._is_stopped, self._time = False, self._loop.time
         self.seconds = 0.0
-        """Seconds at the latest look."""
         self._passed = 0.0
-        """Seconds that count as soon as sockets have been polled."""
         self.was_away = False
-        """True if the loop was away before one of the latest two looks: a starved one is in time by chance."""
+        """The loop was away before one of the latest two ticks."""
         self.sleeps = 0
-        """How often the loop stood still while somebody waited: it was not run, or the process was stopped."""
+        """Number of times the loop or process stood still."""
         self._run: object = None
         self._was_late = False
         self._looked = self._pause = 0.0
@@ -59,14 +54,14 @@ class ListeningClock:
         self._listeners: dict[Listener, None] = {}
 
     def now(self) -> float:
-        """Seconds by now: what waits from now on has waited for nothing of them."""
+        """Return the seconds up to now."""
         if not self._ticks:
             return self.seconds
         since = self._time() - self._looked
-        return self.seconds + self._passed + (since if since < LONGEST else LONGEST)  # noqa: FURB136 - min() takes longer
+        return self.seconds + self._passed + (since if since < LONGEST else LONGEST)  # noqa: FURB136 - min() is slower
 
     def watch(self, listener: Listener) -> None:
-        """Tell somebody of each look, until nobody waits there."""
+        """Call a listener at each tick until it returns None."""
         self._listeners[listener] = None
         if not self._ticks:
             self._ticks = True
@@ -74,12 +69,12 @@ class ListeningClock:
             self._look_later(GRAIN)
 
     def forget(self, listener: Listener) -> None:
-        """Nobody waits there any more."""
+        """Remove a listener."""
         self._listeners.pop(listener, None)
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Give what is awaited inside so many seconds of listening, else raise `TimeoutError`."""
+        """Limit the block to ``seconds`` of listening. Raises `TimeoutError`."""
         async with asyncio.timeout(None) as limit:
             deadline = _Deadline(self, seconds, limit)
             self.watch(deadline)
@@ -94,12 +89,13 @@ class ListeningClock:
             self._is_stopped = not self._is_stopped
             self._time = monotonic if self._is_stopped else self._loop.time
             self._looked = self._time()
-        call_later(self._loop, pause, self._look)  # it goes on after the request that waits now
+        # The timer outlives the request's context.
+        call_later(self._loop, pause, self._look)
 
     def _look(self) -> None:
-        """Look at the clock, and count once what has arrived by now is read.
+        """Tick, and count the time after socket data has been read.
 
-        asyncio reads after the callbacks that are due already, uvloop after its timers: both before the turn after the next.
+        asyncio and uvloop both read sockets before the iteration after next.
         """
         now = self._time()
         is_late = now - self._looked > self._pause + LATE
@@ -116,7 +112,7 @@ class ListeningClock:
         soonest = GRAIN
         for listener in list(self._listeners):
             left: float | None = GRAIN
-            with logged_errors():  # else no time would ever be over again
+            with logged_errors():
                 left = listener.listened()
             if left is None:
                 self.forget(listener)
@@ -128,12 +124,12 @@ class ListeningClock:
 
 
 def _run() -> object:
-    """An object that is another one whenever the event loop of this thread is run anew: it sets new hooks each time."""
+    """Identify the run of this thread's event loop, which installs new asyncgen hooks."""
     return sys.get_asyncgen_hooks().firstiter
 
 
 class Silence:
-    """Time for which a server owed answers and gave none while the loop listened. It stands still while nobody waits."""
+    """Seconds of listening without an owed answer. Stops without callers."""
 
     __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
 
@@ -144,19 +140,19 @@ class Silence:
         self._was_broken = False
 
     def watch(self, listener: Listener) -> None:
-        """Have a listener that waits from now on told of each look."""
+        """Start to count for a new waiting listener."""
         if self._looked is None:
             self._looked = self._clock.now()
             self._clock.watch(listener)
 
     def break_(self) -> None:
-        """Note that something was answered: the time since the last look was no silence."""
+        """Record an answer, which ends the silence."""
         self._was_broken = True
 
     def go_on(self, *, connecting: float = math.inf) -> bool:
-        """Count the time since the last look. False if none of it was silence.
+        """Count the time since the last tick. Return False if none of it was silence.
 
-        While a connection is made for those who wait for ``connecting`` seconds, little counts if the loop was away.
+        ``connecting`` is the timeout of a connection attempt; then little counts after a late tick.
         """
         now, looked = self._clock.seconds, self._looked
         passed = 0.0 if looked is None or self._was_broken else max(0.0, now - looked)
@@ -167,13 +163,11 @@ class Silence:
         return passed > 0
 
     def stop(self) -> None:
-        """Nobody waits any more."""
+        """Stop counting."""
         self._looked = None
 
 
 class _Deadline:
-    """The end of `ListeningClock.within`."""
-
     def __init__(self, clock: ListeningClock, seconds: float, limit: asyncio.Timeout) -> None:
         self._clock = clock
         self._at = clock.now() + seconds

@@ -1,4 +1,4 @@
-"""Differences between event loops: tasks that begin at once, and the end of a loop, at which its connections are closed."""
+"""Portable task start and cleanup for event loops."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ T = TypeVar("T")
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Create a task that begins in the next turn of the running event loop, even under `asyncio.eager_task_factory`.
+    """Create a task that starts in the next loop iteration, with an empty context.
 
-    An eager one may have ended before anybody knows of it. The task's context is empty: it outlives the request that needs it,
-    whose context variables would live as long as a connection, and mark its log lines.
+    An eager task could end before its owner knows it. The task outlives the request, whose context would stay alive.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())
 
 
 class LoopEnd:
-    """Calls ``close`` before the running event loop ends: it closes all its asynchronous generators (PEP 525), ours too."""
+    """Calls ``close`` before the event loop ends, by an asynchronous generator (PEP 525)."""
 
     def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
         self._close: Callable[[], Awaitable[None]] | None = close
         self._ending: AsyncGenerator[None, None] | None = self._until_the_loop_ends()
 
     async def watch(self) -> None:
-        """Begin."""
+        """Start the watch."""
         if self._ending is not None:
             await anext(self._ending)
 
     async def closed(self) -> None:
-        """Stop watching: all is closed already."""
+        """Stop the watch after a normal close."""
         self._close = None
         if self._ending is not None:
             await self._ending.aclose()
@@ -41,6 +40,7 @@ class LoopEnd:
         try:
             yield
         finally:
-            self._ending = None  # it knows the loop, so the loop would be kept for as long as the store
+            # The generator keeps the loop alive.
+            self._ending = None
             if self._close is not None:
                 await self._close()

@@ -1,4 +1,4 @@
-"""Connections of an event loop whose logins expire: each is replaced while it still serves."""
+"""Replaces asyncio connections before their logins expire."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from limitgate.stores.redis.dial.credentials import Login
 
 
 class Renewing(Protocol):
-    """Uses a connection."""
+    """User of a connection."""
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Begin to connect in the place of a connection. False if it is not in use any more."""
+        """Start to replace a connection. Return False if it is no longer in use."""
 
 
 def renew_in_time(owner: Renewing, connection: AsyncConnection, login: Login) -> None:
-    """Have a connection replaced before its login expires, with further attempts until that comes about."""
+    """Replace a connection before its login expires, with retries."""
     due_in = max(login.renew_at - monotonic(), 0.0)
     loop = asyncio.get_running_loop()
     loop.call_later(due_in, _renew, ref(owner), ref(connection), login.retry_every, context=Context())

@@ -1,4 +1,4 @@
-"""Redis for asyncio: each event loop has connections of its own, on which requests share calls."""
+"""The Redis store for asyncio."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _NAME = "a store on Redis for async code"
 
 
 class AsyncServers(Protocol):
-    """One server or a cluster, as one event loop reaches it."""
+    """One server or a cluster, used from one event loop."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds."""
+        """Return a future for the reading; it fails with `StoreError` after ``timeout`` seconds."""
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """Return the configuration, or a `StoreError`, within ``timeout`` seconds."""
+        """Return a future for the configuration; it fails with `StoreError` after ``timeout`` seconds."""
 
     def connect(self) -> None:
-        """Begin to connect, if there is no connection. Nobody waits for it."""
+        """Start to connect in the background, unless connected."""
 
     async def close(self) -> None:
-        """Close the connections; requests still waiting fail."""
+        """Close the connections and fail the waiting requests."""
 
     def abandon(self) -> None:
-        """Forget calls on their way: the event loop was closed before the connections were."""
+        """Drop calls in flight after the event loop has closed."""
 
 
 class _LoopState:
-    """Connections and lease timer of a store in one event loop."""
+    """A store's state in one event loop."""
 
     def __init__(self, servers: AsyncServers, leases: Leases) -> None:
         self.servers = servers
@@ -60,7 +60,6 @@ class _LoopState:
         self._timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
 
     def end_leases_in_time(self) -> None:
-        """Give leases back when the oldest ends, and so on."""
         pause = self._leases.pause(monotonic()) if self._timer is None else None
         if pause is not None:
             self._timer = call_later(asyncio.get_running_loop(), pause, self._end_leases)
@@ -71,22 +70,21 @@ class _LoopState:
         self.end_leases_in_time()
 
     def give_back(self, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
-        """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
+        """Return leases of at least ``age`` seconds."""
         sent = []
         for plan in self._leases.ended(monotonic(), age):
-            with logged_errors():  # a `StoreError`, too: it drains
+            # An unreturned lease drains.
+            with logged_errors():
                 sent.append(self.servers.spend(plan, CONNECT_TIMEOUT))
         return sent
 
     async def close(self) -> None:
-        """Close the connections; requests still waiting fail."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         await self.servers.close()
 
     async def end(self) -> None:
-        """Give back what was taken in advance, and close."""
         if given_back := self.give_back(age=0):
             await asyncio.wait(given_back)
         await self.close()
@@ -94,19 +92,21 @@ class _LoopState:
 
 
 class AsyncRedisStore(RedisStoreBase, Remade):
-    """Buckets in Redis for asyncio: requests of the same turn of an event loop share a call.
+    """Buckets in Redis for asyncio. Requests of the same loop iteration share a call.
 
-    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
-    limitgate/stores/redis/dial/url.py. Connects on first use. Callers that are refused are answered without asking until the
-    moment they were promised; ``local_refusals=False`` asks every time.
+    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or a URL with several servers, see
+    limitgate/stores/redis/dial/url.py. The store connects on first use. It answers refused callers locally until they may
+    retry; ``local_refusals=False`` asks Redis every time.
 
-    ``credentials`` is a callable that gives ``(user, password)``, or ``(user, password, seconds it is valid)``; the user may be
-    None. It may be async. It is asked for each new connection, and a connection is replaced before its login expires. The URL
-    has no user and password then; Sentinels have theirs in the URL.
+    ``credentials`` is a sync or async callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``;
+    the user may be None. The store calls it for each connection and replaces connections before their logins expire. The URL
+    then has no user or password, except for Sentinels.
+
+    Raises `ConfigError`.
     """
 
     measures_silence = takes_plain = True
-    """Readings and errors say for how long Redis was silent while this process was there to listen."""
+    """Readings and errors report Redis' silence."""
 
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: AsyncGivesLogin | None = None) -> None:
         super().__init__(local_refusals=local_refusals)
@@ -127,14 +127,11 @@ class AsyncRedisStore(RedisStoreBase, Remade):
     def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyAnswer]: ...
 
     def aspend(self, plan: AnyPlan, timeout: float) -> Awaitable[AnyAnswer]:
-        """Carry out ``plan`` in one round trip at most. Raises `StoreError` within ``timeout`` seconds.
-
-        No coroutine for a plain plan or an adjustment, which have nothing to wait for but one future.
-        """
+        """Carry out ``plan`` in at most one round trip. Raises `StoreError` within ``timeout`` seconds."""
         is_straight = type(plan) is PlainSpend or plan.verb == "adjust"
         try:
             state = self._loops.get(asyncio.get_running_loop()) if is_straight else None
-        except RuntimeError:  # no event loop runs yet
+        except RuntimeError:  # no running event loop
             state = None
         if state is None:
             return self._aspend(plan, timeout)
@@ -147,7 +144,6 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         return state.servers.spend(plan, timeout)
 
     async def _aspend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
-        """`aspend` a plan of any kind, or in an event loop that has no connections yet."""
         if not isinstance(plan, PlainSpend) and (reading := self.locally(plan)) is not None:
             return reading
         state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
@@ -163,16 +159,17 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         return await state.servers.config(request, timeout)
 
     async def connect(self) -> None:
-        """Begin to connect in the background."""
+        """Start to connect in the background."""
         state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
         state.servers.connect()
 
     async def aclose(self) -> None:
-        """Give back what was taken in advance, and close this event loop's connections."""
+        """Return leases and close this event loop's connections."""
         self.closings += 1
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # under trio, nothing was opened
+        # Under trio nothing is open.
+        except RuntimeError:
             return
         with self._opening:
             state = self._loops.pop(loop, None)
@@ -180,22 +177,24 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             await state.end()
 
     def give_back_leases(self) -> None:
-        """Give back what was taken in advance, on an event loop that runs, out of any thread."""
+        """Return all leases. Callable from any thread."""
         for loop, state in list(self._loops.items()) if self.leases else ():
-            with suppress(RuntimeError):  # it has ended
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(state.give_back, 0)
 
     def end_leases_in_time(self) -> None:
-        """Give leases back in this event loop when they end."""
+        """See `RedisStoreBase.end_leases_in_time`."""
         state = self._loops.get(asyncio.get_running_loop())
         if state is not None:
             state.end_leases_in_time()
 
     async def _open(self) -> _LoopState:
-        """Make the running event loop's state, and drop that of loops that have ended without a word."""
+        """Create the state of the running event loop, and drop that of closed loops."""
         state = _LoopState(self._reach(ListeningClock()), self.leases)
-        with self._opening:  # event loops may run in several threads
-            ended = [loop for loop in list(self._loops) if loop.is_closed()]  # without closing asynchronous generators
+        # Event loops can run in several threads.
+        with self._opening:
+            # A loop can end without closing its asynchronous generators.
+            ended = [loop for loop in list(self._loops) if loop.is_closed()]
             left = [self._loops.pop(loop) for loop in ended]
             self._loops[asyncio.get_running_loop()] = state
         for each in left:
@@ -210,5 +209,4 @@ class AsyncRedisStore(RedisStoreBase, Remade):
 
 
 async def _told(reading: AnyReading) -> AnyReading:
-    """A reading that nobody has to be asked for."""
     return reading

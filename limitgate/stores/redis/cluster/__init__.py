@@ -1,1 +1,1 @@
-"""A Redis Cluster: which node has which bucket, and where calls go whose bucket has moved. No I/O."""
+"""Redis Cluster: the slot map and the routes of redirected calls, without I/O."""

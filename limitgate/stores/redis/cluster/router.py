@@ -1,13 +1,10 @@
-"""Routes of calls that a node of a Redis Cluster has not carried out, decided here for asyncio and threads alike.
+"""Routes calls that a Redis Cluster node has redirected.
 
-MOVED      another node holds the hash slot: there at once, as will be later calls; who holds which slot is looked up anew
-ASK        another node is taking the slot over and has this bucket: there at once, announced by ASKING, this time only
-TRYAGAIN   the slot is moving, and the call's buckets are on both sides: plan by plan to the holder, after a pause
+    MOVED      another node holds the hash slot: resend there at once, and look up the map
+    ASK        the bucket has moved ahead of its slot: resend there once, after ASKING
+    TRYAGAIN   the slot is moving and splits the call's buckets: resend each plan after a pause
 
-Whoever is sent on more than `MAX_HOPS` times pauses, since the nodes disagree. CLUSTERDOWN is no redirection but a failure: no
-node serves the slot, so ``on_error`` decides, and who holds which slot is looked up anew, as after any failure.
-
-Knows no connection and no clock.
+After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure, so ``on_error`` decides.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.protocol.wire import Call
 
 PAUSE = 0.01
-"""Seconds after which a call is sent that is parked or split."""
+"""Seconds before a parked or split call is sent."""
 MAX_HOPS = 5
-"""Redirections that a call follows without a pause."""
+"""Redirections without a pause."""
 
 
 class Send(NamedTuple):
@@ -41,7 +38,7 @@ class Park(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Send each plan of the call as a call of its own to a node after `PAUSE`."""
+    """Send each plan of the call separately to a node after `PAUSE`."""
 
     address: Address
 
@@ -50,13 +47,13 @@ Route = Send | Park | Split
 
 
 class Router:
-    """Follows the redirections of a cluster's nodes, and keeps the map of its slots up to date with them."""
+    """Follows redirections and updates the slot map."""
 
     def __init__(self, slots: SlotMap[Any]) -> None:
         self._slots = slots
 
     def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
-        """Decide where a call goes that the node at an address has redirected."""
+        """Route a call that the node at ``origin`` has redirected."""
         slot = hash_slot(first_key(call.first))
         if isinstance(redirection, TryAgainError):
             return Split(self._slots.holder(slot))

@@ -1,8 +1,7 @@
-"""A Redis Cluster, as far as plans are concerned: which node holds which bucket, and plans whose buckets are on several.
+"""The slot map of a Redis Cluster, and plans that span several hash slots.
 
-A script's keys must be in one slot, so such a plan is taken apart, its parts are carried out side by side, each atomically,
-and their readings are put together. If one part refuses, or fails, what the others took is given back, so that their buckets
-are as if they had never been asked, see limitgate/limits/refund.py. Pure: knows no connection and no clock.
+A script's keys must be in one slot, so such a plan is split. Its parts run in parallel, each atomically. If a part refuses or
+fails, the others are refunded, see limitgate/limits/refund.py.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from limitgate.stores.redis.dial.url import Address, parse_address
 from limitgate.stores.redis.replies import Outcome
 
 GIVE_BACK_TIMEOUT = 0.5
-"""Seconds that giving back may take."""
+"""Timeout of refunds in seconds."""
 MAP_PAUSE = 0.1
-"""Seconds between two looks at who holds which slot."""
+"""Seconds between two lookups of the slot map."""
 
 
 class Part(NamedTuple):
@@ -36,17 +35,17 @@ class Part(NamedTuple):
 
 
 def hash_slot(key: str) -> int:
-    """The hash slot of a key. The same on every cluster."""
+    """Return the hash slot of a key."""
     return key_slot(key.encode("utf-8", "surrogatepass"))
 
 
 def hash_slot_of(plan: AnyPlan) -> int:
-    """The hash slot of a plan all of whose buckets are in one."""
+    """Return the hash slot of a plan whose buckets share one."""
     return hash_slot(plan.charges[0].key if isinstance(plan, Plan) else plan.keys[0])
 
 
 def parts_of(plan: AnyPlan) -> list[Part]:
-    """A plan taken apart by slots. A plain one stays plain only if all of its buckets are in one."""
+    """Split a plan by hash slot. A plain plan with several slots becomes a general plan."""
     if not isinstance(plan, Plan):
         slot, *others = map(hash_slot, plan.keys)
         if others.count(slot) == len(others):
@@ -65,17 +64,17 @@ def parts_of(plan: AnyPlan) -> list[Part]:
 
 
 class Conclusion(NamedTuple):
-    """Outcome of a plan that was carried out in parts, and what follows from it."""
+    """Outcome of a plan that was carried out in parts."""
 
     outcome: Outcome
     refunds: Sequence[Plan] = ()
-    """Plans that give back what parts took although the plan failed or was refused."""
+    """Refunds of charged parts."""
     untouched: Sequence[tuple[Plan, Reading]] = ()
-    """Buckets that a refused plan took nothing from all the same, full shadows and costs of nothing, with their readings."""
+    """Uncharged buckets of a refused plan, with their readings."""
 
 
 def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
-    """Conclude from the outcomes of its parts what becomes of a plan."""
+    """Join the outcomes of a plan's parts."""
     if len(parts) == 1:
         return Conclusion(outcomes[0])
     readings = [outcome for outcome in outcomes if isinstance(outcome, Reading)]
@@ -102,7 +101,6 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
 
 
 def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str]:
-    """The buckets of parts that failed, if the others can still be asked: not where the time is over."""
     failed = [(part, failure) for part, failure in zip(parts, outcomes) if isinstance(failure, StoreError)]
     if len(failed) == len(parts) or any(failure.fault == "timeout" for _, failure in failed):
         return frozenset()
@@ -110,7 +108,7 @@ def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str
 
 
 def _worst(failures: Sequence[StoreError]) -> Any:
-    """The kind of a failure; out of memory if anything failed by that, since ``on_error`` takes it less lightly."""
+    """Prefer the fault "oom", which ``on_error`` treats more strictly."""
     return "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
 
 
@@ -123,27 +121,23 @@ def _joined(plan: AnyPlan, parts: Sequence[Part], readings: Sequence[Reading]) -
 
 
 def _untouched(reading: Reading) -> tuple[Plan, Reading]:
-    """Charges of an admitted plan that took nothing, and their reading as that of a refused plan."""
     untouched = [bucket for bucket in reading.buckets if not bucket.charge.cost or bucket.after is None]
     return Plan.spend([bucket.charge for bucket in untouched]), reading._replace(buckets=untouched, admitted=False)
 
 
 class HasBreaker(Protocol):
-    """A driver's object for a node."""
+    """A driver's node object."""
 
     @property
     def breaker(self) -> Breaker:
-        """The breaker of the node."""
+        """The circuit breaker of the node."""
 
 
 N = TypeVar("N", bound=HasBreaker)
 
 
 class SlotMap(Generic[N]):
-    """Which node holds which hash slot, as far as is known, and the driver's object for each node, made by ``open_node``.
-
-    ``seeds`` are asked about slots that nothing is known of: the cluster says itself where they are.
-    """
+    """Maps hash slots to nodes, which ``open_node`` creates. ``seeds`` are asked about unknown slots."""
 
     def __init__(self, seeds: Sequence[Address], open_node: Callable[[Address], N]) -> None:
         self._seeds = tuple(seeds)
@@ -151,24 +145,23 @@ class SlotMap(Generic[N]):
         self._holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self.nodes: dict[Address, N] = {}
         self.is_outdated = False
-        """True if some node is to be asked who holds which slot."""
 
     def holder(self, slot: int) -> Address:
-        """The node to ask about a slot."""
+        """Return the node to ask about a slot."""
         return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])
 
     def node(self, address: Address) -> N:
-        """The driver's object for a node, made now if there is none."""
+        """Return a node, created on first use."""
         node = self.nodes.get(address)
         return self.nodes.setdefault(address, self._open_node(address)) if node is None else node
 
     def moved(self, slot: int, address: Address) -> None:
-        """Note that another node holds a slot than was known."""
+        """Record a MOVED redirection."""
         self._holders[slot] = address
         self.is_outdated = True
 
     def learn(self, reply: object, origin: Address) -> bool:
-        """Take what a node says to CLUSTER SLOTS. False if it knows of no slot."""
+        """Read a node's reply to CLUSTER SLOTS. Return False if it names no slot."""
         holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, address in _ranges(reply, origin):
             holders[first : last + 1] = [address] * (last + 1 - first)
@@ -178,13 +171,14 @@ class SlotMap(Generic[N]):
         return True
 
     def known(self) -> list[Address]:
-        """All nodes that may know the others, first those that answer."""
+        """Return all nodes, healthy ones first."""
         held = list(self._held())
-        CHANCE.shuffle(held)  # one that is cut off and knows no better is not asked every time
+        # Avoids always asking a partitioned node first.
+        CHANCE.shuffle(held)
         return sorted(dict.fromkeys([*held, *self._seeds]), key=lambda address: not self._is_healthy(address))
 
     def unused(self) -> list[Address]:
-        """Nodes that something was made for, but that hold no slot any more. None while some slots are not known."""
+        """Return nodes without slots; empty while any slot is unknown."""
         return [] if None in self._holders else list(self.nodes.keys() - self._held())
 
     def _held(self) -> set[Address]:
@@ -195,7 +189,7 @@ class SlotMap(Generic[N]):
 
 
 def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], float]) -> StoreError | None:
-    """Failure of a plan that needs a node which does not answer, by the clock; None if all of its nodes may be asked."""
+    """Return the failure of a plan that needs an unreachable node."""
     failures = []
     for part in parts:
         try:
@@ -209,12 +203,12 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], 
 
 
 def address_at(host: str, port: int, origin: Address) -> Address:
-    """The address of a host and a port as a node names them. Without a host it is the node's own, which was asked."""
+    """Return a node's address in a reply; an empty host means ``origin``."""
     return (origin[0] if host in ("", "?") else host), port
 
 
 def _ranges(reply: object, origin: Address) -> Iterable[tuple[int, int, Address]]:
-    """The first and the last slot, and the node, of what CLUSTER SLOTS says; of what has another shape, nothing."""
+    """Yield first slot, last slot and node of CLUSTER SLOTS."""
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry

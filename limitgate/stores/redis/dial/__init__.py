@@ -1,1 +1,1 @@
-"""From a store URL to connections, and what a server says of itself on a new one."""
+"""From a store URL to connections, and checks of each new connection."""

@@ -1,8 +1,7 @@
-"""Logins that a callable gives: asked for each new connection, in a thread or a task of its own.
+"""Logins from a ``credentials`` callable, called in a separate thread or task.
 
-A callable may hang, raise, or give nonsense. None of that reaches a request: the attempt to connect fails, and the next one
-asks again. An answer that comes too late for one attempt serves the next. Nothing of a login is in an error, a log line or a
-repr.
+A callable that hangs or fails only fails a connection attempt; a late answer serves the next one. Errors, log lines and reprs
+contain no part of a login.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
 
 Given = tuple[str | None, str] | tuple[str | None, str, float]
-"""User, None for the default one, password, and the seconds for which they are valid, if not for ever."""
+"""User (None for the default user), password, and optional validity in seconds."""
 GivesLogin = Callable[[], Given]
 AsyncGivesLogin = Callable[[], Given | Awaitable[Given]]
 
 LONGEST = 10.0
-"""Seconds after which a call that has given nothing is given up, and another may begin."""
+"""Seconds until another call may start."""
 MOST_HANGING = 4
-"""Threads in which a callable may hang; after that nothing is asked until one of them ends."""
+"""Maximum threads with a hanging call."""
 _RENEWED_AFTER = 0.75
-"""Share of its time for which a login is used."""
+"""Share of its validity for which a login is used."""
 _LOGIN = "(user, password) or (user, password, seconds it is valid)"
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.05, 10.0
 _FOR_EVER = 1e9
-"""Seconds after which no process runs any more."""
+"""Seconds that count as unlimited."""
 
 
 class Login(NamedTuple):
@@ -49,12 +48,12 @@ class Login(NamedTuple):
     user: str | None
     password: str
     renew_at: float
-    """Time at which the connection is to be replaced, by `time.monotonic`; infinite for one that is valid for ever."""
+    """`time.monotonic` time; infinity if the login does not expire."""
     expires_at: float
 
     @property
     def retry_every(self) -> float:
-        """Seconds between two attempts to replace the connection."""
+        """Seconds between attempts to replace the connection."""
         return min(max((self.expires_at - self.renew_at) / 4, _SHORTEST_RETRY), _LONGEST_RETRY)
 
     def __repr__(self) -> str:
@@ -62,24 +61,22 @@ class Login(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What a callable gave, and when."""
-
     given: object
     at: float
 
     def __repr__(self) -> str:
-        """Nothing of it: asyncio's debug mode logs the results of tasks."""
+        """Hides the login from asyncio's debug log."""
         return "_Answer()"
 
 
 class Credentials:
-    """Asks a callable for logins; one that is async needs an event loop. Raises `ConfigError` for what is no such callable."""
+    """Gets logins from a callable. Raises `ConfigError` if it is unsuitable."""
 
     def __init__(self, give: AsyncGivesLogin, *, may_await: bool) -> None:
         if not callable(give):
-            raise ConfigError(f"credentials: an object of {type(give).__qualname__}, expected a callable that gives {_LOGIN}")
+            raise ConfigError(f"credentials: an object of {type(give).__qualname__}, expected a callable that returns {_LOGIN}")
         if not accepts(give, 0):
-            raise ConfigError(f"credentials: a callable that needs arguments, expected one without that gives {_LOGIN}")
+            raise ConfigError(f"credentials: a callable with required arguments, expected one without that returns {_LOGIN}")
         if is_async(give) and not may_await:
             raise ConfigError("credentials: an async callable, expected a plain one, or an AsyncRedisStore")
         self._give = give
@@ -89,13 +86,12 @@ class Credentials:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: no thread is left there that would answer, or release a lock."""
+        """Drop the parent's locks and calls in a forked child."""
         self._lock = Lock()
         self._calls: list[tuple[float, Future[_Answer]]] = []
-        """Calls in threads whose answers are not used yet, and when each began."""
 
     def login(self, within: float) -> Login:
-        """Ask, and wait for so many seconds. Raises `CredentialsError`, `OSError` if no thread can be started."""
+        """Get a login. Raises `CredentialsError` after ``within`` seconds, `OSError` if no thread can be started."""
         call = self._call()
         try:
             call.result(within)
@@ -117,12 +113,11 @@ class Credentials:
         return _told(self._read(task))
 
     async def _answer(self) -> _Answer:
-        """Call on the running event loop what is async, and anything else in a thread."""
         given: object
         try:
             async with asyncio.timeout(LONGEST):
                 if is_async(self._give):
-                    given = await self._give()  # type: ignore[misc]  # it is awaitable
+                    given = await self._give()  # type: ignore[misc]
                 else:
                     call = self._call()
                     given = (await asyncio.shield(asyncio.wrap_future(call))).given
@@ -134,12 +129,12 @@ class Credentials:
             if task is not None and task.cancelling():
                 raise
             given = _failed(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the callable's
+        except Exception as error:  # noqa: BLE001 - any error is the callable's
             given = error if is_no_room(error) else _failed(error)
         return _Answer(given, monotonic())
 
     def _call(self) -> Future[_Answer]:
-        """Call in a thread of its own, unless a call is under way, or was answered too late for those who waited for it."""
+        """Call in a new thread, unless a call is running or has a late answer."""
         with self._lock:
             now = monotonic()
             self._calls = [call for call in self._calls if not call[1].done() or now - call[1].result().at < LONGEST]
@@ -154,7 +149,7 @@ class Credentials:
             try:
                 background.start("credentials", self._run, call)
             except RuntimeError as error:  # no thread can be started now
-                raise OSError(errno.ENOMEM, "no thread to ask for credentials in") from error
+                raise OSError(errno.ENOMEM, "no thread can be started to get credentials") from error
             self._calls.append((now, call))
             return call
 
@@ -162,61 +157,61 @@ class Credentials:
         given: object
         try:
             given = self._give()
-        except BaseException as error:  # noqa: BLE001 - a thread that ended without an answer would be waited for
+        except BaseException as error:  # noqa: BLE001 - the waiting threads need an answer
             given = _failed(error)
         call.set_result(_Answer(given, monotonic()))
 
     def _use(self, call: Future[_Answer]) -> None:
-        """The answer to a call serves no other connection."""
         with self._lock:
             self._calls = [each for each in self._calls if each[1] is not call]
 
     def _read(self, call: Future[_Answer] | asyncio.Task[_Answer]) -> Login | CredentialsError | OSError:
-        """The login that a call gave, or why it gave none."""
         given, at = call.result()
         if isinstance(given, CredentialsError | OSError):
             return type(given)(*given.args)
         if isawaitable(given):
-            getattr(given, "close", bool)()  # unclosed, a coroutine would warn
+            # An unclosed coroutine causes a warning.
+            getattr(given, "close", bool)()
         try:
             user, password, seconds = _parts(given)
         except CredentialsError as error:
-            return error.with_traceback(None)  # variables in its frames hold the login
+            # Its frames hold the login.
+            return error.with_traceback(None)
         if at + seconds <= monotonic():
-            return CredentialsError("credentials gave a login that has expired, expected seconds above 0")
+            return CredentialsError("credentials returned an expired login, expected a validity above 0 seconds")
         return Login(user, password, at + _RENEWED_AFTER * seconds, at + seconds)
 
 
 def _told(found: Login | CredentialsError | OSError) -> Login:
-    """A login. Raises what there is instead, in a frame without anything of it."""
+    """Return or raise, from a frame without the login."""
     if isinstance(found, Exception):
         raise found
     return found
 
 
 def _late(within: float) -> CredentialsError:
-    return CredentialsError(f"credentials gave nothing within {within:g} s, expected {_LOGIN}")
+    return CredentialsError(f"credentials returned nothing within {within:g} s, expected {_LOGIN}")
 
 
 def _parts(given: object) -> tuple[str | None, str, float]:
-    """User, password and seconds. Raises `CredentialsError` that repeats nothing of what was given."""
+    """Return user, password and seconds. Raises `CredentialsError`."""
     if not (isinstance(given, tuple | list) and len(given) in (2, 3)):
         kind = f"{len(given)} values" if isinstance(given, tuple | list) else f"an object of {type(given).__qualname__}"
-        raise CredentialsError(f"credentials gave {kind}, expected {_LOGIN}")
+        raise CredentialsError(f"credentials returned {kind}, expected {_LOGIN}")
     user, password, seconds = (*given, math.inf)[:3]
     if not (user is None or isinstance(user, str)):
         raise CredentialsError(
-            f"credentials gave a user of {type(user).__qualname__}, expected text, or None for the default user"
+            f"credentials returned a user of {type(user).__qualname__}, expected text, or None for the default user"
         )
     if not isinstance(password, str) or not password:
         kind = "an empty password" if password == "" else f"a password of {type(password).__qualname__}"
-        raise CredentialsError(f"credentials gave {kind}, expected text")
+        raise CredentialsError(f"credentials returned {kind}, expected text")
     if seconds is None or isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds):
         kind = type(seconds).__qualname__
-        raise CredentialsError(f"credentials gave a time of {kind}, expected the seconds for which the login is valid")
+        raise CredentialsError(f"credentials returned a validity of {kind}, expected seconds")
     return user or None, password, math.inf if seconds > _FOR_EVER else float(seconds)
 
 
 def _failed(error: BaseException) -> CredentialsError:
-    """The failure of a callable: never its text, which may hold a token."""
+    """Leave out the error's text, which may contain a token."""
     return CredentialsError(f"credentials raised {type(error).__name__} at {place_of(error)}")

@@ -1,8 +1,4 @@
-"""Connections to the servers that a store URL names: how the one to talk to is reached.
-
-TLS, AUTH, SELECT and the protocol's version are redis-py's, as is the URL of a single server. Of several Sentinels the first
-that answers names the master.
-"""
+"""Opens connections to the servers of a store URL, by redis-py."""
 
 from __future__ import annotations
 
@@ -46,12 +42,12 @@ from limitgate.stores.redis.errors import is_no_room, without_secrets
 from limitgate.stores.redis.protocol.python_resp import pack_command
 
 CONNECT_TIMEOUT = 1.5
-"""Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
+"""Maximum seconds for connecting in the background."""
 ASK_TIMEOUT = 0.3
-"""Seconds that a Sentinel, or a node, may take to say where others are before another one is asked."""
+"""Seconds until the next Sentinel or node is asked."""
 
 LOGIN_TIMEOUT = 1.0
-"""Seconds that credentials may take to give a login before an attempt to connect fails: less than `CONNECT_TIMEOUT`."""
+"""Seconds for the credentials callable."""
 
 _BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
 _SLOTS = "CLUSTER", "SLOTS"
@@ -87,26 +83,26 @@ _OBJECTS = frozenset(
         "ssl_ocsp_context",
     }
 )
-"""Parameters of redis-py's connections that no text can stand for, that have their place in the URL, or are ours to choose."""
+"""Parameters that a URL cannot express, that have their own place in it, or that LimitGate sets."""
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
 class NoMasterError(RedisConnectionError):
-    """No Sentinel says where the master is. What each of them said instead was told already."""
+    """No Sentinel names the master."""
 
 
 class Dial(Protocol):
-    """Opens connections of threads."""
+    """Opens sync connections."""
 
     def __call__(self, *, within: float | None = None) -> Any:
-        """Open a connection, each step of which takes at most so many seconds, `CONNECT_TIMEOUT` if None."""
+        """Open a connection. Each step takes at most ``within`` seconds, default `CONNECT_TIMEOUT`."""
 
 
 class Dialer:
-    """Makes connections to the servers that a URL names, of a redis-py connection pool's class, and inspects each.
+    """Opens and inspects connections to the servers of a URL. Raises `ConfigError`.
 
-    ``socket_timeout`` is in seconds, None on asyncio: there a `ListeningClock` tells when a time is over. Raises `ConfigError`
-    for a URL that cannot be understood.
+    ``pool_class`` is redis-py's sync or async pool. ``socket_timeout`` is in seconds; None on asyncio, where a `ListeningClock`
+    measures the time.
     """
 
     def __init__(
@@ -136,9 +132,9 @@ class Dialer:
             said = str(error).rstrip(".")
             raise ConfigError(f"store: {said}, expected a URL and options that redis-py understands") from error
         if credentials is not None and (pool.connection_kwargs.get("username") or pool.connection_kwargs.get("password")):
-            raise ConfigError("store: a user or a password in the URL, and credentials besides, expected one of them")
+            raise ConfigError("store: a login in the URL and credentials=, expected only one of them")
         if where.nodes and pool.connection_kwargs.get("db"):
-            raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
+            raise ConfigError("store: a Redis Cluster has only database 0, expected no other")
         self._class = pool.connection_class
         keepalive = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE} if "socket_keepalive" in known else {}
         self._options = {**keepalive, **shared_options(pool.connection_kwargs, made)}
@@ -154,11 +150,11 @@ class Dialer:
 
     @property
     def nodes(self) -> Sequence[Address]:
-        """The nodes of a cluster that the URL names, none where it leads to a single server."""
+        """The URL's cluster nodes; empty for a single server."""
         return self._where.nodes
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
-        """Open a connection of threads: to a node of a cluster, or to where the URL leads. See `Dial`."""
+        """Open a sync connection, optionally to a cluster node. See `Dial`."""
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
             connection = self._dial(address, options)
@@ -185,7 +181,7 @@ class Dialer:
         return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
-        """`dial`, for asyncio. The ``clock`` is the event loop's."""
+        """`dial`, for asyncio. ``clock`` belongs to the event loop."""
         try:
             connection = await self._adial(clock, address)
         except Exception as error:
@@ -210,7 +206,7 @@ class Dialer:
         return connection
 
     def slots(self, node: Address) -> Any:
-        """Ask a node of a cluster who holds which hash slot."""
+        """Ask a cluster node for CLUSTER SLOTS."""
         try:
             connection = self._connection(node, self._login(LOGIN_TIMEOUT), **self._brief)
             return _asked(self._reached(server_name(node), connection), _SLOTS)
@@ -229,7 +225,6 @@ class Dialer:
             raise
 
     def _reached(self, server: str, connection: Any) -> Any:
-        """Open a connection."""
         try:
             return _connected(connection)
         except Exception as error:
@@ -237,11 +232,10 @@ class Dialer:
             raise
 
     async def _areached(self, server: str, connection: Callable[[], Any]) -> Any:
-        """A connection that is open, to the first address that takes it of those that its host has."""
         made = connection()
         try:
             return await self._areached_at_any(made, connection)
-        except CancelledError:  # mostly because it took too long
+        except CancelledError:  # usually a timeout
             self._tls.look(server, made, TimeoutError())
             raise
         except Exception as error:
@@ -261,7 +255,7 @@ class Dialer:
             except (RedisConnectionError, RedisTimeoutError, OSError) as error:
                 self._resolver.pass_over(host, address)
                 failure = error
-            except CancelledError:  # mostly because it took too long
+            except CancelledError:  # usually a timeout
                 self._resolver.pass_over(host, address)
                 raise
         raise failure or OSError(f"{host} has no address")
@@ -274,11 +268,9 @@ class Dialer:
         return made
 
     def _login(self, within: float) -> Login | None:
-        """Ask for a login, if there are credentials. Raises `CredentialsError`."""
         return None if self._credentials is None else self._credentials.login(min(within, LOGIN_TIMEOUT))
 
     async def _alogin(self) -> Login | None:
-        """`_login`, for asyncio."""
         return None if self._credentials is None else await self._credentials.alogin(LOGIN_TIMEOUT)
 
     def _master(self, options: Mapping[str, float] = MappingProxyType({})) -> Address:
@@ -290,7 +282,7 @@ class Dialer:
                 return self._named_by(sentinel, _asked(reached, self._question))
             except Exception as error:
                 raise_interruption(error)
-                if is_no_room(error):  # no fault of this Sentinel's
+                if is_no_room(error):  # not the Sentinel's fault
                     raise
                 self._passed_over(sentinel, error)
                 failures.append(error)
@@ -305,7 +297,7 @@ class Dialer:
                     reply = await _aasked(reached, self._question)
                 return self._named_by(sentinel, reply)
             except Exception as error:
-                if is_no_room(error):  # no fault of this Sentinel's
+                if is_no_room(error):  # not the Sentinel's fault
                     raise
                 self._passed_over(sentinel, error)
                 failures.append(error)
@@ -321,7 +313,7 @@ class Dialer:
         return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
-        """Read the address that a Sentinel has named. That Sentinel is the first to be asked the next time."""
+        """Read the master's address from a Sentinel, which is asked first from now on."""
         try:
             master = parse_address(*reply)
         except (TypeError, ValueError) as error:
@@ -330,23 +322,22 @@ class Dialer:
         return master
 
     def _passed_over(self, sentinel: Address, error: Exception) -> None:
-        """Ask a Sentinel that was of no help last the next time: several that hang must not use up all time."""
+        """Ask this Sentinel last from now on."""
         self._failed(sentinel_name(sentinel), error)
         self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
 
     def _failed(self, server: str, error: Exception) -> None:
-        """Have it told if no waiting cures the failure of a connection."""
         if not isinstance(error, NoMasterError):
             with logged_errors():
                 self._inspection.failed(server, error)
 
     @staticmethod
     def _nobody_knows(failures: Sequence[Exception]) -> NoMasterError:
-        return NoMasterError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
+        return NoMasterError(f"no Sentinel knows where the master is: {'; '.join(map(str, failures))}")
 
 
 class _Packer:
-    """Packs the commands that redis-py sends to connect under threads, in place of hiredis, see `wire.arguments`."""
+    """Packs redis-py's connect commands in place of hiredis, see `wire.arguments`."""
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
@@ -355,17 +346,15 @@ class _Packer:
 
 
 def _options_of(connection_class: type) -> frozenset[str]:
-    """Names of the options that a URL may have for connections of a class."""
     makers = [vars(kind)["__init__"] for kind in connection_class.__mro__[:-1] if "__init__" in vars(kind)]
     named = {name for maker in makers for name in signature(maker).parameters}
     return frozenset(name for name in named - _OBJECTS if not name.startswith("orig_"))
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
-    """Raise a `ConfigError` for a file of TLS that is not there."""
     for name in _FILES:
-        if options.get(name) and not os.path.exists(options[name]):  # noqa: PTH110 - text of the user's, or a folder
-            raise ConfigError(f"store: option {name} names a file that is not there, expected one that can be read")
+        if options.get(name) and not os.path.exists(options[name]):  # noqa: PTH110 - user text, may be a folder
+            raise ConfigError(f"store: option {name} names a missing file, expected a readable one")
 
 
 def _connected(connection: Any) -> Any:
@@ -379,7 +368,8 @@ def _connected(connection: Any) -> Any:
         failure = without_secrets(error, connection.username, connection.password)
     else:
         return connection
-    raise failure  # only here, as the error that it may replace would be its context
+    # Outside the handler, to avoid the original error as context.
+    raise failure
 
 
 async def _aconnected(connection: Any) -> Any:
@@ -413,7 +403,7 @@ async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
 
 
 def _said(connection: Any, command: Sequence[Any]) -> object:
-    """Send a command and return the reply, be it an error. Raises the error that ends the connection."""
+    """Send a command and return the reply or error reply."""
     try:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
@@ -426,7 +416,6 @@ def _said(connection: Any, command: Sequence[Any]) -> object:
 
 
 async def _asaid(connection: Any, command: Sequence[Any]) -> object:
-    """`_said`, for asyncio."""
     try:
         await connection.send_command(*command, check_health=False)
         return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
@@ -438,20 +427,20 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
 
 
 class Spare:
-    """A file descriptor that is given up where a connection cannot be made for want of one. Safe for threads."""
+    """A file descriptor in reserve for when none is free. Thread-safe."""
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
-        """One, or none; more where threads fill it at the same time. A list: no two threads ever take the same from it."""
+        """A list, because list.pop() is atomic."""
 
     def fill(self) -> None:
-        """Keep a descriptor, unless there is one or none is to be had."""
+        """Reserve a descriptor, if one is free."""
         if not self._descriptors:
             with suppress(OSError):
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
-        """Give the descriptor up. False if there is none."""
+        """Close the descriptor. Return False if there is none."""
         try:
             os.close(self._descriptors.pop())
         except IndexError:
@@ -460,4 +449,4 @@ class Spare:
 
 
 SPARE = Spare()
-"""The one of this process, kept from when the first Redis store is made."""
+"""The reserve of this process."""

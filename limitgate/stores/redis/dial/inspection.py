@@ -1,7 +1,6 @@
-"""Inspection of servers on each new connection: rights that are missing, eviction, and whose data they have.
+"""Inspects servers on each new connection: missing rights, eviction, and replaced data.
 
-No connection fails by it. Where there is none, it tells what no waiting cures, such as a server that speaks TLS where its URL
-says otherwise: neither side tells, each waits or hangs up.
+Inspection never fails a connection. It logs connection failures that retrying cannot fix, such as a TLS mismatch.
 """
 
 from __future__ import annotations
@@ -34,26 +33,25 @@ from limitgate.stores.redis.errors import NO_CERTIFICATE, hindrance_of, unknown_
 INSPECT = (files("limitgate") / "lua" / "inspect.lua").read_text("utf-8")
 
 FORGETS_NOBODY = frozenset({"noeviction", "volatile-ttl"})
-"""Policies of a full server that keep those who were refused."""
+"""Eviction policies that keep refused callers."""
 
 
 FORGOTTEN = 600.0
-"""Seconds without an error of calls after which it is logged again. Other calls may be answered in between."""
+"""Seconds until a repeated error is logged again."""
 
 
 class Data(NamedTuple):
     """Origin of a server's data."""
 
     run: str
-    """Another one each time that a server is started."""
+    """Changes with each start."""
     history: str
-    """The history of writes that its data comes from. It is another one after a restart, and once a replica is promoted; and
-    where nobody has replicated a server for an hour."""
+    """Replication ID. Changes after a restart, a promotion, or an hour without replicas."""
     parent: str
-    """The history that this one has followed, zeros if none is known."""
+    """Previous replication ID, or zeros."""
 
     def continues(self, before: Data) -> bool:
-        """True if it has all that the same place, or another one, had before."""
+        """True if these data contain all of ``before``."""
         forgot_its_replicas = self.run == before.run and not self.parent.strip("0")
         return self.history == before.history or forgot_its_replicas
 
@@ -62,17 +60,16 @@ class Report(NamedTuple):
     """A server's report."""
 
     rights: Sequence[str]
-    """Rights that are missing, as ACL SETUSER spells them."""
+    """Missing rights, in ACL SETUSER syntax."""
     evicts: str
-    """The policy by which it forgets buckets when its memory is full, empty if it forgets none that matter."""
+    """Eviction policy that can drop buckets; empty if none does."""
     data: Data | None
-    """None where it does not say, or follows another server."""
+    """None for a replica."""
     unknown: Sequence[str] = ()
-    """Commands that it does not know."""
 
 
 def read_report(reply: object) -> Report | None:
-    """Read a reply of the script. None if it is none of the script's."""
+    """Read the inspection script's reply; None for another reply."""
     if isinstance(reply, NoPermissionError):
         return Report(["+eval"], "", None)
     match reply:
@@ -101,28 +98,26 @@ def _data(said: dict[str, str]) -> Data | None:
 
 
 class Inspection:
-    """Remembers the reports of a store's servers, and logs what is odd about them, each once."""
+    """Logs problems in the reports of a store's servers, each once."""
 
     replacements = 0
-    """Connections that led to a server which may have forgotten something since the one before."""
+    """Connections to a server that may have lost data."""
 
     def __init__(self) -> None:
         self._prefixes: tuple[str, ...] = ()
         self._data: dict[str, Data] = {}
-        """By what log lines call the server."""
         self._lacks = Once(Diagnosis.RIGHTS)
         self._evicts = Once(Diagnosis.EVICTS)
         self._replaced = Once(Diagnosis.REPLACED)
         self._unknown = Once(Diagnosis.COMMANDS)
         self._told: dict[str, Diagnosis] = {}
-        """Errors that no waiting cures, by server, until a connection to it comes about."""
         self._refused: dict[tuple[str, Diagnosis], float] = {}
-        """When a call to a server met such an error last, by `time.monotonic`."""
+        """`time.monotonic` time of the last such error."""
         self._masters: set[str] = set()
-        """Servers that took writes when the latest connection to them was made."""
+        """Servers that accepted writes."""
 
     def expect(self, prefix: str) -> None:
-        """Keys of a prefix will be used."""
+        """Add a key prefix to check."""
         if prefix not in self._prefixes:
             self._prefixes = (*self._prefixes, prefix)
 
@@ -132,16 +127,13 @@ class Inspection:
         return "EVAL", INSPECT, "0", *self._prefixes
 
     def failed(self, server: str, error: Exception) -> None:
-        """Log what no waiting cures of the reasons why there is no connection to a server, once until there is one."""
+        """Log a connection failure that retrying cannot fix, once until a connection succeeds."""
         hindrance = hindrance_of(error)
         if hindrance is not None:
             self._tell(server, *hindrance)
 
     def refused(self, server: str, error: BaseException) -> None:
-        """Log what no waiting cures of the errors by which a server answers calls, once until there is none for a while.
-
-        A master that has become a replica is not meant: the next connection leads to the new master.
-        """
+        """Log an error reply that retrying cannot fix, except of a former master: the next connection finds the new one."""
         hindrance = hindrance_of(error)
         if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
             return
@@ -157,7 +149,7 @@ class Inspection:
                 diagnosis.log(server, reason)
 
     def tell_tls(self, server: str, reason: str) -> None:
-        """Log that a server and its URL do not agree on TLS."""
+        """Log a TLS mismatch between a server and its URL."""
         self._tell(server, Diagnosis.TLS, reason)
 
     def _tell(self, server: str, diagnosis: Diagnosis, reason: str) -> None:
@@ -166,7 +158,7 @@ class Inspection:
             diagnosis.log(server, reason)
 
     def heard(self, server: str, reply: object) -> None:
-        """Note what a server has said, be it an error or nonsense."""
+        """Process a server's reply or error."""
         self._told.pop(server, None)
         with logged_errors():
             report = read_report(reply)
@@ -193,7 +185,6 @@ class Inspection:
                 self._replaced.log(server)
 
     def _followed(self, data: Data) -> Data | None:
-        """The data of another node, which this one has replicated and now takes the place of."""
         for server, other in list(self._data.items()):
             if other.history == data.parent:
                 return self._data.pop(server, None)
@@ -201,13 +192,13 @@ class Inspection:
 
 
 APART = 60.0
-"""Seconds between two looks at a server that does not answer."""
+"""Seconds between two checks of a server."""
 _TIMEOUT = 0.5
-"""Seconds that each step of a look may take."""
+"""Seconds per step of a check."""
 
 
 class TLSCheck:
-    """Looks at servers to which no connection comes about, in threads that nobody waits for."""
+    """Checks unreachable servers in background threads."""
 
     def __init__(self, inspection: Inspection, *, uses_tls: bool, has_certificate: bool) -> None:
         self._inspection = inspection
@@ -216,7 +207,7 @@ class TLSCheck:
         self._looked: dict[str, float] = {}
 
     def look(self, server: str, connection: Any, error: Exception) -> None:
-        """Look at a server to which redis-py's connection has failed, if that may be for want of TLS, or for too much of it."""
+        """Check a server whose connection failed, if TLS may be the cause."""
         host = getattr(connection, "host", None)
         if host is None or not self._may_be_for_tls(error):
             return
@@ -227,14 +218,15 @@ class TLSCheck:
                 background.start("tls", self._look, server, address)
 
     def look_again(self, server: str, connection: Any, error: Exception) -> None:
-        """`look` where a connection with TLS has ended with the first command: a server may want a certificate only then."""
+        """Check after the first command has failed: some servers request a certificate only then."""
         if self._uses_tls:
             self.look(server, connection, error)
 
     def _may_be_for_tls(self, error: Exception) -> bool:
         ended = isinstance(error.__cause__ or error.__context__, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
         if self._uses_tls and isinstance(error, RedisTimeoutError | TimeoutError):
-            return True  # a server without TLS waits for the end of what it takes for a command
+            # A server without TLS reads the handshake as a command and waits for its end.
+            return True
         return isinstance(error, RedisConnectionError) and (ended or str(error) == CLOSED_BY_SERVER)
 
     def _look(self, server: str, address: Address) -> None:
@@ -248,7 +240,6 @@ class TLSCheck:
 
 
 def _holds(look: Callable[[Address], bool], address: Address) -> bool:
-    """True if a look at a server finds what it looks for."""
     try:
         return look(address)
     except OSError:
@@ -256,31 +247,31 @@ def _holds(look: Callable[[Address], bool], address: Address) -> bool:
 
 
 def _answers_plainly(address: Address) -> bool:
-    """True if a server answers a command without TLS, by an error or otherwise."""
+    """True if a server answers a command without TLS."""
     with socket.create_connection(address, _TIMEOUT) as plain:
         plain.sendall(b"PING\r\n")
         return plain.recv(1) in (b"+", b"-")
 
 
 def _shakes_hands(address: Address) -> bool:
-    """True if a server begins to speak TLS, whatever certificate it has or wants. Nothing is sent through it."""
+    """True if a TLS handshake succeeds with any certificate. Sends no data."""
     with _spoken_to(address):
         return True
 
 
 def _wants_certificate(address: Address) -> bool:
-    """True if a server ends the connection unasked after the handshake, as TLS 1.3 has it where no certificate was shown."""
+    """True if the server closes after the handshake, as TLS 1.3 does without a client certificate."""
     with _spoken_to(address) as encrypted:
         try:
             return not encrypted.recv(1)
         except TimeoutError:
             return False
-        except OSError:  # what the server says of it may be lost
+        # The server's alert may be lost.
+        except OSError:
             return True
 
 
 def _spoken_to(address: Address) -> ssl.SSLSocket:
-    """A connection with TLS to a server of whatever certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context.wrap_socket(socket.create_connection(address, _TIMEOUT))

@@ -1,10 +1,7 @@
-"""Names of servers to addresses, on asyncio, without the event loop's default executor.
+"""Resolves host names on asyncio without the event loop's default executor.
 
-A name server may take as long as it likes. In the default executor every attempt would hold a thread that the application needs
-for its own work. Here one daemon thread looks a name up, and all attempts meanwhile wait for what it finds.
-
-An address that does not answer may use up all the time of an attempt, and is the last to be tried from then on: so another one
-has its turn in the next attempt.
+A slow name server would block executor threads that the application needs. Here one daemon thread serves all attempts for a
+name. A failed address is tried last next time.
 """
 
 from __future__ import annotations
@@ -26,22 +23,21 @@ Addresses = Sequence[str]
 
 
 class Resolver:
-    """Looks up names for any number of event loops. What was found last serves where nothing can be found."""
+    """Resolves names for all event loops. If a lookup fails, the last result is used."""
 
     def __init__(self) -> None:
         self._known: dict[str, Addresses] = {}
         self._passed_over: dict[str, Addresses] = {}
-        """Addresses that were of no help, the latest last, by host."""
         self.reset_after_fork()
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: no thread is left there that would find anything, or release a lock."""
+        """Drop the parent's locks and lookups in a forked child."""
         self._lock = threading.Lock()
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
 
     async def addresses(self, host: str) -> Addresses:
-        """The addresses of a host, at least one, in the order in which to try them. Raises `OSError`."""
+        """Return at least one address of a host, in the order to try. Raises `OSError`."""
         try:
             ip_address(host)
         except ValueError:
@@ -50,7 +46,7 @@ class Resolver:
         return (host,)
 
     def pass_over(self, host: str, address: str) -> None:
-        """Have an address of a host tried last the next time."""
+        """Try this address of a host last next time."""
         if host in self._known:
             others = [each for each in self._passed_over.get(host, ()) if each in self._known[host] and each != address]
             self._passed_over[host] = [*others, address]
@@ -64,7 +60,7 @@ class Resolver:
                 try:
                     background.start("resolver", self._run, host)
                 except RuntimeError as error:  # no thread can be started now
-                    return self._instead(host, OSError(errno.ENOMEM, f"no thread to look a host up in: {error}"))
+                    return self._instead(host, OSError(errno.ENOMEM, f"no thread can be started to resolve a host: {error}"))
                 self._waiting[host] = [answer]
         return await answer
 
@@ -72,14 +68,14 @@ class Resolver:
         result: Addresses | Exception
         try:
             result = _resolve(host)
-        except Exception as error:  # noqa: BLE001 - besides OSError, UnicodeError for what cannot be the name of a host
+        except Exception as error:  # noqa: BLE001 - UnicodeError for an invalid host name
             result = error
         with self._lock:
             waiting = self._waiting.pop(host, [])
             if not isinstance(result, Exception):
                 self._known[host] = result
         for answer in waiting:
-            with suppress(RuntimeError):  # its event loop has ended
+            with suppress(RuntimeError):  # the event loop has ended
                 answer.get_loop().call_soon_threadsafe(self._tell, answer, host, result)
 
     def _tell(self, answer: asyncio.Future[Addresses], host: str, result: Addresses | Exception) -> None:
@@ -87,11 +83,11 @@ class Resolver:
             return
         try:
             answer.set_result(self._instead(host, result) if isinstance(result, Exception) else result)
-        except Exception as error:  # noqa: BLE001 - told to whoever connects
+        except Exception as error:  # noqa: BLE001 - reported to the connection attempt
             answer.set_exception(error)
 
     def _instead(self, host: str, error: Exception) -> Addresses:
-        """Return the addresses of the last lookup that succeeded. Raises the error if none did."""
+        """Return the last known addresses, or raise ``error``."""
         if host not in self._known:
             raise error
         return self._known[host]
@@ -101,6 +97,7 @@ def _resolve(host: str) -> Addresses:
     try:
         listed = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror:
-        os.close(os.open(os.devnull, os.O_RDONLY))  # where that fails, it is no name server that failed
+        # Raises if file descriptors are exhausted, which is no fault of the name server.
+        os.close(os.open(os.devnull, os.O_RDONLY))
         raise
     return tuple(dict.fromkeys(str(address[0]) for *_, address in listed))

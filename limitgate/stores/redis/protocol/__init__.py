@@ -1,1 +1,1 @@
-"""What passes on a connection to Redis: bytes of calls and replies. No I/O."""
+"""Encoding and decoding of calls and replies on a connection to Redis, without I/O."""

@@ -1,7 +1,6 @@
-"""Plain plans on the wire: one script for each shape of plan, and a reply that is one string of numbers. Pure: no connection.
+"""Encodes plain plans: a generated script per plan shape, and a reply that is one string of numbers.
 
-Almost every request makes a plain plan. Calls of one shape differ in keys and numbers alone, see limitgate/lua/plain.lua, and
-limitgate/lua/refund.lua for those that give back.
+See limitgate/lua/plain.lua and limitgate/lua/refund.lua.
 """
 
 from __future__ import annotations
@@ -23,26 +22,22 @@ from limitgate.limits.written_out import compiled, each_window
 _LINES, _REFUND_LINES = [
     (files("limitgate") / "lua" / name).read_text("utf-8").splitlines() for name in ("plain.lua", "refund.lua")
 ]
-"""Read at once: when the first request comes, no file may be left to open."""
+"""Read at import, so that no request opens a file."""
 _PIECES = plain_pieces()
-_HEAD = struct.Struct("<2q")  # the clock, no memory
+# Redis' clock, and whether it is out of memory.
+_HEAD = struct.Struct("<2q")
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
-"""Of a plan: a bucket was not as expected, so nothing was charged; it was admitted, and every charge fitted."""
+"""The buckets were not as expected; or all charges fitted."""
 
 
 class _Repetition(NamedTuple):
-    """How lines are written out for a bucket."""
-
     names: Mapping[str, object]
-    """What stands for names in its lines."""
     windows: Sequence[Mapping[str, object]]
-    """The same in the lines of each window."""
     pieces: Mapping[str, Sequence[str]]
-    """Lines of its algorithm that stand for a line."""
 
     def lines(self, block: Sequence[str]) -> Iterator[str]:
-        """Lines of a block, those that end in ``--window`` once for each window."""
+        """Expand a block; ``--window`` lines are repeated per window."""
         for line in chain.from_iterable([self.pieces.get(line, (line,)) for line in block]):
             filled = _filled(line, self.names)
             if filled.endswith("--window"):
@@ -56,15 +51,15 @@ class Script(NamedTuple):
 
     text: str
     sha: str
-    """The name by which Redis knows it."""
+    """Redis' name of the script."""
 
     @classmethod
     def of(cls, text: str) -> Script:
-        """The script of a text."""
+        """Create a script from its text."""
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
-    def words(self, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - called for each call
-        """First words of a command that runs it: by its text if ``in_full``. The number of keys, keys and arguments follow."""
+    def words(self, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - used for each call
+        """Return a command's first words, with the text if ``in_full``."""
         return ("EVAL", self.text) if in_full else ("EVALSHA", self.sha)
 
 
@@ -75,8 +70,8 @@ def script_of(shape: ScriptVariant) -> Script:
 
 
 @cache
-def words_of(shape: ScriptVariant, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - as `Script.words`
-    """The `Script.words` for plans of a shape."""
+def words_of(shape: ScriptVariant, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - same signature as `Script.words`
+    """`Script.words` for plans of a shape."""
     return script_of(shape).words(in_full)
 
 
@@ -92,9 +87,9 @@ def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence
 
 
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
-    """Pack the command for plans of one shape in RESP, by its first words, see `Script.words`.
+    """Pack the command for plans of one shape; each template is sent once.
 
-    A crowd mostly asks for the same of different buckets, so what is asked is sent once for each template.
+    ``words`` are from `Script.words`.
     """
     first, is_mixed = plans[0].template, False
     keys: Sequence[str] = plans[0].keys
@@ -130,25 +125,22 @@ _EMPTY = _bulk(b"")
 
 @lru_cache(maxsize=1024)
 def _head(words: tuple[str, str], keys: int, templates: int) -> bytes:
-    """Pack the beginning of a command, up to the number of keys."""
     return b"*%d\r\n" % (4 + keys + templates) + b"".join([_bulk(word.encode()) for word in (*words, str(keys))])
 
 
 @lru_cache(maxsize=1024)
 def _around_keys(words: tuple[str, str], keys: int, template: PlanTemplate) -> tuple[bytes, bytes]:
-    """Pack what stands before and behind the keys of a command for plans of one template."""
     return _head(words, keys, 1 + template.has_slots), _EMPTY + _asked(template)
 
 
 @lru_cache(maxsize=1024)
 def _around_key(words: tuple[str, str], size: int, template: PlanTemplate) -> tuple[bytes, bytes]:
-    """Pack what stands around the only key of a command, of so many bytes."""
     before, after = _around_keys(words, 1, template)
     return before + b"$%d\r\n" % size, b"\r\n" + after
 
 
 def _packed_keys(keys: Sequence[str]) -> bytes:
-    """Pack keys as `_bulk` does, all at once if they are of one length, as ours mostly are: digests behind one prefix."""
+    """Pack keys like `_bulk`, in one step if they have the same length."""
     between = f"\r\n${len(keys[0])}\r\n"
     text = f"{between}{between.join(keys)}\r\n"
     if text.isascii() and len(set(map(len, keys))) == 1:
@@ -158,18 +150,15 @@ def _packed_keys(keys: Sequence[str]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _asked(template: PlanTemplate) -> bytes:
-    """Pack the numbers of a template's windows for the script."""
     return _packed_windows([(bucket, cost) for bucket, cost, *_ in template.buckets])
 
 
 @lru_cache(maxsize=1024)
 def _asked_back(template: RefundTemplate) -> bytes:
-    """Pack what was charged to the windows that are given back to."""
     return _packed_windows([(charge.bucket, charge.cost) for charge, *_ in template.parts])
 
 
 def _packed_windows(buckets: Sequence[tuple[Bucket, int]]) -> bytes:
-    """Pack the numbers of the windows of buckets and of the cost of each."""
     return _bulk(
         b"".join(
             straight_of(bucket.algorithm).asked(limit, window, cost)
@@ -192,7 +181,7 @@ def given(plans):
 
 @cache
 def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
-    """The function that packs when each refund's charge was made, and the grace of each window."""
+    """Return a function that packs the time and graces of each refund."""
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
     source = _GIVEN.format(
         was=" ".join([f"was_{each.kept}".replace("{n}", str(n)) for n, each in enumerate(windows)]),
@@ -203,12 +192,12 @@ def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
 
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
-"""Clock of the server in Unix µs; true if Redis is out of memory, so that nothing was charged; and per plan `ADMITTED`,
-`NOT_CARRIED_OUT`, or 0 or 2 where a charge did not fit: None where all plans were admitted."""
+"""The server's clock in Unix µs, whether memory was lacking, and a result per plan: `ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 if
+a charge did not fit. None if all are `ADMITTED`."""
 
 
 def answers(shape: ScriptVariant, plans: Sequence[PlainSpend | PlainRefund], reply: object) -> PlainAnswers:
-    """Decode the reply to plans of a shape, and note in each what it read. Raises `StoreError` for any other reply."""
+    """Decode a reply and store the readings in the plans. Raises `StoreError`."""
     layout, note = _layout(shape)
     if type(reply) is not bytes or len(reply) != _HEAD_SIZE + len(plans) * layout.size:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -236,10 +225,7 @@ def note(plans, each, now):
 
 @cache
 def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
-    """Layout of the reply to a plan, and the function that notes replies in plans. It returns true if all were `ADMITTED`.
-
-    It is written out window by window, as the script is: a loop takes twice as long.
-    """
+    """Return the struct of a plan's reply, and a function that stores replies in plans and returns if all are `ADMITTED`."""
     if shape.gives_back:
         return struct.Struct("<q"), _note_refunds
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
@@ -255,14 +241,13 @@ def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
 
 
 def _note_refunds(plans: Sequence[PlainRefund], each: Iterator[Sequence[int]], now: int) -> bool:
-    """Note in refunds when they were made. True if all were."""
     for plan in plans:
         plan.now = now
     return all(verdict == ADMITTED for (verdict,) in each)
 
 
 def _script(shape: ScriptVariant) -> str:
-    """Write out the repeated lines of limitgate/lua/plain.lua, or of refund.lua, for plans of a shape."""
+    """Expand plain.lua or refund.lua for plans of a shape."""
     first, reported = 1, 2
     buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):

@@ -1,4 +1,4 @@
-"""The part of hiredis that we use, in Python, for where it is not installed. Pure: bytes and replies, no connection."""
+"""A Python replacement for the used part of hiredis. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 _LONGEST_LINE = 65_536
-"""Bytes of a line, of which texts of errors are the longest."""
 _MOST_ITEMS = 2**32
 _STRINGS = frozenset({b"$", b"=", b"!"})
 _PAIRS = frozenset({b"%", b"|"})
@@ -19,11 +18,11 @@ _BIG_NUMBER = re.compile(rb"-?[0-9]+").fullmatch
 _DOUBLE = re.compile(rb"(?i:-?(?:inf|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?))").fullmatch
 
 _Parsing = Generator[None, None, Any]
-"""Yields where more bytes are needed, and returns what has been parsed."""
+"""Yields for more bytes and returns the parsed value."""
 
 
 class ProtocolError(Exception):
-    """Bytes that are no RESP."""
+    """The bytes are not valid RESP."""
 
 
 class PushNotification(list[Any]):
@@ -37,7 +36,7 @@ def pack_command(words: Iterable[str | bytes | int]) -> bytes:
 
 
 class Reader:
-    """Parses replies: ``replyError`` makes errors of their texts, ``notEnoughData`` is returned where no reply is whole."""
+    """Parses replies. `gets` returns ``notEnoughData`` without a complete reply."""
 
     def __init__(self, *, notEnoughData: object, replyError: Callable[[str], object]) -> None:  # noqa: N803 - hiredis' names
         self._nothing = notEnoughData
@@ -45,19 +44,18 @@ class Reader:
         self._data = bytearray()
         self._at = 0
         self._searched = 0
-        """Where to search for the end of a line: before that there is none."""
         self._parsing: _Parsing | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take bytes in."""
+        """Add received bytes."""
         self._data += data
 
     def has_data(self) -> bool:
-        """True if bytes are left that no reply has been made of."""
+        """True if there are unparsed bytes."""
         return self._at < len(self._data)
 
     def gets(self) -> Any:
-        """Return the next reply. Raises `ProtocolError` for bytes that are no RESP."""
+        """Return the next reply. Raises `ProtocolError` for invalid RESP."""
         if self._parsing is None:
             del self._data[: self._at]
             self._at = self._searched = 0
@@ -80,7 +78,7 @@ class Reader:
         if size == -1:
             return None
         if size < 0 or (size >= _MOST_ITEMS and kind not in _STRINGS):
-            raise ProtocolError("no size")
+            raise ProtocolError("invalid size")
         if kind not in _STRINGS:
             return (yield from self._aggregate(kind, size))
         while (string := self._string(size)) is None:
@@ -95,7 +93,8 @@ class Reader:
             while (line := self._line()) is None:
                 yield
             items.append((yield from self._sized(line)) if line[:1] in _SIZED else self._simple(line))
-        if kind == b"|":  # attributes of the value that follows
+        # Attributes belong to the value that follows.
+        if kind == b"|":
             return (yield from self._value())
         if kind == b"%":
             return dict(zip(items[::2], items[1::2]))
@@ -115,32 +114,32 @@ class Reader:
             return text
         if line in _CONSTANTS:
             return _CONSTANTS[line]
-        raise ProtocolError("no reply of RESP")
+        raise ProtocolError("invalid RESP reply")
 
     def _line(self) -> bytes | None:
-        """The next line, None if it is not whole."""
+        """None if incomplete."""
         start = self._at
         end = self._data.find(b"\r\n", max(start, self._searched))
         if end < 0:
             self._searched = len(self._data) - 1
             if bytes(self._data[start : start + 1]) not in _KINDS or self._searched - start > _LONGEST_LINE:
-                raise ProtocolError("no line of RESP")
+                raise ProtocolError("invalid RESP line")
             return None
         self._at = self._searched = end + 2
         return bytes(self._data[start:end])
 
     def _string(self, size: int) -> bytes | None:
-        """The next string, None if it is not whole."""
+        """None if incomplete."""
         start, end = self._at, self._at + size
         if len(self._data) < end + 2:
             return None
         if self._data[end : end + 2] != b"\r\n":
-            raise ProtocolError("a string is not of the size that was said")
+            raise ProtocolError("a string does not have the announced size")
         self._at = end + 2
         return bytes(self._data[start:end])
 
 
 def _integer(text: bytes) -> int:
     if not _INTEGER(text):
-        raise ProtocolError("no number where one is due")
+        raise ProtocolError("invalid number")
     return int(text)

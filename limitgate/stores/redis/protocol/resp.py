@@ -1,4 +1,4 @@
-"""RESP, the protocol of Redis: by hiredis where it is installed, else in Python. Pure: bytes and replies, no connection."""
+"""RESP, by hiredis if installed, else in Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from redis.exceptions import (
 
 try:
     from hiredis import ProtocolError, PushNotification, Reader, pack_command
-except ImportError:  # not installed, or before 3.2, which cannot tell push messages from replies
+# hiredis before 3.2 cannot distinguish push messages from replies.
+except ImportError:
     from limitgate.stores.redis.protocol.python_resp import (  # type: ignore[assignment]
         ProtocolError,
         PushNotification,
@@ -48,13 +49,13 @@ _KINDS: Mapping[str, Callable[[Any], RedisError]] = {
     "TRYAGAIN": TryAgainError,
     "WRONGPASS": AuthenticationError,
 }
-"""Kinds of errors by their code. redis-py itself knows ASK, MOVED and TRYAGAIN since 7.2, before that on its cluster client."""
+"""redis-py's parser knows ASK, MOVED and TRYAGAIN only since 7.2."""
 
 
 def error_of(text: str) -> RedisError:
-    """Return the error that an error reply stands for, without its code if the kind says as much.
+    """Return the error for an error reply.
 
-    Raises `ValueError` if the reply redirects to an address that cannot be read.
+    Raises `ValueError` if a redirection's address is unreadable.
     """
     code, _, message = text.partition(" ")
     kind = _KINDS.get(code)

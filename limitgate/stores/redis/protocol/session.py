@@ -1,20 +1,15 @@
-"""One connection's conversation with Redis without any I/O: calls become bytes to send, received bytes become events.
+"""The protocol state of one connection to Redis without I/O: calls become bytes, received bytes become events.
 
-Decided here, for asyncio and threads alike:
-
-* Replies come in the order of the calls. A call sent with ASKING has two, of which the last counts. A push message belongs to
-  no call.
-* NOSCRIPT is no answer: the call is sent again with the script's text, behind the calls on their way (`Resend`).
-* MOVED, ASK and TRYAGAIN are no answers either (`Redirected`): `router` says where the call goes next.
-* The connection ends (`MustClose`) at bytes that are no RESP, at bytes that no call waits for, at the end of the stream, and
-  once it is retired and its last call is answered.
-* A call on a connection that is lost is sent again on another one, once, if nothing was heard since it was sent: most likely
-  the connection was dead already. If Redis had carried the call out, it is charged twice, so too little is admitted, never too
-  much. For the same reason what gives back is never sent again (`wire.Call.repeated`).
-* Networks drop idle connections without telling either side. So a connection that lay idle is doubted if its next call is not
-  answered within a part of the timeout (`silence_allowed`): another one is made beside it, and if that comes about before
-  anything is heard here, it takes over the calls (`Session.replaced`). They count as calls on a connection that is lost. What
-  gives back goes behind a call that touches no bucket, once that is answered (`Session.lies_idle`).
+* Replies arrive in call order. A call sent with ASKING has two replies; the second counts. Push messages are ignored.
+* After NOSCRIPT the call is resent with the script's text, after the calls in flight (`Resend`).
+* After MOVED, ASK or TRYAGAIN (`Redirected`), `router` selects the next node.
+* The connection ends (`MustClose`) after invalid RESP, unexpected bytes, the end of the stream, or the last reply of a retired
+  connection.
+* A call on a lost connection is resent once on another connection if nothing has arrived since it was sent. If Redis did
+  receive the call, it is charged twice, which only admits too little. So refunds are never resent (`wire.Call.repeated`).
+* Networks drop idle connections silently. If an idle connection does not answer within `silence_allowed`, a second connection
+  is opened. If that succeeds before a reply arrives, it takes over the calls (`Session.replaced`). A refund on an idle
+  connection waits until a call without buckets is answered (`Session.lies_idle`).
 """
 
 from __future__ import annotations
@@ -30,43 +25,43 @@ from limitgate.stores.redis.protocol import wire
 from limitgate.stores.redis.protocol.resp import PushNotification, Reader, error_of
 
 IDLE = 1.0
-"""Seconds without a call after which a connection may have been dropped. So it costs nothing under steady traffic."""
+"""Seconds without a call after which a connection may have been dropped."""
 DOUBT, MOST_DOUBT = 0.2, 0.5
-"""Share of a timeout within which a connection that lay idle has to answer, and that after doubts that were mistaken. What is
-left is enough to connect and to ask once more."""
+"""Share of the timeout in which an idle connection must answer, at first and after wrong doubts. The rest suffices to ask
+again."""
 LONGEST_DOUBT = 0.25
-"""Seconds within which it has to answer at most, however long the timeout is."""
+"""Maximum seconds to answer."""
 
 Call = TypeVar("Call", bound=wire.Call)
 
-_new = tuple.__new__  # half the time that a named tuple's own takes
+# Twice as fast as the constructor.
+_new = tuple.__new__
 
 _NO_REPLY = object()
-"""Returned by the reader while no reply has arrived whole."""
 
 
 class Answered(NamedTuple, Generic[Call]):
-    """Redis has answered a call, be it by an error."""
+    """Redis has answered a call, possibly with an error."""
 
     call: Call
     reply: object
 
 
 class Redirected(NamedTuple, Generic[Call]):
-    """A node of a cluster has sent a call elsewhere, or asks for patience. It has not carried the call out."""
+    """A cluster node has redirected a call."""
 
     call: Call
     reply: Redirection
 
 
 class Resend(NamedTuple, Generic[Call]):
-    """Redis does not know the script: `Session.send` the call again, now with the script's text."""
+    """Redis does not know the script: `Session.send` the call again, with the script's text."""
 
     call: Call
 
 
 class FellSilentError(ConnectionResetError):
-    """Nothing was heard on a connection, while another one to the same server came about."""
+    """A new connection to the server succeeded while this one was silent."""
 
 
 class MustClose(NamedTuple):
@@ -76,14 +71,14 @@ class MustClose(NamedTuple):
 
 
 NEED_DATA: Final = None
-"""Nothing more until further bytes are received."""
+"""More bytes must arrive first."""
 
 CallEvent = Answered[Call] | Redirected[Call] | Resend[Call]
 Event = CallEvent[Call] | MustClose
 
 
 class Doubts:
-    """Silence that a connection to a server is allowed after it lay idle. Where answers take long, it learns to wait longer."""
+    """Allowed silence of an idle connection; adapts to slow servers."""
 
     __slots__ = ("_share",)
 
@@ -91,40 +86,40 @@ class Doubts:
         self._share = DOUBT
 
     def silence_allowed(self, timeout: float) -> float:
-        """Seconds for which a call may be unanswered."""
+        """Maximum seconds without an answer."""
         return min(self._share * timeout, LONGEST_DOUBT)
 
     def begun(self) -> None:
-        """Note that a connection is doubted; mistakenly, unless it is replaced."""
+        """Record a doubt."""
         self._share = min(2 * self._share, MOST_DOUBT)
 
     def confirmed(self) -> None:
-        """Note that it was replaced."""
+        """Record a justified doubt."""
         self._share = DOUBT
 
 
 class Session(Generic[Call]):
-    """State of one connection: calls on their way, bytes not yet understood."""
+    """State of one connection."""
 
     __slots__ = ("_end", "_is_retired", "_is_unheard", "_reader", "asked_at", "flying", "has_more", "is_settling")
 
     def __init__(self) -> None:
         self.flying: deque[Call] = deque()
-        """Calls on their way, the oldest first."""
+        """Calls in flight, the oldest first."""
         self.is_settling = False
-        """True while a call with the script's text is on its way: new calls wait, so as not to overtake it."""
+        """A call with the script's text is in flight; new calls must not overtake it."""
         self.has_more = False
-        """True if `next_event` may have something to say: bytes have arrived that are no whole reply yet, or the end."""
+        """`next_event` may return an event."""
         self.asked_at = 0.0
-        """Time at which the last call that is answered was sent, or the connection was made, by `time.monotonic`."""
+        """`time.monotonic` time at which the last answered call was sent."""
         self._is_retired = False
         self._is_unheard = True
-        """True if nothing has arrived since a call was sent while no other was on its way."""
+        """Nothing has arrived since the first call in flight."""
         self._end: MustClose | None = None
         self._reader = Reader(notEnoughData=_NO_REPLY, replyError=error_of)
 
     def send(self, call: Call) -> bytes:
-        """Put a call into bytes and on its way. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
+        """Pack a call that is now in flight. Raises one of `wire.UNSENDABLE` without effect."""
         packed = call.packed()
         if not self.flying:
             self._is_unheard = True
@@ -135,7 +130,7 @@ class Session(Generic[Call]):
         return packed
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes in. None at all (``b""``) are the end of the stream."""
+        """Process received bytes; ``b""`` is the end of the stream."""
         if data:
             self._is_unheard = False
             self.has_more = True
@@ -144,18 +139,18 @@ class Session(Generic[Call]):
             self.receive_end(ConnectionResetError("Redis closed the connection"))
 
     def receive_end(self, error: Exception) -> None:
-        """Note that no further bytes will come."""
+        """Record the end of the stream."""
         self._end = MustClose(error)
         self.has_more = True
 
     def next_event(self) -> Event[Call] | None:
-        """Return what the received bytes say next, `NEED_DATA` if nothing. `MustClose` is the last event."""
+        """Return the next event; `MustClose` is the last one."""
         while self.has_more and self._end is None:
             try:
                 reply = self._reader.gets()
-            except Exception as error:  # noqa: BLE001 - besides the reader's own: a redirection that cannot be read, a map by lists
+            except Exception as error:  # noqa: BLE001 - also an unreadable redirection, or a map with list keys
                 raise_interruption(error)
-                self.receive_end(InvalidResponse(f"no reply of Redis: {type(error).__name__}"))
+                self.receive_end(InvalidResponse(f"invalid reply from Redis: {type(error).__name__}"))
                 break
             if reply is _NO_REPLY:
                 break
@@ -164,7 +159,7 @@ class Session(Generic[Call]):
                 continue
             flying = self.flying
             if not flying:
-                self.receive_end(InvalidResponse("Redis sent what nobody has asked for"))
+                self.receive_end(InvalidResponse("Redis sent an unexpected reply"))
                 break
             call = flying[0]
             if not call.is_granted:
@@ -179,44 +174,44 @@ class Session(Generic[Call]):
             answered: Answered[Call] = _new(Answered, (call, reply))
             return answered
         if self._is_retired and not self.flying:
-            self.receive_end(ConnectionResetError("an error of Redis ended the connection"))
+            self.receive_end(ConnectionResetError("the connection ended after an error from Redis"))
         return self._end or NEED_DATA
 
     def retire(self) -> None:
-        """Take no further calls: the connection ends with the last reply."""
+        """Accept no more calls and end after the last reply."""
         self._is_retired = self.has_more = True
 
     def give_up(self) -> None:
-        """Wait for no further bytes, nor send any call again: Redis may only have been slow."""
+        """End without resending calls."""
         self._is_unheard = False
-        self.receive_end(ConnectionResetError("the connection was given up"))
+        self.receive_end(ConnectionResetError("LimitGate closed the connection"))
 
     def lies_idle(self, now: float) -> bool:
-        """True if there was no call for a while until now, by `time.monotonic`."""
+        """True after `IDLE` seconds without a call, by `time.monotonic`."""
         return not self.flying and now - self.asked_at >= IDLE
 
     @property
     def is_doubtful(self) -> bool:
-        """True if the connection lay idle before the calls on their way, and nothing was heard since."""
+        """True if the connection was idle before the calls in flight, and is silent since."""
         return self._is_unheard and len(self.flying) > 0 and self.flying[0].sent - self.asked_at >= IDLE
 
     def replaced(self) -> None:
-        """End: another connection came about while nothing was heard here."""
-        self.receive_end(FellSilentError("nothing was heard on the connection"))
+        """End because another connection takes over."""
+        self.receive_end(FellSilentError("the connection was silent and was replaced"))
 
     @property
     def is_open(self) -> bool:
-        """True if further calls may be sent here."""
+        """True if the connection accepts calls."""
         return self._end is None and not self._is_retired
 
     def is_quiet(self) -> bool:
-        """True if the connection is fit for the next call: all calls are answered, and all bytes understood."""
+        """True if the connection is ready for a call: nothing in flight, nothing unparsed."""
         if self.has_more and self.next_event() is not NEED_DATA:
             return False
         return self._end is None and not (self._is_retired or self.flying or self.has_more)
 
     def may_repeat(self, call: Call) -> bool:
-        """True if a call that got no reply here may be sent again on another connection."""
+        """True if a call may be resent on another connection."""
         return self._is_unheard and not call.is_repeated
 
 

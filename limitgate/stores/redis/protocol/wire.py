@@ -1,4 +1,4 @@
-"""Encoding of calls for the scripts in limitgate/lua/, and decoding of replies. Pure: bytes and numbers, no connection."""
+"""Encodes calls for the scripts in limitgate/lua/ and decodes replies."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SPEND: Final = Script.of(script())
 CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
 
 UNSENDABLE = (ValueError, struct.error)
-"""Errors of a call that cannot be put into bytes: a key that is no Unicode, more buckets than can be numbered."""
+"""Errors of packing a call: invalid Unicode in a key, or too many buckets."""
 
 NO_PLAN: Final = Plan.peek(())
-"""Plan of a call for configuration: it touches no bucket."""
+"""Plan without buckets, for configuration calls."""
 
 _ASKING: Final = pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
@@ -45,11 +45,11 @@ _MORE = struct.Struct("<dddd")
 
 @cache
 def _doubles(size: int) -> Callable[..., bytes]:
-    """The function that packs so many numbers."""
     return struct.Struct(f"<{size}d").pack
 
 
-_HEAD = 4  # the clock, unreadable values, clock steps, no memory
+# Redis' clock, unreadable values, clock steps, out of memory.
+_HEAD = 4
 
 
 class Answers(NamedTuple):
@@ -57,15 +57,14 @@ class Answers(NamedTuple):
 
     readings: list[AnyAnswer]
     unreadable: int
-    """Values that were not ours; each was replaced."""
+    """Values that LimitGate did not write."""
     clock_steps: int
-    """Buckets that were written in the server's future."""
     unwritten: bool
-    """Redis is out of memory: whatever a plan takes was not taken."""
+    """Redis is out of memory, so nothing was charged."""
 
 
 class Call:
-    """Plans that are sent together, or a request for configuration, with `NO_PLAN`. On a cluster all keys are in one slot."""
+    """Plans sent together, or a configuration request with `NO_PLAN`."""
 
     __slots__ = ("asking", "config", "hops", "in_full", "is_granted", "is_repeated", "plans", "requested", "sent", "shape")
 
@@ -74,50 +73,51 @@ class Call:
     ) -> None:
         self.config = config
         self.plans = self.requested = plans
-        """Plans as they are sent; `requested` are the same without what is taken in advance."""
+        """`requested` are the plans without leases."""
         self.shape = shape
-        """The shape of all the plans, which are plain; None if they may be of any kind."""
+        """Common shape of plain plans, else None."""
         self.sent = 0.0
-        """Time of sending, on a monotonic clock in seconds."""
+        """Monotonic seconds."""
         self.in_full = False
-        """True if the script's text is sent, since Redis did not know its hash."""
+        """The script's text is sent, because Redis did not know its hash."""
         self.asking = False
-        """True if it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
+        """The target node is importing the slot (ASK in the Redis Cluster specification)."""
         self.hops = 0
-        """Redirections by nodes of a cluster so far."""
         self.is_repeated = False
-        """True if it was sent before, on a connection that was lost."""
         self.is_granted = False
-        """True once it is on its way and no answer to ASKING is due before its own."""
+        """No reply to ASKING is outstanding."""
 
     @property
     def first(self) -> AnyPlan | ConfigRequest:
-        """The first of its plans, or its request: on a cluster any of its keys says which node holds all."""
+        """The first plan, or the request; its key identifies the cluster node."""
         return self.plans[0] if self.config is None else self.config
 
     @property
     def is_wanted(self) -> bool:
-        """True if anybody still waits for it."""
+        """True if a caller still waits."""
         return True
 
     @property
     def gives_back(self) -> bool:
-        """True if a part of it must not be sent once more on another connection, see `repeated`."""
+        """True if a part must not be resent, see `repeated`."""
         return any(plan.has_adjustments for plan in self.requested)
 
     def follow(self, other: Call) -> None:
-        """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
+        """Take over the send state of the call it is split from.
+
+        ASKING is left out, because an importing node would create a new bucket.
+        """
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
     def repeated(self) -> Call:
-        """The call to send once more, without what gives back: a charge may be made twice, that may not."""
+        """Return the call to resend, without refunds."""
         again = Call([plan for plan in self.requested if not plan.has_adjustments], self.shape)
         again.follow(self)
         again.asking, again.is_repeated = self.asking, True
         return again
 
     def packed(self) -> bytes:
-        """The call in RESP, behind ASKING if need be: the last reply is the one that counts. Raises one of `UNSENDABLE`."""
+        """Pack the call in RESP. Raises one of `UNSENDABLE`."""
         if self.shape is not None and self.shape is not OF_ANY:
             plain: Any = self.plans
             words = words_of(self.shape, self.in_full)
@@ -129,11 +129,9 @@ class Call:
 
 
 def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
-    """Arguments of EVALSHA or EVAL after the script's hash or text: the number of keys, the keys, the charges.
+    """Return the arguments after the script: the number of keys, the keys, the distinct charges.
 
-    All are text or bytes. hiredis makes text of an integer, and crashes where a signal handler raises in the midst of that.
-
-    A crowd mostly asks for the same of different buckets, so each charge is sent once and every key says which one it gets.
+    All are text or bytes: hiredis crashes if a signal handler raises while it converts an integer.
     """
     keys: list[str | bytes] = [""]
     distinct: dict[bytes, int] = {}
@@ -158,12 +156,10 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
 
 @lru_cache(maxsize=1024)
 def _packed_plain(template: PlanTemplate) -> Sequence[bytes]:
-    """The charges of a plain plan as the script reads them."""
     return _packed_charges(Plan.spend(template.charges))
 
 
 def _packed_slots(plan: PlainSpend, packed_charges: Sequence[bytes]) -> list[bytes]:
-    """The charges of a plain plan, those that take slots with their name."""
     more = _MORE.pack(0, 0, plan.slot, 0)
     each = zip(packed_charges, plan.template.charges)
     return [packed + more if charge.bucket.has_slots else packed for packed, charge in each]
@@ -171,7 +167,6 @@ def _packed_slots(plan: PlainSpend, packed_charges: Sequence[bytes]) -> list[byt
 
 @lru_cache(maxsize=1024)
 def _packed_refunds(template: RefundTemplate) -> Sequence[bytes]:
-    """The charges of a refund, less the adjustments."""
     last = len(template.parts) - 1
     return [
         _packed(charge.bucket, 0, 0, ("adjust", False, place == last), 0) for place, (charge, *_) in enumerate(template.parts)
@@ -179,14 +174,12 @@ def _packed_refunds(template: RefundTemplate) -> Sequence[bytes]:
 
 
 def _packed_refund(plan: PlainRefund) -> list[bytes]:
-    """The charges of a refund as the script reads them."""
     template, as_of = plan.template, plan.spent.now
     each = zip(_packed_refunds(template), template.parts, plan.amounts())
     return [packed + _packed_more(charge.bucket, 0, as_of, 0, 0, *amounts) for packed, (charge, *_), amounts in each]
 
 
 def _packed_charges(plan: Plan) -> Sequence[bytes]:
-    """The charges of a plan as the script reads them."""
     found, last = [], len(plan.charges) - 1
     for place, charge in enumerate(plan.charges):
         how = plan.verb, charge.enforced, place == last
@@ -200,13 +193,13 @@ def _packed_charges(plan: Plan) -> Sequence[bytes]:
 
 
 def config_arguments(request: ConfigRequest) -> list[str | bytes]:
-    """Arguments of EVALSHA or EVAL after the script's hash or text: one key, then the text and the version if given."""
+    """Return the arguments after the script: one key, then the text and the version if given."""
     key, text, version = request
     return ["1", key, *([] if text is None else [text]), *([] if text is None or version is None else [str(version)])]
 
 
 def stored_config(reply: object) -> StoredConfig:
-    """Decode a reply to a request for configuration. Raises `StoreError` for a reply of any other shape."""
+    """Decode a reply to a configuration request. Raises `StoreError`."""
     if reply is None:
         return StoredConfig(0, None)
     if not isinstance(reply, bytes):
@@ -216,7 +209,7 @@ def stored_config(reply: object) -> StoredConfig:
 
 
 def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
-    """Decode a reply. Raises `StoreError` for a reply of any other shape."""
+    """Decode a reply. Raises `StoreError`."""
     facts = sum(map(_facts, plans))
     if not isinstance(reply, list) or len(reply) < _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -246,15 +239,11 @@ def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
 
 
 def _facts(plan: AnyPlan) -> int:
-    """How many numbers are reported of a plan."""
     return sum([charge.bucket.facts for charge in plan.charges]) if isinstance(plan, Plan) else plan.template.facts
 
 
 def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
-    """Note in a plain plan what is reported of it from a place on.
-
-    False if there is more to it: a ban, a turn, or a slot that it has already, as the call was repeated.
-    """
+    """Store a plain plan's part of the reply in the plan. Return False if the plan needs a full reading."""
     template = plan.template
     states: list[State] = []
     for bucket, *_ in template.buckets:
@@ -270,7 +259,6 @@ def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
 
 
 def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
-    """True if states that were read before a plan was carried out have the slot that it takes."""
     each, slot = iter(states), plan.slot
     for bucket, *_ in plan.template.buckets:
         for state in islice(each, len(bucket.ids)):
@@ -280,7 +268,7 @@ def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
 
 
 def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:
-    """Decode the bans at the end of a reply: by plan, by charge, the rest in µs. Raises `StoreError` as `answers`."""
+    """Decode the bans at the end of a reply: remaining µs by plan and charge."""
     places = [(number, place) for number, plan in enumerate(plans) for place in range(len(plan.charges))]
     bans: dict[int, dict[int, int]] = {}
     try:
@@ -294,7 +282,7 @@ def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[in
 
 @lru_cache(maxsize=4096)
 def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
-    """One charge as the script reads it. ``how`` is the verb, whether it is binding, and whether it ends its plan."""
+    """Pack one charge. ``how`` is verb, enforced, last of its plan."""
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):
@@ -304,22 +292,19 @@ def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool],
 
 
 def _date(bucket: Bucket) -> int:
-    """The present date for the script, 0 where it does not matter."""
     return bucket.algorithm.date(bucket.limits[0]) if bucket.is_dated else 0
 
 
 def _more(charge: Charge) -> bytes:
-    """Encode the slot, the longest wait and the adjustment that follow a charge."""
     lease = charge.adjustment
     if lease is None:
         return _MORE.pack(0, 0, charge.slot, charge.max_wait_us)
     return _packed_more(charge.bucket, lease.most, lease.as_of, charge.slot, charge.max_wait_us, lease.back, lease.grace)
 
 
-def _packed_more(  # noqa: PLR0917 - keywords would take longer
+def _packed_more(  # noqa: PLR0917 - keywords are slower
     bucket: Bucket, most: int, as_of: int, slot: int, max_wait_us: int, back: Sequence[Amount], grace: Sequence[int]
 ) -> bytes:
-    """Encode an adjustment of a bucket, and what else follows a charge."""
     numbers: list[float] = [most, as_of, slot, max_wait_us]
     for limit, back_of_window, grace_of_window in zip(bucket.limits, back, grace, strict=True):
         numbers += bucket.algorithm.encode_adjustment(limit, back_of_window, grace_of_window)

@@ -1,4 +1,4 @@
-"""A Redis Cluster as threads see it: every exchange asks the nodes it needs side by side, with a call for each slot."""
+"""A Redis Cluster for threads: each exchange asks nodes in parallel, one call per slot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from limitgate.stores.redis.threads.node import Node, Sent
 
 
 class _Errand(Call):
-    """A call on its way to a node of the cluster at an ``address``."""
+    """A call for the cluster node at ``address``."""
 
     __slots__ = ("address", "is_parked", "places")
 
@@ -45,13 +45,10 @@ class _Errand(Call):
     ) -> None:
         super().__init__(plans, common_shape(plans), config)
         self.places = places
-        """Indices of the outcomes that it brings back."""
         self.address = address
         self.is_parked = False
-        """True if there is a pause before it is sent."""
 
     def each(self) -> Sequence[_Errand]:
-        """The plans as errands of their own, just as they are sent here."""
         alone = []
         for place, plan, requested in zip(self.places, self.plans, self.requested):
             errand = _Errand([plan], [place], self.address)
@@ -62,7 +59,7 @@ class _Errand(Call):
 
 
 class SyncCluster:
-    """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
+    """Carries out plans on the cluster nodes that a `Dialer` connects to."""
 
     def __init__(self, dialer: Dialer, replies: RedisStoreBase) -> None:
         self._dialer = dialer
@@ -74,7 +71,7 @@ class SyncCluster:
         self._lock = threading.Lock()
 
     def check(self, plan: AnyPlan) -> None:
-        """Raise a `StoreError` if nobody is to wait for a node that a plan needs."""
+        """See `SyncServers.check`."""
         parts = parts_of(plan)
         for part in parts:
             self._map.node(self._map.holder(part.hash_slot)).look()
@@ -83,7 +80,7 @@ class SyncCluster:
             raise error
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans, each with an outcome of its own."""
+        """Carry out plans and return an outcome for each."""
         parted, began, enough = [parts_of(plan) for plan in plans], monotonic(), listen_deadline.left / 2
         heard = iter(self._carry_out([part for parts in parted for part in parts], listen_deadline))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]
@@ -91,13 +88,14 @@ class SyncCluster:
             with logged_errors():
                 self._replies.refused_elsewhere(conclusion.untouched, began)
         back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.refunds]
-        may_wait = listen_deadline.left > enough  # another call may take as long as the first
+        # Refunds may take as long.
+        may_wait = listen_deadline.left > enough
         if back and (may_wait or not self._give_back_unwatched(back)):
             self._give_back(back, listen_deadline)
         return [conclusion.outcome for conclusion in conclusions]
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """Carry out a request for configuration. Raises `StoreError`, once ``listen_deadline`` is over at the latest."""
+        """See `SyncServers.config`."""
         address = self._map.holder(hash_slot(request.key))
         self._map.node(address).look()
         errand = _Errand([NO_PLAN], [0], address, request)
@@ -105,13 +103,14 @@ class SyncCluster:
         return configuration(self._answers([errand], listen_deadline).get(errand) or _no_answer())
 
     def connect(self) -> None:
-        """Connect to a node, if there is no connection, and find out who holds which slot. Raises `StoreError`."""
+        """See `SyncServers.connect`."""
         self._look()
         self._map.node(self._map.holder(0)).connect()
 
     def close(self) -> None:
-        """Close the connections once everything is given back, those in use when their calls end; stop looking for nodes."""
-        self._map.is_outdated = False  # without the lock, see `ConnectionPool.close`
+        """See `SyncServers.close`. Waits for refunds."""
+        # No lock, see `ConnectionPool.close`.
+        self._map.is_outdated = False
         for giving_back in list(self._giving_back):
             giving_back.join()
         for node in list(self._map.nodes.values()):
@@ -129,7 +128,7 @@ class SyncCluster:
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
-        """Give back in a thread of its own, which nobody waits for. False if none can be started now."""
+        """Refund in a background thread. Return False if none can be started."""
         listen_deadline = ListenDeadline(GIVE_BACK_TIMEOUT)
         with self._lock, suppress(RuntimeError):
             self._giving_back.add(background.start("give-back", self._give_back, parts, listen_deadline))
@@ -137,7 +136,6 @@ class SyncCluster:
         return False
 
     def _carry_out(self, parts: Sequence[Part], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans whose buckets are in one hash slot each."""
         outcomes: list[Outcome] = [_no_answer()] * len(parts)
         for errand, answer in self._answers(self._errands(parts), listen_deadline).items():
             for n, place in enumerate(errand.places):
@@ -145,7 +143,7 @@ class SyncCluster:
         return outcomes
 
     def _answers(self, errands: Sequence[_Errand], listen_deadline: ListenDeadline) -> dict[_Errand, Answer]:
-        """Answers of nodes to errands, or to parts of them, redirected as often as needed; none after the deadline."""
+        """Send errands, follow redirections, and return the answers in time."""
         answers: dict[_Errand, Answer] = {}
         while errands and listen_deadline.left > 0:
             round_trip = self._round(errands, listen_deadline)
@@ -173,7 +171,6 @@ class SyncCluster:
         return errands
 
     def _round(self, errands: Sequence[_Errand], listen_deadline: ListenDeadline) -> list[tuple[_Errand, Answer]]:
-        """Send errands to their nodes, then hear from each."""
         by_node: dict[Address, list[_Errand]] = {}
         for errand in errands:
             by_node.setdefault(errand.address, []).append(errand)
@@ -181,7 +178,8 @@ class SyncCluster:
         heard: list[tuple[_Errand, Answer]] = []
         try:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
-            for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection
+            # These may have to connect first.
+            for node, own in sorted(nodes, key=_in_trouble):
                 try:
                     _check(node, listen_deadline)
                     sent.append((node, node.send(own, listen_deadline), own))
@@ -191,7 +189,8 @@ class SyncCluster:
             while sent:
                 node, calls, own = sent.pop()
                 heard += zip(own, node.hear(calls, listen_deadline))
-        except BaseException:  # a signal's handler may raise anywhere: nobody will read what is still on its way
+        # A signal handler may raise anywhere; replies in flight are lost.
+        except BaseException:
             for node, calls, _ in sent:
                 node.abandon(calls)
             self._unanswered(errands)
@@ -203,7 +202,6 @@ class SyncCluster:
             self._replies.unanswered(errand)
 
     def _sent_on(self, errand: _Errand, redirection: Redirection) -> Sequence[_Errand]:
-        """An errand that its node has redirected, as what is to be sent on."""
         route = self._router.route(errand, redirection, errand.address)
         if self._map.is_outdated:
             self._look()
@@ -213,14 +211,14 @@ class SyncCluster:
         return errands
 
     def _look(self) -> None:
-        """Find out who holds which slot, in a thread of its own."""
         with self._lock:
             self._map.is_outdated = True
             if not self._looks:
                 try:
                     background.start("slots", self._keep_looking)
                     self._looks = True
-                except RuntimeError:  # no thread can be started now: nodes still say where slots have moved
+                # Redirections still report moved slots.
+                except RuntimeError:
                     pass
 
     def _keep_looking(self) -> None:
@@ -238,7 +236,7 @@ class SyncCluster:
 
     def _learn(self) -> None:
         for address in self._map.known():
-            with suppress(Exception):  # whatever one of them says or does not say, the next is asked
+            with suppress(Exception):
                 if self._map.learn(self._dialer.slots(address), address):
                     return
 
@@ -248,12 +246,11 @@ def _no_answer() -> StoreError:
 
 
 def _check(node: Node, listen_deadline: ListenDeadline) -> None:
-    """Raise a `StoreError` if a node is not to be asked."""
+    """Raise `StoreError` if the time is up or the node's breaker is open."""
     if listen_deadline.left <= 0:
-        raise StoreError("no time was left to ask", "timeout")
+        raise StoreError("the timeout ended before the call could be sent", "timeout")
     node.breaker.check(monotonic)
 
 
 def _in_trouble(errands: tuple[Node, list[_Errand]]) -> bool:
-    """True if the last call to a node failed."""
     return errands[0].breaker.in_trouble

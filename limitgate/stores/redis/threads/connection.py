@@ -1,7 +1,6 @@
-"""One connection of threads to Redis, used by one at a time: calls out, events in, both with patience.
+"""A sync connection to Redis, used by one thread at a time.
 
-Connecting, TLS, AUTH and the protocol's version are redis-py's. Bytes are read straight from the socket into a `Session`:
-redis-py would give each piece of a reply as long as the whole, so that a trickle could go on for ever.
+After redis-py has connected, a `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads.listen_deadline import SHORTEST, SLICE, ListenDeadline
 
 _CHUNK = 16_384
-"""Bytes to read at a time."""
 
 
 class OtherConnections(Protocol):
@@ -28,33 +26,32 @@ class OtherConnections(Protocol):
     doubts: Doubts
 
     def make_another(self) -> None:
-        """Begin to connect, if a thread can be started for it."""
+        """Start to connect, if a thread can be started."""
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been made since a time by `time.monotonic`."""
+        """True if a connection has been opened since ``since``, by `time.monotonic`."""
 
 
 class SyncConnection:
     """Drives a session on a connection that redis-py has opened."""
 
     others: OtherConnections | None = None
-    """Where another connection can be had instead of one that was dropped."""
     closings = 0
-    """How often its pool had been closed when it was dialed."""
+    """Pool closings before it was dialed."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
         self._connection = connection
-        self._socket = socket_of(connection)  # redis-py sends under the timeout of connecting
-        self._timeout = -1.0  # unknown
+        # redis-py would send with the connect timeout.
+        self._socket = socket_of(connection)
+        self._timeout = -1.0
         self._left = 0.0
-        """Seconds of patience that were left when the latest call was sent."""
         self._doubted_at: float | None = None
         self.session.asked_at = self.looked_at = monotonic()
-        """Time at which the socket was last looked at while no call was on its way, monotonic, in seconds."""
+        """Last check without calls in flight, monotonic seconds."""
 
     def is_quiet(self) -> bool:
-        """True if it is open and nothing was sent that no call waits for."""
+        """True if the connection is open and has no unexpected data."""
         self.looked_at = monotonic()
         try:
             self._set_timeout(0.0)
@@ -66,10 +63,11 @@ class SyncConnection:
         return self.session.is_quiet()
 
     def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
-        """Send what the session has packed. Raises `TimeoutError`; any other `OSError` is the session's next event."""
+        """Send bytes. Raises `TimeoutError`; any other `OSError` becomes an event."""
         self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
-        began = 0.0  # the first wait is not counted unless it is in vain: almost always all is sent at once
+        # Usually all bytes are sent at once, so the first wait is not measured.
+        began = 0.0
         while True:
             if self._timeout != SLICE or listen_deadline.left < SLICE:
                 self._set_timeout(listen_deadline.slice())
@@ -90,10 +88,11 @@ class SyncConnection:
             began = monotonic()
 
     def next_event(self, listen_deadline: ListenDeadline) -> Event[Call]:
-        """Wait for what Redis says next. Raises `TimeoutError`."""
+        """Wait for the session's next event. Raises `TimeoutError`."""
         session = self.session
         while not session.has_more or (event := session.next_event()) is NEED_DATA:
-            if self._timeout != SLICE or listen_deadline.left < SLICE:  # else it stays as it is, from call to call
+            # Usually the timeout stays the same.
+            if self._timeout != SLICE or listen_deadline.left < SLICE:
                 if listen_deadline.is_exhausted:
                     raise TimeoutError
                 self._set_timeout(listen_deadline.slice() if self._doubted_at is None else SHORTEST)
@@ -114,16 +113,17 @@ class SyncConnection:
         return event
 
     def _doubt(self, others: OtherConnections, silence: float) -> None:
-        """Make another connection beside this one, which may have been dropped while it lay idle, see `session`."""
+        """Open a second connection beside a doubtful one, see `session`."""
         if self._doubted_at is not None:
-            # A server that was only slow has answered on this connection by the time it has accepted another.
+            # A server that was only slow has answered here before it accepts another connection.
             if others.have_another(self._doubted_at) and not has_data(self._socket):
                 others.doubts.confirmed()
                 reset_on_close(self._socket)
                 self.session.replaced()
         elif silence >= others.doubts.silence_allowed(self._left):
             self._doubted_at = monotonic()
-            self._set_timeout(SHORTEST)  # so as to see the other one soon
+            # To notice the other connection soon.
+            self._set_timeout(SHORTEST)
             others.doubts.begun()
             others.make_another()
 
@@ -132,7 +132,7 @@ class SyncConnection:
         self._connection.disconnect()
 
     def _waited_in_vain(self, listen_deadline: ListenDeadline) -> None:
-        """The socket was not ready in time. Raises `TimeoutError` once patience is over."""
+        """Count a slice. Raises `TimeoutError` after the deadline."""
         listen_deadline.waited_in_vain(self._timeout)
         if listen_deadline.is_over:
             raise TimeoutError

@@ -1,8 +1,7 @@
-"""Patience of a thread that waits for Redis, counted while it was there to listen.
+"""Deadline of a thread that counts only listening time.
 
-A thread that waits for the GIL, or for a processor, hears nothing, so that time is nobody's silence. It waits in slices: what
-the kernel has waited for in vain was Redis' time, however late the thread came back to know it, and an answer that came while
-it was away is read all the same.
+A thread that waits for the GIL or a processor receives no replies, so that time must not count. It waits in slices: a slice
+counts only if the kernel waited for all of it, and a reply that arrived meanwhile is still read.
 """
 
 from __future__ import annotations
@@ -10,67 +9,64 @@ from __future__ import annotations
 from limitgate.process.clock import monotonic
 
 SLICE = 0.0125
-"""Seconds of a slice, at most."""
+"""Maximum seconds of a slice."""
 GRACE = 0.02
-"""Seconds for reading on when patience is over: of several servers each gets a last look."""
+"""Extra seconds to read after the deadline, for each of several servers."""
 SHORTEST = 0.001
-"""Seconds of a slice at least: sockets would take none for not blocking."""
+"""Minimum seconds of a slice."""
 
 STARVED_TURNS = 40
-"""How often a thread that others wait for may have to wait for the GIL: to connect, 5 to 25 times were measured."""
+"""Allowed GIL waits of the other thread; connecting needs 5 to 25."""
 LATE_S = 0.004
-"""Seconds by which a thread comes late that has waited for the GIL; others keep it for 5 ms."""
+"""A thread this late has waited for the GIL, which others hold for 5 ms."""
 
 
 class ListenDeadline:
-    """Seconds for which a call may wait; ``spent`` are those that others have waited before it."""
+    """Remaining and spent seconds of a wait."""
 
     __slots__ = ("left", "spent")
 
     def __init__(self, seconds: float, spent: float = 0.0) -> None:
         self.left = seconds
         self.spent = spent
-        """Seconds waited in vain so far."""
 
     @property
     def is_over(self) -> bool:
-        """True if nothing is left, nor was the shortest slice more of any use."""
+        """True if the time, including a last short slice, is used up."""
         return self.left <= -SHORTEST
 
     @property
     def is_exhausted(self) -> bool:
-        """True if what had arrived when it was over is read by now, so that what still comes is only trickling."""
+        """True if all data of before the deadline has been read."""
         return self.left <= -GRACE
 
     def slice(self) -> float:
-        """Seconds to wait next. Where nothing is left, the shortest: what has arrived by now is read."""
+        """Seconds of the next slice."""
         return max(min(self.left, SLICE), SHORTEST)
 
     def waited_in_vain(self, seconds: float) -> None:
-        """A slice is over, and nothing came."""
+        """Count a slice without a reply."""
         self.left -= seconds
         self.spent += seconds
 
     def waited_since(self, began: float, slice_: float) -> None:
-        """Something came in a slice that began at a time by `time.monotonic`; if it seems longer, this thread was away."""
+        """Count a slice that ended with data, unless this thread was away. ``began`` is `time.monotonic`."""
         seconds = monotonic() - began
         if seconds <= slice_:
             self.left -= seconds
 
 
 class WaitForThread:
-    """A thread's wait for another one, which may be starved of the GIL as well and hears nothing then."""
+    """Wait for another thread, which may wait for the GIL as well."""
 
     def __init__(self, listen_deadline: ListenDeadline) -> None:
         self.listen_deadline = listen_deadline
         self._turns = 0.0
-        """How often the other one has waited for the GIL meanwhile, at most."""
 
     def waited_in_vain(self, slice_: float, elapsed: float) -> None:
-        """A slice is over, which has taken ``elapsed`` seconds until this thread had the GIL again.
+        """Count a slice of ``elapsed`` seconds without progress.
 
-        The other one waits as long for each of its turns. What may have been nothing else is not counted, and after that only
-        its share of the time.
+        The other thread also waits for the GIL, so the first `STARVED_TURNS` waits do not count, and later ones only in part.
         """
         late_s = elapsed - slice_
         if late_s > LATE_S and self._turns < STARVED_TURNS:

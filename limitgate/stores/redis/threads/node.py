@@ -1,7 +1,6 @@
-"""One Redis server as threads see it: its connections, whether it is worth waiting for, and calls of the script.
+"""One Redis server for threads: connections, circuit breaker and script calls.
 
-To send and to hear are two steps, so that several nodes of a cluster can be asked side by side. A call that goes alone, as
-almost all do, takes both at once.
+`send` and `hear` are separate, so that cluster nodes can be asked in parallel.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from limitgate.stores.redis.threads.pool import ConnectionPool
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 class _ProbePatience(ListenDeadline):
-    """Patience of a thread that probes: while it listens, a breaker knows that the server does not answer."""
+    """Deadline of a probing thread, which confirms the probe to the breaker."""
 
     __slots__ = ("_breaker",)
 
@@ -51,7 +50,7 @@ class _ProbePatience(ListenDeadline):
 
 
 class Sent:
-    """Calls that were sent together on one connection, None if there was none for them, and the answers so far."""
+    """Calls sent together on one connection, and their answers so far."""
 
     __slots__ = ("answers", "calls", "connection")
 
@@ -62,9 +61,9 @@ class Sent:
 
 
 class Node:
-    """Carries out calls on one server, or on the node of a cluster at an ``address``.
+    """Carries out calls on one server, or on the cluster node at ``address``.
 
-    ``dial`` connects; ``failed`` is called at every failure that is the server's.
+    ``dial`` connects; ``failed`` is called after every server failure.
     """
 
     def __init__(
@@ -80,23 +79,23 @@ class Node:
         self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
-        """Time at which a thread that asks has to probe, as none could be started for it; monotonic, in seconds."""
+        """A request thread must probe at this monotonic time, because no background thread could be started."""
         self._probing = threading.Lock()
 
     @property
     def breaker(self) -> Breaker:
-        """The breaker of this server."""
+        """The circuit breaker of this server."""
         return self._server.breaker
 
     def check(self, _: AnyPlan) -> None:
-        """Raise a `StoreError` if nobody is to wait for this server."""
+        """See `SyncServers.check`."""
         if self._probe_due is not None:
             self.look()
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
 
     def look(self) -> None:
-        """Probe in this thread if it is time to, as no other could be started for it; others do not wait meanwhile."""
+        """Probe in this thread if a probe is due and no background thread could be started."""
         due = self._probe_due
         if due is None or self._server.breaker.is_closed or monotonic() < due or not self._probing.acquire(blocking=False):
             return
@@ -108,7 +107,7 @@ class Node:
             self._probing.release()
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans that share a call. Raises `StoreError` once ``listen_deadline`` is over."""
+        """See `SyncServers.exchange`."""
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
         call = Call(plans, common_shape(plans))
@@ -119,7 +118,7 @@ class Node:
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """Carry out a request for configuration. Raises `StoreError`, once ``listen_deadline`` is over at the latest."""
+        """See `SyncServers.config`."""
         self.look()
         self._server.breaker.check(monotonic)
         call = Call([NO_PLAN], config=request)
@@ -127,7 +126,7 @@ class Node:
         return configuration(self._ask(call, listen_deadline))
 
     def send(self, calls: Sequence[Call], listen_deadline: ListenDeadline) -> Sent:
-        """Send calls together, to be followed by `hear`."""
+        """Send calls together; `hear` receives the answers."""
         sent, data = Sent(calls), b""
         try:
             sent.connection = connection = self._taken(listen_deadline, gives_back=any(call.gives_back for call in calls))
@@ -138,14 +137,14 @@ class Node:
                     sent.answers[call] = unsendable(error)
                     self._unanswered([call])
             connection.send(data, listen_deadline)
-        except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
+        except BaseException as error:  # noqa: BLE001 - `_fail` raises interruptions again
             self._fail(sent, error)
         return sent
 
     def hear(self, sent: Sent, listen_deadline: ListenDeadline, first: Event[Call] | None = None) -> list[Answer]:
-        """Wait for the answers to calls. Those on a connection that was lost may be sent once more, see `session`.
+        """Wait for the answers to calls, and resend those of a lost connection, see `session`.
 
-        ``first`` is the first event, if it has been waited for.
+        ``first`` is an already received event.
         """
         calls, answers, connection = sent.calls, sent.answers, sent.connection
         if connection is not None:
@@ -160,34 +159,35 @@ class Node:
                         self._lose(sent, session, event.error, listen_deadline)
                     else:
                         connection.send(session.send(event.call), listen_deadline)
-            except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
+            except BaseException as error:  # noqa: BLE001 - `_fail` raises interruptions again
                 self._fail(sent, error)
             self._connections.give(connection)
         return list(map(answers.__getitem__, calls))
 
     def abandon(self, sent: Sent) -> None:
-        """Hear no more of calls that were sent."""
+        """Stop waiting for sent calls."""
         if sent.connection is not None:
             sent.connection.session.give_up()
             sent.connection.close()
         self._unanswered([call for call in sent.calls if call not in sent.answers])
 
     def close(self) -> None:
-        """Close the connections, those in use when their calls end, and stop looking for the server."""
-        self._server.reset_after_fork()  # first: a probe that connects after the next line finds that it is nobody's any more
+        """See `SyncServers.close`."""
+        # First, so that a late probe sees the new breaker.
+        self._server.reset_after_fork()
         self._connections.close()
 
     def connect(self) -> None:
-        """Connect, if there is no connection. Raises `StoreError`."""
+        """See `SyncServers.connect`."""
         self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:
-        """Close for good, whatever is in use as soon as it no longer is."""
+        """Close for good, connections in use after their calls."""
         self._connections.retire()
         self.close()
 
     def probe(self, breaker: Breaker, connecting: ListenDeadline) -> None:
-        """Ask whether the server is back, if anybody still needs to know. Leaves no connection if the node was closed."""
+        """Probe the server, unless the breaker has closed."""
         probe = breaker.begin_probe(monotonic())
         if probe is None:
             return
@@ -205,7 +205,7 @@ class Node:
             self._connections.close_idle()
 
     def _ask(self, call: Call, listen_deadline: ListenDeadline) -> Answer:
-        """`send` and `hear` for a call that goes alone, as almost all do: straight on, unless the first event is no answer."""
+        """`send` and `hear` for a single call."""
         connection, event = None, None
         answer: Answer | None = None
         try:
@@ -226,7 +226,7 @@ class Node:
                     answer = self._server.judge(session, event)
                     if not isinstance(answer, list):
                         self._note_failure(answer, call)
-        except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
+        except BaseException as error:  # noqa: BLE001 - `_fail` raises interruptions again
             sent = Sent([call], connection)
             self._fail(sent, error)
             return sent.answers[call]
@@ -236,14 +236,14 @@ class Node:
         return answer
 
     def _taken(self, listen_deadline: ListenDeadline, *, gives_back: bool) -> SyncConnection:
-        """A connection for a call; for one that ``gives_back``, a connection that answers if it lay idle, see `session`."""
+        """Return a connection for a call; check an idle one before a refund, see `session`."""
         while True:
             connection = self._connections.take(listen_deadline, by_looking=gives_back)
             if not (gives_back and connection.session.lies_idle(monotonic())) or self._answers(connection, listen_deadline):
                 return connection
 
     def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
-        """Ask for nothing. False if the connection was dropped, and is closed."""
+        """Send an empty call. Return False if the connection was dropped."""
         asking = Call([NO_PLAN])
         self._replies.outgoing(asking)
         is_open = False
@@ -256,14 +256,15 @@ class Node:
         return is_open
 
     def _note_failure(self, answer: Answer, call: Call) -> None:
-        """`_note` an answer that is a failure of the server's."""
         if isinstance(answer, StoreError) and blames_server(answer):
             self._note(answer, call)
 
     def _lose(self, sent: Sent, session: Session[Call], error: Exception, listen_deadline: ListenDeadline) -> None:
-        """Send the calls of a lost connection on another one, or fail them."""
-        if not isinstance(error, FellSilentError):  # else only the one that takes over lies idle
-            self._connections.close_idle()  # what broke one connection may have broken those that lie idle
+        """Resend or fail the calls of a lost connection."""
+        # Otherwise only the replacement is idle.
+        if not isinstance(error, FellSilentError):
+            # They may have the same problem.
+            self._connections.close_idle()
         again = {call: call.repeated() for call in session.flying if session.may_repeat(call)}
         self._unanswered(again)
         answers = self._sent_again([call for call in again.values() if call.plans], listen_deadline)
@@ -278,7 +279,7 @@ class Node:
         return dict(zip(calls, self.hear(self.send(calls, listen_deadline), listen_deadline))) if calls else {}
 
     def _fail(self, sent: Sent, error: BaseException) -> None:
-        """Fail the calls that are not answered yet. Raises what interrupted this thread."""
+        """Fail the unanswered calls. Raises interruptions of this thread again."""
         self.abandon(sent)
         if not isinstance(error, Exception):
             raise error
@@ -304,7 +305,7 @@ class Node:
                 self._replies.unanswered(call)
 
     def _note(self, failure: StoreError, call: Call | None = None) -> None:
-        """Tell the breaker of a failure, unless it is our own, and of the call that failed if there was any."""
+        """Report a failure, unless this process caused it."""
         if failure.fault == "overload":
             return
         if call is not None:
@@ -314,7 +315,7 @@ class Node:
         self._failed()
 
     def _start_probing(self) -> bool:
-        """Start the thread that probes until the server is back; it keeps no store alive. False if none can be started now."""
+        """Start the probing thread, which does not keep the store alive. Return False if it cannot be started."""
         try:
             background.start("probe", _keep_probing, ref(self), self._server.breaker)
         except RuntimeError:
@@ -329,7 +330,7 @@ class Node:
 
 
 def _joined(call: Call, answer: Answer, error: Exception) -> Answer:
-    """The answer to a call, of which all was sent again but what gives back: that fails by an error."""
+    """Combine the answer to a resent call with errors for its refunds."""
     if isinstance(answer, StoreError) or not any(plan.has_adjustments for plan in call.requested):
         return answer
     lost = store_error(error)
@@ -346,5 +347,6 @@ def _keep_probing(node: ref[Node], breaker: Breaker) -> None:
         if probing is None:
             return
         with logged_errors():
-            probing.probe(breaker, _ProbePatience(2 * CONNECT_TIMEOUT, breaker))  # no request waits for it
+            # No request waits for it.
+            probing.probe(breaker, _ProbePatience(2 * CONNECT_TIMEOUT, breaker))
         del probing

@@ -1,4 +1,4 @@
-"""Libraries that replace the standard library's threads: LimitGate has to be imported after them."""
+"""Detects libraries that replace threads after LimitGate was imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from limitgate.errors import ConfigError
 
 _LOCK = threading.Lock
-"""Type of the locks here."""
 _PATCHES = {
     "gevent": "gevent.monkey.patch_all()",
     "eventlet": "eventlet.monkey_patch()",
@@ -15,13 +14,13 @@ _PATCHES = {
 
 
 def check_patches() -> None:
-    """Raise `ConfigError` if threads were replaced after LimitGate was imported: a wait would stop the whole process."""
+    """Raise `ConfigError` if threads were replaced, because a wait would block the process."""
     lock = threading.Lock
     if lock is _LOCK:
         return
     library = str(getattr(lock, "__module__", "")).partition(".")[0]
     if library in _PATCHES:
         raise ConfigError(
-            f"store: {library} has replaced threads after limitgate was imported, so a request that waits would stop the whole "
+            f"store: {library} has replaced threads after limitgate was imported, so a waiting request would block the whole "
             f"process, expected {_PATCHES[library]} before anything else is imported (with gunicorn: no --preload)"
         )

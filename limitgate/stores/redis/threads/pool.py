@@ -1,7 +1,6 @@
-"""The connections of threads to one Redis server: kept while they are idle, made by other threads.
+"""The sync connections to one Redis server, opened by background threads if possible.
 
-Connecting goes on past the time of the call that began it, and what comes of it serves the next. Where no thread can be
-started, the one that asks connects by itself.
+Connecting continues after the timeout of the call that started it, and then serves the next call.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadl
 from limitgate.stores.redis.threads.renewal import keep_renewing
 
 MAX_CONNECTING = 4
-"""Threads that connect to a server at a time."""
+"""Maximum connecting threads per server."""
 LOOK_EVERY = 1.0
-"""Seconds for which a connection is believed to be as it was when somebody looked. Whether a server that sends what nobody has
-asked for is noticed depends on it, so it is short; calls that come one after the other need no look each."""
+"""Seconds until a connection is checked for unexpected data again."""
 
 
 class ConnectionPool:
-    """Keeps connections, made of the redis-py ones that ``dial`` opens."""
+    """Pool of the connections that ``dial`` opens."""
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
@@ -42,23 +40,20 @@ class ConnectionPool:
         self._changed = threading.Condition(self._lock)
         self._wanted = 0
         self._connecting: set[object] = set()
-        """Attempts of other threads under way."""
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._retired = False
         self._closings = 0
-        """Calls of `close` so far."""
         self._made_at = -math.inf
         self.doubts = Doubts()
         self._expiring: WeakSet[SyncConnection] = WeakSet()
-        """Connections whose logins expire."""
         self._renewed_by = -1
-        """How often the pool had been closed when the thread began that replaces them."""
+        """Closings before the renewal thread was started."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
-        """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``listen_deadline`` is over.
+        """Return an open connection without unread data. Raises `StoreError` after ``listen_deadline``.
 
-        That is looked at if nobody has within `LOOK_EVERY` seconds, or ``by_looking``: a call that was sent on a connection
-        that has ended since is sent again, as a rule (`Session.may_repeat`).
+        Checks it after `LOOK_EVERY` seconds, or with ``by_looking``. A call on an ended connection is usually resent
+        (`Session.may_repeat`).
         """
         while (connection := self._pop()) is not None:
             if (not by_looking and monotonic() - connection.looked_at < LOOK_EVERY) or connection.is_quiet():
@@ -67,51 +62,53 @@ class ConnectionPool:
         return self._made(listen_deadline)
 
     def give(self, connection: SyncConnection) -> None:
-        """Leave a connection for the next call. Close it if it is not fit for one, or the pool was closed since it was made."""
+        """Return a connection to the pool, or close it if it is unusable."""
         if not connection.session.is_quiet():
             connection.close()
             return
         self._idle.append(connection)
-        if self._wanted:  # whoever begins to wait after this look finds it among the idle ones
+        # A later thread finds the idle connection.
+        if self._wanted:
             with self._lock:
                 self._changed.notify()
         if connection.closings != self._closings or self._retired:
             self.close_idle()
 
     def make_another(self) -> None:
-        """Close what lies idle, as it may have been dropped as well, and begin to connect if a thread can be started."""
+        """Close idle connections, which may be dropped as well, and start to connect."""
         self.close_idle()
         with self._lock:
             self._begin_to_connect()
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been made since a time by `time.monotonic`."""
+        """True if a connection has been opened since ``since``, by `time.monotonic`."""
         return self._made_at >= since
 
     def close_idle(self) -> None:
-        """Close the connections that no thread is using. One that is being made is kept for the next call."""
+        """Close the idle connections."""
         while (connection := self._pop()) is not None:
             connection.close()
 
     def close(self) -> None:
-        """`close_idle`, and keep none that is in use or being made: a thread that waits for it may use it once."""
-        self._closings += 1  # without the lock, as a signal's handler may close while its thread holds that
+        """`close_idle`, and close the others after at most one more use."""
+        # A signal handler may close while its thread holds the lock.
+        self._closings += 1
         self.close_idle()
 
     def retire(self) -> None:
-        """Close all connections as they become idle."""
+        """Close all connections when they become idle."""
         self._retired = True
         self.close()
 
     def _pop(self) -> SyncConnection | None:
-        """An idle connection, the newest first so that the others can age; None if there is none."""
+        """Return the newest idle connection, so that the others can age."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
+        """Return a new connection, opened by a background thread if possible."""
         arrived = monotonic()
         waiting = WaitForThread(listen_deadline)
         with self._lock:
@@ -122,14 +119,14 @@ class ConnectionPool:
                         break
                     self._wait(waiting)
                     began, failure = self._failure
-                    if began >= arrived and failure is not None:  # an attempt that began before may be out of date
+                    if began >= arrived and failure is not None:
                         raise store_error(failure) from failure
             finally:
                 self._wanted -= 1
         return self._made_here(listen_deadline) if connection is None else connection
 
     def _begin_to_connect(self) -> bool:
-        """Have another thread connect. False if none can be started now."""
+        """Start a thread that connects. Return False if none can be started."""
         attempt = object()
         try:
             self._connecting.add(attempt)
@@ -137,13 +134,14 @@ class ConnectionPool:
         except RuntimeError:
             self._connecting.discard(attempt)
             return False
-        except BaseException:  # a signal's handler may raise anywhere; the thread runs, or it does not
+        # A signal handler may raise anywhere.
+        except BaseException:
             self._connecting.discard(attempt)
             raise
         return True
 
     def _wait(self, waiting: WaitForThread) -> None:
-        """Wait until something has changed. Raises `StoreError` once patience is over."""
+        """Wait for a change. Raises `StoreError` after the deadline."""
         listen_deadline = waiting.listen_deadline
         slice_, began = listen_deadline.slice(), monotonic()
         if self._changed.wait(slice_) or self._idle:
@@ -164,15 +162,15 @@ class ConnectionPool:
             listen_deadline.waited_in_vain(monotonic() - began)
 
     def _connect(self, closings: int, attempt: object) -> None:
-        """Connect; ``closings`` tells whether the pool was closed meanwhile."""
+        """Connect. ``closings`` detects a later `close`."""
         began = monotonic()
         connection: SyncConnection | None = None
         failure: Exception | None = None
         try:
             connection = self._driven(self._dial(), closings)
-        except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
+        except Exception as error:  # noqa: BLE001 - reported to the waiting threads
             failure = error
-        finally:  # also where this thread is killed, as gevent can
+        finally:
             with self._lock:
                 self._connecting.discard(attempt)
                 is_awaited = self._wanted > 0
@@ -186,7 +184,7 @@ class ConnectionPool:
             self.close_idle()
 
     def _driven(self, connection: Any, closings: int) -> SyncConnection:
-        """Take a connection over that redis-py has opened. Where that fails, the connection is closed."""
+        """Wrap a redis-py connection. Close it on failure."""
         try:
             driven = SyncConnection(connection)
         except Exception as error:
@@ -199,22 +197,23 @@ class ConnectionPool:
         return driven
 
     def _renew_in_time(self, connection: SyncConnection, login: Login) -> None:
-        """Have connections replaced before their logins expire; by one thread, unless the pool is closed meanwhile."""
+        """Start the thread that replaces connections before their logins expire."""
         with self._lock:
             self._expiring.add(connection)
             is_renewed, self._renewed_by = self._renewed_by == self._closings, self._closings
         if not is_renewed:
             try:
                 background.start("renewal", keep_renewing, ref(self), login, self._closings)
-            except RuntimeError:  # no thread can be started now: the next connection tries again
+            # The next connection tries again.
+            except RuntimeError:
                 self._renewed_by = -1
 
     def closed_since(self, closings: int) -> bool:
-        """True if the pool was closed since it had been closed so often."""
+        """True if the pool was closed after ``closings`` closings."""
         return closings != self._closings
 
     def renew(self, closings: int) -> Login | None:
-        """Replace the connections, see `Renewing`: those in use are closed with their calls."""
+        """See `Renewing.renew`. Connections in use close after their calls."""
         with self._lock:
             old = list(self._expiring)
         opened = self._dial()

@@ -1,4 +1,4 @@
-"""Connections of threads whose logins expire: a thread replaces them while they still serve."""
+"""Replaces sync connections before their logins expire."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from limitgate.process.clock import monotonic
 from limitgate.stores.redis.dial.credentials import Login
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks whether the connections are still used: the thread ends soon after they are closed."""
+"""Seconds between two checks for closed connections."""
 
 
 class Renewing(Protocol):
-    """Keeps connections."""
+    """A connection pool."""
 
     def closed_since(self, closings: int) -> bool:
-        """True if the connections were closed since they had been closed so often."""
+        """True if the pool was closed after ``closings`` closings."""
 
     def renew(self, closings: int) -> Login | None:
-        """Replace the connections, and return the login of the new one, None if it does not expire.
-
-        Raises whatever keeps it from connecting.
-        """
+        """Replace the connections and return the new login, if it expires. Raises the error of connecting."""
 
 
 def keep_renewing(pool: ref[Renewing], login: Login | None, closings: int) -> None:
-    """Replace connections in time, for as long as they are used. The failure of an attempt was told."""
+    """Replace connections in time while the pool is open."""
     retry_at = 0.0
     while login is not None:
         left = max(login.renew_at, retry_at) - monotonic()

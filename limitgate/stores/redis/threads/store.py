@@ -1,4 +1,4 @@
-"""Redis for threads: which of them ask together, and which servers they ask."""
+"""The Redis store for threads."""
 
 from __future__ import annotations
 
@@ -34,32 +34,30 @@ from limitgate.stores.redis.threads.patches import check_patches
 
 
 class SyncServers(Protocol):
-    """One server or a cluster, as threads reach it."""
+    """One server or a cluster, used from threads."""
 
     def check(self, plan: AnyPlan) -> None:
-        """Raise a `StoreError` if nobody is to wait for what a plan needs."""
+        """Raise `StoreError` if a plan needs an unreachable server."""
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans. Raises `StoreError` once ``listen_deadline`` is over."""
+        """Carry out plans. Raises `StoreError` after ``listen_deadline``."""
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """Carry out a request for configuration. Raises `StoreError`, once ``listen_deadline`` is over at the latest."""
+        """Carry out a configuration request. Raises `StoreError` after ``listen_deadline``."""
 
     def connect(self) -> None:
-        """Connect, if there is no connection. Raises `StoreError`."""
+        """Connect, unless connected. Raises `StoreError`."""
 
     def close(self) -> None:
-        """Close the connections that no thread is using."""
+        """Close the connections, those in use after their calls."""
 
 
 class _Use:
-    """A thread's use of a store."""
-
     __slots__ = ("closes", "is_asking")
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
-        """True in the midst of a call; True if to close the store afterwards."""
+        """Whether a call is running, and whether to close afterwards."""
 
 
 class _ThreadState(threading.local):
@@ -68,22 +66,24 @@ class _ThreadState(threading.local):
 
 
 class RedisStore(RedisStoreBase, Remade):
-    """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
+    """Buckets in Redis for threads. Concurrent requests share a call.
 
-    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
-    limitgate/stores/redis/dial/url.py. Connects on first use. Callers that are refused are answered without asking until the
-    moment they were promised; ``local_refusals=False`` asks every time.
+    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or a URL with several servers, see
+    limitgate/stores/redis/dial/url.py. The store connects on first use. It answers refused callers locally until they may
+    retry; ``local_refusals=False`` asks Redis every time.
 
-    ``credentials`` is a callable that gives ``(user, password)``, or ``(user, password, seconds it is valid)``; the user may be
-    None. It is asked for each new connection, and a connection is replaced before its login expires. The URL has no
-    user and password then; Sentinels have theirs in the URL.
+    ``credentials`` is a callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``; the user may
+    be None. The store calls it for each connection and replaces connections before their logins expire. The URL then has no
+    user or password, except for Sentinels.
 
-    A signal handler, a finalizer or a log handler may call a store in the midst of another call of the same thread. That raises
-    `StoreError`: to wait would be for ever. `close` closes it when the other call ends.
+    If a signal handler, a finalizer or a log handler interrupts a call and uses the store, that raises `StoreError`, because
+    waiting would deadlock. `close` takes effect when the interrupted call ends.
+
+    Raises `ConfigError`.
     """
 
     measures_silence = takes_plain = True
-    """Readings and errors say for how long Redis was silent while this process was there to listen."""
+    """Readings and errors report Redis' silence."""
 
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: GivesLogin | None = None) -> None:
         check_patches()
@@ -104,7 +104,7 @@ class RedisStore(RedisStoreBase, Remade):
         self._gives_back = False
 
     def reset_after_fork(self) -> None:
-        """Leave the parent's connections to the parent, and its threads' calls."""
+        """Drop the parent's connections and calls in a forked child."""
         super().reset_after_fork()
         self._this_thread = _ThreadState()
         self._begin()
@@ -112,12 +112,12 @@ class RedisStore(RedisStoreBase, Remade):
             self.connect_soon()
 
     def before_fork(self) -> None:
-        """Wait for a moment until nothing connects in the background: locks that it holds would stay locked in the child."""
+        """Wait for the background connection attempt, which holds locks."""
         if self._connecting is not None and self._connecting is not threading.current_thread():
             self._connecting.join(CONNECT_TIMEOUT)
 
     def connect_soon(self, *, in_children: bool = False) -> None:
-        """Connect in a thread of its own, or ``in_children``: in each process that is forked from this one, and not here."""
+        """Connect in a background thread, or with ``in_children`` in each forked process."""
         self._connects_in_children = in_children
         if not in_children:
             with contextlib.suppress(RuntimeError):  # no thread can be started now
@@ -134,7 +134,7 @@ class RedisStore(RedisStoreBase, Remade):
     def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer: ...
 
     def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
-        """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
+        """Carry out ``plan`` in at most one round trip. Raises `StoreError` within about ``timeout`` seconds."""
         if isinstance(plan, Plan):
             return self._ask(plan, timeout)
         cache = self.deny_cache
@@ -190,7 +190,7 @@ class RedisStore(RedisStoreBase, Remade):
         return stored.having_waited(min(listen_deadline.spent, timeout))
 
     def close(self) -> None:
-        """Give back what was taken in advance, and close the connections: those that a call uses or waits for when it ends."""
+        """Return leases and close the connections, those in use after their calls."""
         use = self._this_thread.use
         use.closes = use.is_asking
         if use.closes:
@@ -204,31 +204,32 @@ class RedisStore(RedisStoreBase, Remade):
             use.is_asking = use.closes = False
 
     def give_back_leases(self) -> None:
-        """Give back what was taken in advance."""
+        """Return all leases."""
         if self.leases:
             self._give_back(age=0)
 
     def _give_back(self, age: float = LONGEST) -> None:
-        """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         plans = self.leases.ended(monotonic(), age)
         with contextlib.suppress(StoreError):
             for together in calls_of(plans):
                 self._servers.exchange(together, ListenDeadline(CONNECT_TIMEOUT))
 
     def end_leases_in_time(self) -> None:
-        """Start the thread that gives back what is left of leases when they end, unless it runs already."""
+        """Start the thread that returns leases when they end."""
         if self._gives_back:
             return
         with self._lease_lock:
             if not self._gives_back:
-                with contextlib.suppress(RuntimeError):  # no thread can be started now: the next call tries again
+                # The next call tries again.
+                with contextlib.suppress(RuntimeError):
                     background.start("leases", self._keep_giving_back)
                     self._gives_back = True
 
     def _keep_giving_back(self) -> None:
         while True:
             with self._lease_lock:
-                self._gives_back = False  # first, so that a lease that comes now starts another thread
+                # First, so that a concurrent lease starts another thread.
+                self._gives_back = False
                 pause = self.leases.pause(monotonic())
                 if pause is None:
                     return
@@ -242,11 +243,10 @@ class RedisStore(RedisStoreBase, Remade):
 
 
 def _connect(store: ref[RedisStore], closings: int) -> None:
-    """Connect a store, unless it is gone or was closed. Its failure was told, if no waiting cures it."""
     connecting = store()
     if connecting is None or connecting.closings != closings:
         return
-    servers = connecting._servers  # noqa: SLF001 - a thread of the store's own
+    servers = connecting._servers  # noqa: SLF001 - the store's background thread
     with contextlib.suppress(StoreError):
         servers.connect()
     if connecting.closings != closings:
@@ -254,6 +254,8 @@ def _connect(store: ref[RedisStore], closings: int) -> None:
 
 
 def _check_is_outermost(use: _Use) -> None:
-    """Raise `StoreError` in the midst of another call of this thread, or in a thread that works for the store."""
+    """Raise `StoreError` inside another call, or in a background thread of the store."""
     if use.is_asking or background.this_thread.is_background:
-        raise StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")
+        raise StoreError(
+            "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
+        )

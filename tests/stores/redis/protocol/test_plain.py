@@ -590,7 +590,7 @@ async def test_who_comes_after_the_breaker_opened_does_not_wait(redis_server: Re
     for _ in range(FAILURES):
         here._failed(StoreError("it is gone", "connection"))
     for _ in range(2):
-        with pytest.raises(StoreError, match="is not asked until it answers again"):
+        with pytest.raises(StoreError, match="no calls are sent to Redis until it answers a probe"):
             await store.aspend(of.asked(fresh()), 5.0)
     with pytest.raises(StoreError, match="it is gone"):
         await waiting
