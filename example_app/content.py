@@ -50,12 +50,13 @@ _TRY = (
     (
         "Say hello",
         "curl -i {base}/api/hello",
-        "The <code>X-RateLimit</code> headers say what is left: 5 requests per second, 100 per minute, 2000 per day.",
+        "The <code>X-RateLimit</code> headers show the tightest limit. The body lists all three: 5 requests per second, "
+        "100 per minute, 2000 per day.",
     ),
     (
         "Say hello too often",
         "curl -s -o /dev/null -w '%{{http_code}}\\n' '{base}/api/hello?[1-8]'",
-        "Eight at once: five times 200, then 429. Ask again after a second.",
+        "Eight at once: up to five times 200, then 429. Ask again after a second.",
     ),
     (
         "Be a VIP",
