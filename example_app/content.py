@@ -50,8 +50,7 @@ _TRY = (
     (
         "Say hello",
         "curl -i {base}/api/hello",
-        "The <code>X-RateLimit</code> headers show the tightest limit. The body lists all three: 5 requests per second, "
-        "100 per minute, 2000 per day.",
+        "The <code>X-RateLimit</code> headers show the tightest of three limits: 5 per second, 100 per minute, 2000 per day.",
     ),
     (
         "Say hello too often",
