@@ -1,16 +1,16 @@
-"""A ban refuses a key for some time, whatever its limits. The state is the remaining time in µs; 0 is no ban."""
+"""A ban refuses a key for some time, whatever its limits. The state is the remaining time in µs, or a `Rest`; 0 is no ban."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, always
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight
 from limitgate.algorithms.gcra import MAX_OWED_US
 
 REPLY_FIELDS = 1
 CAN_WAIT = False
 MAX_TURNS = 0
-refusal_is_stable = always
 left_after = None
 STRAIGHT: Straight | None = None
 IS_LIMIT = False
@@ -26,6 +26,29 @@ PLENTY = 10**15
 """Requests that fit without a ban: more than any limit."""
 LOAD = Load(2, 1, 1)
 """Measured: 4 µs to read a ban, 8 µs to set one, in a call of 32."""
+
+
+class Rest(int):
+    """Remaining time in µs of the ban of a rule's bucket, and the waits of one of its limits. Times are µs."""
+
+    limit_wait_us: int | None
+    """Time until the limit admits the charge; None if it never does."""
+    limit_refill_us: int
+    """Time until the limit is full again."""
+    cost: int
+    """The cost of the charge."""
+
+    @classmethod
+    def of(cls, left_us: int, limit_wait_us: int | None, limit_refill_us: int, cost: int) -> Self:
+        """Return a state. A limit that is full, or admits the charge, has 0 or less."""
+        rest = cls(max(0, left_us))
+        rest.limit_wait_us, rest.limit_refill_us, rest.cost = limit_wait_us, limit_refill_us, cost
+        return rest
+
+    def later(self, elapsed_us: int) -> Self:
+        """Return the state some time later."""
+        wait_us = None if self.limit_wait_us is None else self.limit_wait_us - elapsed_us
+        return self.of(self - elapsed_us, wait_us, self.limit_refill_us - elapsed_us, self.cost)
 
 
 def microseconds(seconds: float | None) -> int:
@@ -48,7 +71,8 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:
 
 
 def advance(states: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[int]:
-    return [max(0, left - max(0, elapsed_us)) for left in states]
+    elapsed_us = max(0, elapsed_us)
+    return [left.later(elapsed_us) if isinstance(left, Rest) else max(0, left - elapsed_us) for left in states]
 
 
 def rescaled(state: int, limit: LimitNumbers) -> int:
@@ -101,15 +125,26 @@ def used(state: int, limit: LimitNumbers) -> int:
 
 
 def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:
-    """Return the rest of the ban in µs; None if it is permanent."""
-    return None if state > PERMANENT else state
+    """Return the rest of the ban in µs, or the wait of the limit if that is longer; None if either never ends."""
+    if state > PERMANENT:
+        return None
+    if not isinstance(state, Rest):
+        return state
+    return None if state.limit_wait_us is None else max(int(state), state.limit_wait_us)
+
+
+def refill_us(state: int, limit: LimitNumbers) -> int:
+    """Return the rest of the ban in µs, or the time until the limit is full if that is longer."""
+    return max(int(state), state.limit_refill_us) if isinstance(state, Rest) else state
 
 
 def ttl_us(state: int, limit: LimitNumbers) -> int:
     return state
 
 
-refill_us = ttl_us
+def refusal_is_stable(states: Sequence[int], bucket: BucketNumbers, cost: int) -> bool:
+    """Return True for the cost whose waits are known."""
+    return all(state.cost == cost for state in states if isinstance(state, Rest))
 
 
 def date(limit: LimitNumbers) -> int:

@@ -70,10 +70,11 @@ def _is_banned(decision: Decision) -> bool:
 
 
 def _why(decision: Decision) -> str:
-    is_endless = _endless(decision.retry_after) == math.inf
-    if _is_banned(decision):
-        return "banned permanently" if is_endless else f"banned, retry in {seconds(decision.retry_after)}"
-    return "retrying does not help" if is_endless else f"retry in {seconds(decision.retry_after)}"
+    if decision.is_permanent_ban:
+        return "banned permanently"
+    if _endless(decision.retry_after) == math.inf:
+        return "retrying does not help"
+    return f"{'banned, ' if _is_banned(decision) else ''}retry in {seconds(decision.retry_after)}"
 
 
 def banned(by: str, retry_after: float) -> str:

@@ -36,13 +36,6 @@ _NOTES = 20.0
 """Burst of journal entries. Beyond it, one entry per second is allowed."""
 
 
-class Banned(NamedTuple):
-    """A ban that has started."""
-
-    rule: str
-    seconds: float
-
-
 class _Refusing(NamedTuple):
     charge: Charge
     """The rule's first bucket holds the ban."""
@@ -70,12 +63,14 @@ class Bans:
         self._lock = threading.RLock()
         self._under_way: dict[str, int] = {}
 
-    def counting(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[Banned | None]:
-        """Count a refusal for each refusing rule. Return the ban that it started, if any.
+    def counting(
+        self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]
+    ) -> Flow[dict[str, int]]:
+        """Count a refusal for each refusing rule. Return the bans in force by key, in µs.
 
         ``compiled_rules`` belong to the charges of the plan. Refusals by a ban, or without the store, don't count.
         """
-        banned = None
+        banned: dict[str, int] = {}
         for refusing in _refusing(decision, compiled_rules):
             charge = refusing.charge
             with self._lock:
@@ -90,8 +85,8 @@ class Bans:
             finally:
                 with self._lock:
                     self._under_way.pop(charge.key, None)
-            if us and (banned is None or us / 1e6 > banned.seconds):
-                banned = Banned(refusing.compiled_rule.name, us / 1e6)
+            if us:
+                banned[charge.key] = us
         if self._notes.waiting:
             yield from self._notes.writing()
         return banned

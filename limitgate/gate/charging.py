@@ -17,7 +17,7 @@ from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals
 from limitgate.gate.turns import book
 from limitgate.http.response import Refusal, quota_exceeded, unavailable
-from limitgate.limits.decision import Decision, FinalCosts, decide, joined
+from limitgate.limits.decision import Decision, FinalCosts, decide, joined, under_bans
 from limitgate.limits.plan import Plan, Reading
 from limitgate.observing.counts import count_decision
 
@@ -100,13 +100,13 @@ class Charging:
         """Count a refusal for rules with a ``ban``. If it starts a ban, update the response."""
         banned = yield from self.bans.counting(admission, decision, compiled_rules)
         refusal = admission.refusal
-        if banned is None or refusal is None or banned.seconds <= decision.retry_after:
+        if not banned or refusal is None:
             return
-        decision = replace(decision, rule=banned.rule, retry_after=banned.seconds, settlement=admission.settlement)
+        decision = under_bans(decision, banned, admission.settlement)
         admission.decision = decision
         if refusal.id is not None:
-            told = nesting.joined_with_outer(admission, decision)
-            admission.refusal = quota_exceeded(told.refusing, told.retry_after, refusal.id.encode())
+            whole = nesting.joined_with_outer(admission, decision)
+            admission.refusal = quota_exceeded(whole.refusing, whole.retry_after, refusal.id.encode())
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
         """Return the response to a refused request, and log it.

@@ -120,7 +120,7 @@ def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
 
 @lru_cache(maxsize=4096)
 def banned(bucket: Bucket) -> Bucket:
-    """Return the bucket under a ban. Its state is the rest of the ban in µs."""
+    """Return the bucket under a ban. Its states are those of `ban.Rest`."""
     under_ban = Bucket(bucket.limits, bucket.ids, bucket.strictest)
     under_ban.algorithm, under_ban.has_slots, under_ban.lease = ban, False, 0
     return under_ban

@@ -10,10 +10,11 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
+from limitgate.algorithms import ban
 from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_cost, wait_us
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_cost, read, wait_us, with_bans
 from limitgate.messages.text import listed
 
 SECOND = 1_000_000
@@ -160,7 +161,7 @@ class Decision:
     def is_permanent_ban(self) -> bool:
         """True for a refusal by a permanent ban."""
         return math.isinf(self.retry_after) and any(
-            after is None and not charge.bucket.algorithm.IS_LIMIT and math.isinf(_wait(charge, states))
+            after is None and charge.bucket.algorithm is ban and max(states) > ban.PERMANENT
             for charge, states, after in self.evidence
         )
 
@@ -418,6 +419,15 @@ def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -
         is_charged,
         settlement,
     )
+
+
+def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCosts) -> Decision:
+    """Return a refusal that bans have followed. ``bans`` maps keys of buckets to the length of their bans in µs."""
+    charges = [charge for charge, _, _ in refusal.evidence]
+    places = {place: bans[charge.key] for place, charge in enumerate(charges) if charge.key in bans}
+    states = with_bans(charges, [before for _, before, _ in refusal.evidence], places)
+    decision = decide(Plan.spend(charges), read(states[0], 0, states[1]), settlement)
+    return replace(decision, in_force=refusal.in_force)
 
 
 def joined(first: Decision, second: Decision) -> Decision:

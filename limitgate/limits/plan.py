@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import urandom
 from typing import Literal, NamedTuple
 
+from limitgate.algorithms import ban
 from limitgate.algorithms.base import Amount, State
 from limitgate.limits.bucket import Bucket, banned
 
@@ -181,9 +182,19 @@ def with_bans(
     """Return charges and states with bans. ``bans`` maps the index of a charge to the rest of its ban in µs."""
     read_charges, read_states = list(charges), list(states)
     for place, left_us in bans.items():
-        charge = charges[place].under_ban()
-        read_charges[place], read_states[place] = charge, [left_us] * len(charge.bucket.ids)
+        charge = charges[place]
+        read_charges[place], read_states[place] = charge.under_ban(), _under_ban(charge, states[place], left_us)
     return read_charges, read_states
+
+
+def _under_ban(charge: Charge, states: Sequence[State], left_us: int) -> list[State]:
+    algorithm, cost = charge.bucket.algorithm, charge.cost
+    found = []
+    for limit, state in zip(charge.bucket.limits, states):
+        wait = algorithm.wait_us(state, cost, limit)
+        wait = None if wait is None else wait - charge.max_wait_us
+        found.append(ban.Rest.of(left_us, wait, algorithm.refill_us(state, limit), cost))
+    return found
 
 
 # Takes half the time of the constructor.
