@@ -44,6 +44,8 @@ _POOL = 16
 _SHARD = 4096
 """Buckets per dictionary. Resizing takes 0.1 ms; at a million entries it would take 30 ms."""
 _SHARDS = 4096
+_BANNED = 4
+"""Rules may ban one in this many buckets. A ban outlasts the debt of its bucket and is never evicted."""
 _MOST_TURNS = 1_000
 """Number of times a thread yields before it blocks on the lock."""
 _STEP = 1_000_000
@@ -60,7 +62,8 @@ _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
 class MemoryStore(Remade):
     """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
 
-    Bans and configuration are never evicted. ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the
+    Bans and configuration are never evicted. ``ban`` calls succeed even if the store is full. Rules start no ban while a
+    quarter of ``max_buckets`` is banned. ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the
     buckets found with a write time in the future, after the clock has stepped back; the first step of a second or more is
     logged. Calls never block, so timeouts are ignored.
 
@@ -82,6 +85,7 @@ class MemoryStore(Remade):
             raise ValueError(f"max_buckets is {max_buckets}, expected at least 1")
         self._clock = clock or system_clock
         self._max_buckets = max_buckets
+        self._most_bans = max(1, max_buckets // _BANNED)
         self._few = min(_FEW, max_buckets // 64)
         self._configs: dict[str, StoredConfig] = {}
         self._lock = RLock()
@@ -460,9 +464,9 @@ class MemoryStore(Remade):
         return states
 
     def _counts_refusals(self, home: _Home, charge: Charge, now: int) -> bool:
-        """False if the refusing bucket is banned, or the store is full."""
+        """False if the refusing bucket is banned, the store is full, or too many buckets are banned."""
         adjustment = charge.adjustment
-        if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now):
+        if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now) or len(self._bans) >= self._most_bans:
             return False
         return home[2] is not None or self._count < self._max_buckets
 

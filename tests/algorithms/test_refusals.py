@@ -125,6 +125,26 @@ def test_no_room_in_memory() -> None:
     assert len(store) == 10
 
 
+def test_bans_leave_room_for_others() -> None:
+    """A flood of banned addresses does not make the clients of another rule share a bucket for as long as the bans last."""
+    store = MemoryStore(clock := Clock(), max_buckets=1000)
+    limit, ban = Limit("1/second"), Ban(1, 60, "1h")
+
+    def refuse(name: str) -> int:
+        charge = charge_of(name, limit)
+        for _ in range(2):
+            admitted = store.spend(Plan.spend([charge])).admitted
+        assert not admitted
+        return int(store.spend(counting(charge, ban, 1)).buckets[1].before[0].began_us)
+
+    begun = sum(refuse(f"flood{number}") > 0 for number in range(1000))
+    assert begun == len(store._bans) == 250
+    clock.advance(10)
+    assert all(store.spend(Plan.spend([charge_of(f"new{number}", Limit("1/day"))])).admitted for number in range(100))
+    clock.advance(3600)
+    assert sum(refuse(f"later{number}") > 0 for number in range(400)) > 100  # as the first bans have ended
+
+
 def test_counts_make_room_in_memory() -> None:
     """A count is dropped before a bucket that refuses."""
     store = MemoryStore(Clock(), max_buckets=64)
