@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from limitgate.algorithms import ban as ban_algorithm
 from limitgate.errors import StoreError
 from limitgate.gate.admission import Admission
+from limitgate.gate.ban_notes import BanNotes
 from limitgate.gate.flow import Flow
-from limitgate.gate.journal import MOST_BANS, Ban, JournalFlows
+from limitgate.gate.journal import Ban
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.refusal_count import counting
 from limitgate.gate.refusal_log import RefusalLog
@@ -23,17 +24,13 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge, Reading
 from limitgate.messages.text import Names
-from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.ban import Ban as BanTerms
-from limitgate.stores.base import AsyncConfigStore, SyncConfigStore
 
 MOST = 1_000
 """Buckets whose refusals are counted at the same time."""
 ROUNDS = 8
 """Maximum number of calls of one refused request."""
-_NOTES = 20.0
-"""Burst of journal entries. Beyond it, one entry per second is allowed."""
 
 
 class _Refusing(NamedTuple):
@@ -53,7 +50,7 @@ class Bans:
         self._names: Names = names
         self._timeout = timeout
         self._refusal_log = refusal_log
-        self._notes = _JournalNotes(store, JournalFlows(key_prefix, timeout))
+        self.notes = BanNotes(store, key_prefix, timeout)
         reset_in_children(self)
         self.reset_after_fork()
 
@@ -87,8 +84,6 @@ class Bans:
                     self._under_way.pop(charge.key, None)
             if us:
                 banned[charge.key] = us
-        if self._notes.waiting:
-            yield from self._notes.writing()
         return banned
 
     def _counting(self, refusing: _Refusing, name: Callable[[], str]) -> Flow[int]:
@@ -123,7 +118,8 @@ class Bans:
         if self._refusal_log is not None:
             self._refusal_log.note_ban(rule, who, us / 1e6, terms.after, terms.within)
         reason = f"refused {terms.after} times within {terms.within:g} s"
-        self._notes.add(Ban.by_rule(rule, who, charge.key, (now + us) / 1e6, reason))
+        ban = Ban.by_rule(rule, who, charge.key, (now + us) / 1e6, reason)
+        self.notes.add(ban, charge._replace(max_wait_us=0, slot=0, adjustment=None))
 
 
 def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> list[_Refusing]:
@@ -139,40 +135,3 @@ def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> lis
         return []
     rules = [(first[number], each, each.rule.ban) for number, each in refusing.items()]
     return [_Refusing(charge, each, terms) for charge, each, terms in rules if terms is not None]
-
-
-class _JournalNotes:
-    """Writes bans one by one, then in batches, at most once a second."""
-
-    def __init__(self, store: object, journal: JournalFlows) -> None:
-        self._is_kept = isinstance(store, SyncConfigStore | AsyncConfigStore)
-        self._journal = journal
-        reset_in_children(self)
-        self.reset_after_fork()
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.RLock()
-        self.waiting: dict[str, Ban] = {}
-        self._allowed, self._allowed_at = _NOTES, monotonic()
-
-    def add(self, *bans: Ban) -> None:
-        """Queue bans. Drop the oldest if the journal cannot keep all of them."""
-        with self._lock:
-            self.waiting |= {ban.keys[0]: ban for ban in bans if self._is_kept}
-            while len(self.waiting) > MOST_BANS:
-                del self.waiting[next(iter(self.waiting))]
-
-    def writing(self) -> Flow[None]:
-        """Write the queued bans. Beyond the allowed rate, the next refusal tries again."""
-        with self._lock:
-            now = monotonic()
-            self._allowed, self._allowed_at = min(_NOTES, self._allowed + now - self._allowed_at), now
-            if self._allowed < 1:
-                return
-            self._allowed -= 1
-            bans, self.waiting = [*self.waiting.values()], {}
-        noting: Any = self._journal.noting_bans(bans)
-        try:
-            yield from noting
-        except StoreError:
-            self.add(*bans)

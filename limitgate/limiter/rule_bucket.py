@@ -99,9 +99,12 @@ class RuleBucketOperations:
         """Lift the ban, if any. If the rule bans clients, reset their refusals and earlier bans."""
         if self._journal is not None:
             yield forgetting([charges[0] for charges in self._alike]), self._timeout
-            with suppress(ConfigError):  # The store may have no journal.
+        decision = yield from self._carried_out(Plan.ban(self._charges, 0))
+        if self._journal is not None:
+            # Last, because processes record a ban only while it is in force. The store may have no journal.
+            with suppress(ConfigError):
                 yield from self._journal.removing(self.keys)
-        return (yield from self._carried_out(Plan.ban(self._charges, 0)))
+        return decision
 
     @property
     def _charges(self) -> list[Charge]:

@@ -7,6 +7,8 @@ import contextlib
 import json
 import logging
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +35,8 @@ from limitgate import (
 )
 from limitgate.command.group import limitgate
 from limitgate.errors import StoreError
-from limitgate.gate import bans
+from limitgate.gate import ban_notes, bans
+from limitgate.gate.ban_notes import BanNotes
 from limitgate.gate.bans import Bans
 from limitgate.gate.flow import run
 from limitgate.gate.journal import MOST_BANS, Ban as Noted, Journal
@@ -333,6 +336,7 @@ def test_bans_lists_it_and_pardon_lifts_it(world: World, tmp_path: Path) -> None
     with world.site(rules=str(rules), prefix=prefix) as site:
         assert site.statuses(3) == [200, 429, 429]
         assert HOUR - 60 < site.ask().wait <= HOUR
+        eventually(site, listed)
         (ban,) = listed()
         assert (ban["key"], ban["reason"]) == ("api ip=19….1", "refused 2 times within 600 s")
         assert HOUR - 60 < ban["retry_after"] <= HOUR
@@ -355,11 +359,125 @@ def test_a_pardon_by_the_limiter(url: str) -> None:
         for _ in range(2):
             assert site.statuses(3)[1:] == [429, 429]
             assert HOUR - 60 < site.ask().wait <= HOUR
-            assert Journal(store, prefix, PATIENCE).bans()
+            eventually(site, Journal(store, prefix, PATIENCE).bans)
             bucket = limiter.bucket(rule, ip="192.0.2.1")
             bucket.pardon()
             assert not Journal(store, prefix, PATIENCE).bans()
             assert bucket.peek().retry_after <= 60
+
+
+def test_bans_of_a_flood_are_listed(world: World) -> None:
+    """All of them soon, though no further refusal comes, except those that were pardoned meanwhile."""
+    prefix, rule = f"t{uuid4().hex}", Rule("api", "1/minute", ban=Ban(1, 600, HOUR))
+    store: Any = MemoryStore() if world.url == "memory://" else RedisStore(world.url)
+    journal = Journal(store, prefix, PATIENCE)
+    with world.site(rule, prefix=prefix, **({"store": store} if world.url == "memory://" else {})) as site:
+        limiter = Limiter(store, key_prefix=prefix)
+        for number in range(60):
+            assert site.statuses(2, peer=f"192.0.2.{number}") == [200, 429]
+        for number in range(50, 60):
+            limiter.bucket(rule, ip=f"192.0.2.{number}").pardon()
+        eventually(site, lambda: len(journal.bans()) == 50)
+        for _ in range(30):
+            site.idle()
+        assert len(journal.bans()) == 50
+
+
+class Late(MemoryStore):
+    """Carries out what comes up before the journal is written for the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_writing: Callable[[], object] | None = None
+
+    def config(self, request: Any, timeout: float = 0) -> Any:
+        if request.text is not None and self.at_writing is not None:
+            at_writing, self.at_writing = self.at_writing, None
+            at_writing()
+        return super().config(request, timeout)
+
+
+def test_a_pardon_while_the_journal_is_written() -> None:
+    """The ban was looked up before, and written after it."""
+    store, rule = Late(), Rule("api", "1/day", ban=Ban(1, 600, HOUR))
+    notes = BanNotes(store, "p", PATIENCE)
+    bucket = Limiter(store, key_prefix="p").bucket(rule, ip="192.0.2.1")
+    bucket.ban(HOUR)
+    store.at_writing = bucket.pardon
+    (charge,) = bucket._operations._charges[:1]
+    notes.add(Noted.by_rule("api", "", charge.key, time.time() + HOUR, ""), charge)
+    notes.end()
+    assert store.at_writing is None
+    assert Journal(store, "p", PATIENCE).bans() == []
+
+
+def test_bans_are_written_at_the_end(url: str) -> None:
+    """When an application shuts down, or its event loop ends, none of its bans is missing in the journal."""
+    sync_store: Any = MemoryStore() if url == "memory://" else RedisStore(url)
+    peers = [f"192.0.2.{number}" for number in range(8)]
+
+    async def main(prefix: str, *, has_lifespan: bool) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+
+        store = sync_store if url == "memory://" else AsyncRedisStore(url)
+        gated = LimitGate(app, rules=[Rule("api", "1/day", ban=Ban(1, 60, HOUR))], store=store, key_prefix=prefix)
+        for peer in peers:
+            assert await flood(gated, [peer]) == [200]
+            assert await flood(gated, [peer]) == [429]
+        if has_lifespan:
+            wire = Wire({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
+            await wire.call(gated, {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}})
+            assert len(Journal(sync_store, prefix, PATIENCE).bans()) == len(peers)
+
+    for has_lifespan in (True, False):
+        prefix = f"t{uuid4().hex}"
+        asyncio.run(main(prefix, has_lifespan=has_lifespan))
+        assert len(Journal(sync_store, prefix, PATIENCE).bans()) == len(peers)
+
+
+def test_bans_are_written_at_exit(redis_server: Any) -> None:
+    """A process that exits right after its refusals writes the bans first."""
+    prefix = f"t{uuid4().hex}"
+    code = f"""
+from limitgate import Ban, LimitGateWSGI, Rule
+def app(environ, start_response):
+    start_response("200 OK", [])
+    return [b""]
+rule = Rule("api", "1/day", ban=Ban(1, 60, 3600))
+gate = LimitGateWSGI(app, rules=[rule], store={redis_server.url!r}, key_prefix={prefix!r})
+for number in range(8):
+    for _ in range(2):
+        environ = {{"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": f"192.0.2.{{number}}", "SERVER_NAME": "a"}}
+        b"".join(gate(environ, lambda status, fields, error=None: None))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert len(Journal(RedisStore(redis_server.url), prefix, PATIENCE).bans()) == 8
+
+
+def test_the_journal_is_written_again_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bans wait while the store fails, as many as the journal keeps."""
+    monkeypatch.setattr(ban_notes, "PAUSE", MOMENT)
+    store = Broken()
+    with WSGISite(Rule("api", "1/day", ban=Ban(1, 60, HOUR)), store=store, key_prefix="p") as site:
+        assert site.statuses(2) == [200, 429]
+        eventually(site, lambda: store.failures > 2)
+        store.fails = False
+        eventually(site, Journal(store, "p", PATIENCE).bans)
+
+
+class Broken(MemoryStore):
+    """Keeps no configuration until it is mended."""
+
+    fails, failures = True, 0
+
+    def config(self, request: Any, timeout: float = 0) -> Any:
+        if self.fails:
+            self.failures += 1
+            raise StoreError("gone")
+        return super().config(request, timeout)
 
 
 def test_the_journal_keeps_the_bans_of_people(url: str) -> None:

@@ -73,10 +73,11 @@ async def astartup(gate: Gate) -> None:
 
 
 async def ashutdown(gate: Gate) -> None:
-    """Stop polling, wait for refunds and charges, and export the metrics."""
+    """Stop polling, wait for refunds and charges, write bans into the journal, and export the metrics."""
     if gate.poller is not None:
         gate.poller.stop()
     await gate.refunds.asettled()
+    await gate.charging.bans.notes.asettled()
     if gate.rules.counts is not None:
         exporter.export()
 
