@@ -6,6 +6,7 @@ refusals that arrive meanwhile.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -65,7 +66,8 @@ class Bans:
     ) -> Flow[dict[str, int]]:
         """Count a refusal for each refusing rule. Return the bans in force by key, in µs.
 
-        ``compiled_rules`` belong to the charges of the plan. Refusals by a ban, or without the store, don't count.
+        ``compiled_rules`` belong to the charges of the plan. Refusals by a ban, without the store, or
+        with an infinite ``retry_after`` don't count.
         """
         banned: dict[str, int] = {}
         for refusing in _refusing(decision, compiled_rules):
@@ -131,7 +133,8 @@ def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> lis
             if charge.bucket.algorithm is ban_algorithm:
                 return []
             refusing[id(compiled_rule)] = compiled_rule
-    if decision.degraded:
+    # A ban of a client that no wait helps would promise one in its Retry-After.
+    if decision.degraded or math.isinf(decision.retry_after):
         return []
     rules = [(first[number], each, each.rule.ban) for number, each in refusing.items()]
     return [_Refusing(charge, each, terms) for charge, each, terms in rules if terms is not None]

@@ -783,3 +783,26 @@ def test_gates_in_gates_and_rules_beside() -> None:
         assert site.statuses(5) == [200] + [429] * 4
         assert len(inner._bans) == 1
         assert not outer._bans
+
+
+@pytest.mark.parametrize("limits", ["0/day", ["0/day", "100/minute"]])
+def test_a_caller_whose_count_is_0_is_not_banned(world: World, limits: Any) -> None:
+    """No wait helps, so no refusal promises one."""
+    rule = Rule("api", "100/minute", key=["caller"], ban=Ban(after=2, within="10m", duration="1h"))
+    with world.site(rule, identify=lambda _: Caller("acme", limits={"api": limits})) as site:
+        refused = [site.ask() for _ in range(4)]
+    assert [reply.status for reply in refused] == [429] * 4
+    assert not any("retry-after" in reply.headers for reply in refused)
+
+
+def test_a_cost_above_the_burst_is_not_banned(world: World) -> None:
+    """Neither alone nor if another rule refuses as well; requests that fit are admitted afterwards."""
+    costs = iter([20] * 4 + [1])
+    rules = [
+        Rule("tokens", "10/minute", cost=lambda _: next(costs), ban=Ban(after=2, within="10m", duration="1h")),
+        Rule("api", "5/day", ban=Ban(after=2, within="10m", duration="1h")),
+    ]
+    with world.site(*rules) as site:
+        refused = [site.ask() for _ in range(4)]
+        assert not any("retry-after" in reply.headers for reply in refused)
+        assert site.ask().status == 200
