@@ -391,7 +391,7 @@ def seconds_left(timeout: float | None, began: float) -> float | None:
 def ask_again_in(decision: Decision, left: float | None) -> float:
     """Return the seconds until the next attempt to book a turn; 0 if a turn was granted or the timeout is too short."""
     refused = [(charge, states) for charge, states, after in decision.evidence if after is None and charge.enforced]
-    waits = [wait_us(charge, states) if charge.bucket.algorithm.IS_LIMIT else max(states) for charge, states in refused]
+    waits = [wait_us(charge, states) for charge, states in refused]
     if decision.allowed or not waits:
         return 0.0
     longest = max([math.inf if wait is None else wait / SECOND for wait in waits])

@@ -71,7 +71,7 @@ def evenly(limit: Limit, cost: int) -> Limit:
 
 
 def has_passed(decision: Decision) -> None:
-    """Raise `RateLimited` for an item that can never fit."""
+    """Raise `RateLimited` for an item that no wait helps."""
     if not decision.allowed:
         raise RateLimited(decision)
 

@@ -241,7 +241,7 @@ class ClientThrottle(Generic[Request, Kind]):
                 if decision is None:
                     return
                 banned = _banned_for(decision)
-                if math.isinf(banned) and deadline < math.inf:
+                if math.isinf(banned):
                     raise RateLimited(decision, refused)
                 pause = max(banned, self._paused_for(key))
                 if not (pause or decision.allowed):

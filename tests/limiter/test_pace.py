@@ -559,7 +559,7 @@ def test_a_ban_makes_everybody_pause(paced: Paced) -> None:
 
 def test_a_pardon_is_noticed_within_a_second(paced: Paced, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the end of a ban looks again every second."""
-    paced.do("ban", "pace")
+    paced.do("ban", "pace", 1000)
     looked, ask = [], paced.store.spend
 
     def watched(plan: Any, timeout: float = 0) -> Any:
@@ -583,7 +583,7 @@ def test_a_pardon_by_another_process_is_noticed(redis_server: RedisServer) -> No
             AsyncLimiter(redis_server.url, timeout=5, key_prefix=prefix) as limiter,
             AsyncLimiter(redis_server.url, timeout=5, key_prefix=prefix) as other,
         ):
-            await other.ban("pace")
+            await other.ban("pace", 1000)
             asking = asyncio.create_task(_next(limiter.pace("a", "10/second")))
             await asyncio.sleep(0.5)
             assert not asking.done()

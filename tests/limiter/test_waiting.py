@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 
-from limitgate import AsyncLimiter, Decision, Limit, Limiter, MemoryStore
+from limitgate import AsyncLimiter, Decision, Limit, Limiter, MemoryStore, RateLimited
 from limitgate.stores.redis.cluster.slot_map import hash_slot
 from tests.support.virtual import World
 
@@ -57,6 +58,43 @@ def test_a_ban_that_lasts_longer_is_refused_at_once(waiting: Waiting, timeout: f
     assert (refused.allowed, refused.retry_after, waiting.world.now) == (False, 30, 0)
     waiting.other.pardon("key")
     assert waiting.other.peek("key", "10/minute").remaining == 10
+
+
+@pytest.mark.parametrize("timeout", [None, 10**12, 60])
+def test_a_permanent_ban_is_refused_at_once(waiting: Waiting, timeout: float | None) -> None:
+    """With any timeout, or none: it has no end to wait for."""
+    waiting.other.ban("key")
+    refused = waiting.wait("10/minute", timeout=timeout)
+    assert (refused.allowed, refused.retry_after, waiting.world.now) == (False, math.inf, 0)
+
+
+@pytest.mark.parametrize(("limit", "cost"), [("10/minute", 11), ("0/day", 1), (LOG, 3), (Limit("0/day"), 2)])
+def test_a_cost_that_never_fits_is_refused_at_once(waiting: Waiting, limit: Limit | str, cost: int) -> None:
+    """A ban that ends does not make a difference."""
+    for _ in range(2):
+        refused = waiting.wait(limit, cost=cost)
+        assert (refused.allowed, refused.retry_after, waiting.world.now) == (False, math.inf, 0)
+        waiting.other.ban("key", 10)
+
+
+def test_permanently_banned_calls_and_items_raise_at_once(world: World) -> None:
+    """`limited` and `pace` without a timeout raise; they have nothing to wait for."""
+    limiter, other = Limiter(MemoryStore(world)), AsyncLimiter(MemoryStore(world))
+    limiter.ban("key")
+
+    async def main() -> None:
+        await other.ban("key")
+        with pytest.raises(RateLimited, match="banned permanently"):
+            await anext(other.pace(range(2), "10/second", key="key"))
+        with pytest.raises(RateLimited, match="banned permanently"):
+            await other.limited("10/minute", key="key", timeout=None)(main)()
+
+    world.run(main())
+    with pytest.raises(RateLimited, match="banned permanently"):
+        next(limiter.pace(range(2), "10/second", key="key"))
+    with pytest.raises(RateLimited, match="banned permanently"):
+        limiter.limited("10/minute", key="key", timeout=None)(print)()
+    assert world.now == 0
 
 
 def test_a_turn_behind_a_ban_that_comes_too_late(waiting: Waiting) -> None:

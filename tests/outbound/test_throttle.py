@@ -394,6 +394,18 @@ def test_a_pardon_is_noticed_within_a_second(kind: Kind, world: World) -> None:
     assert side.times == [2]
 
 
+@pytest.mark.parametrize("limits", [(), ("1000/second",)], ids=["no limits", "limits"])
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_a_permanent_ban_is_refused_at_once(kind: Kind, world: World, limits: tuple[str, ...], timeout: float | None) -> None:
+    """Without a timeout, too: there is no end to wait for."""
+    store = MemoryStore(world)
+    caller, side = Caller(kind, world, *limits, store=store, timeout=timeout), kind.side(world)
+    Limiter(store).ban("shop")
+    with pytest.raises(RateLimited, match="banned permanently"):
+        caller.ask(side)
+    assert (side.times, world.now) == ([], 0)
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["store", "no store"])
 def test_the_longest_pause_holds(kind: Kind, world: World, *, fails: bool) -> None:
     """What is said later may make it longer, and never shorter."""
