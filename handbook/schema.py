@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from handbook.fields import docstrings
 from limitgate import Limit, Rule
+from limitgate.limits.duration import PATTERN
 from limitgate.limits.limit import ABBREVIATIONS, MONTH, NAMES, SECONDS
 from limitgate.limits.priority import MOST, RESERVES
 from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, LONGEST_DELAY_S, Adaptive
@@ -67,7 +68,7 @@ _LIMIT_TEXT: Schema = {
 
 def _duration(**bounds: float) -> Schema:
     """A duration; ``bounds`` are those of numbers of seconds, as text has units."""
-    text = {"type": "string", "pattern": r"^\s*[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h|d)\s*$"}
+    text = {"type": "string", "pattern": f"^{PATTERN}$"}
     return {"anyOf": [{"type": "number", **bounds}, text]}
 
 

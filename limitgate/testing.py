@@ -20,7 +20,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from limitgate.errors import called_as
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
-from limitgate.limits.duration import as_seconds
+from limitgate.limits.duration import Duration, as_seconds
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.messages.suggestions import lacking
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
@@ -106,7 +106,7 @@ class FrozenClock:
         """Unix time in seconds."""
         return self._now / _SECOND
 
-    def advance(self, seconds: float | str) -> None:
+    def advance(self, seconds: Duration) -> None:
         """Advance by seconds, or by text such as ``"2m"``, rounded up to a microsecond. Slots in flight are renewed.
 
         Raises `ValueError` for less than 0.

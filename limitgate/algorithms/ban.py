@@ -53,7 +53,8 @@ class Rest(int):
 
 def microseconds(seconds: float | None) -> int:
     """Convert seconds to µs; None is a permanent ban. Raises `ValueError` for an invalid duration."""
-    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds <= FOR_EVER / 1e6):
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and 0 < seconds <= FOR_EVER / 1e6):
         raise ValueError(f"seconds is {seconds!r:.40}, expected a number above 0, at most 100 years")
     return FOR_EVER if seconds is None else max(1, round(seconds * 1e6))
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
 from limitgate.errors import ConfigError
 from limitgate.limiter.functions import check_async, check_plain
 from limitgate.limits.decision import Decision, RateLimited, Window
-from limitgate.limits.duration import seconds_of
+from limitgate.limits.duration import Duration, seconds_of
 from limitgate.limits.priority import NORMAL, RESERVES, Priority, is_priority, share_of
 from limitgate.messages.suggestions import expected_of
 from limitgate.overload.adaptive_limit import Outcome, Permit
@@ -43,11 +43,11 @@ class AdaptiveOptions(TypedDict, total=False):
     """Upper bound of the limit, in blocks in flight: up to 100,000. Default: 200."""
     tolerance: float
     """Acceptable time of a block as a multiple of its time without queueing: above 1, up to 10. Default: 2.0."""
-    delay: float | str
+    delay: Duration
     """Queueing time in seconds that is acceptable for blocks of any length, or text such as ``20ms``: above 0, up to 10.
     Default: 0.02.
     """
-    max_delay: float | str
+    max_delay: Duration
     """Seconds that a block may wait for a permit, or text such as ``50ms``: up to 60. Default: 0, refuse immediately."""
     reserve: float | str | None
     """Share of the limit that is reserved for high priority; twice that share is reserved for high and normal: ``20%`` or 0.2,

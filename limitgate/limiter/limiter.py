@@ -29,7 +29,7 @@ from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBuck
 from limitgate.limiter.slot import Entry, aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, decide
-from limitgate.limits.duration import as_seconds
+from limitgate.limits.duration import Duration, as_seconds
 from limitgate.limits.limit import Limit
 from limitgate.limits.template import AnyReading, whole_reading
 from limitgate.messages.text import masked
@@ -71,7 +71,7 @@ class AsyncLimiter(Operations):
         self,
         store: str | AsyncStore,
         *,
-        timeout: float | str = 0.1,
+        timeout: Duration = 0.1,
         key_prefix: str = "limitgate",
         secret: str | None = None,
         ipv6_prefix: int = 64,
@@ -120,7 +120,7 @@ class AsyncLimiter(Operations):
         return await self._arun(self._hitting_up_to(key, limits, cost))
 
     async def wait(
-        self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = None
+        self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: Duration | None = None
     ) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
@@ -188,11 +188,11 @@ class AsyncLimiter(Operations):
         plan = self._plan("peek", key, (at_once(limit),), cost)
         return aslot(self._slot_keeper, plan, self._figures, Entry("async with"))
 
-    async def penalize(self, key: str, seconds: float | str) -> Decision:
+    async def penalize(self, key: str, seconds: Duration) -> Decision:
         """Refuse ``key`` for ``seconds`` whatever its limits; adds to an existing ban."""
         return await self._arun(self._banning(key, seconds, longer=True))
 
-    async def ban(self, key: str, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
+    async def ban(self, key: str, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
         """Refuse ``key`` for at least ``seconds``, permanently if None. Leased requests remain usable.
 
         ``reason`` is for the audit log.
@@ -241,7 +241,7 @@ class AsyncLimiter(Operations):
         return arun(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
-        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | str | None = 0
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: Duration | None = 0
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Limit an async function; a refused call raises `RateLimited`.
 
@@ -342,7 +342,7 @@ class Limiter(Operations):
         self,
         store: str | SyncStore,
         *,
-        timeout: float | str = 0.1,
+        timeout: Duration = 0.1,
         key_prefix: str = "limitgate",
         secret: str | None = None,
         ipv6_prefix: int = 64,
@@ -389,7 +389,7 @@ class Limiter(Operations):
         """Charge as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is for a cost of 1."""
         return self._run(self._hitting_up_to(key, limits, cost))
 
-    def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = None) -> Decision:
+    def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
         Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or the
@@ -435,11 +435,11 @@ class Limiter(Operations):
         plan = self._plan("peek", key, (at_once(limit),), cost)
         return slot(self._slot_keeper, plan, self._figures, Entry("with"))
 
-    def penalize(self, key: str, seconds: float | str) -> Decision:
+    def penalize(self, key: str, seconds: Duration) -> Decision:
         """Refuse ``key`` for ``seconds`` whatever its limits; adds to an existing ban."""
         return self._run(self._banning(key, seconds, longer=True))
 
-    def ban(self, key: str, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
+    def ban(self, key: str, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
         """Refuse ``key`` for at least ``seconds``, permanently if None. Leased requests remain usable.
 
         ``reason`` is for the audit log.
@@ -482,7 +482,7 @@ class Limiter(Operations):
         return run(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
-        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | str | None = 0
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: Duration | None = 0
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Limit a function; a refused call raises `RateLimited`.
 

@@ -21,7 +21,7 @@ from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rul
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of
 from limitgate.limits.decision import SECOND, Decision, decide
-from limitgate.limits.duration import as_seconds
+from limitgate.limits.duration import Duration, as_seconds
 from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
@@ -119,7 +119,7 @@ class Operations(Remade):
 
     def __init__(
         self,
-        timeout: float | str,
+        timeout: Duration,
         key_prefix: str,
         secret: str | None = None,
         ipv6_prefix: int = 64,
@@ -254,7 +254,9 @@ class Operations(Remade):
         reading = yield from self._spending(plan)
         return ChargedOperation(decide(plan, reading), plan, reading, self._timeout)
 
-    def _banning(self, key: str, seconds: float | str | None, *, longer: bool = False) -> Flow[Decision]:
+    def _banning(self, key: str, seconds: Duration | None, *, longer: bool = False) -> Flow[Decision]:
+        if longer and seconds is None:
+            raise ValueError("seconds is None, expected the seconds to add; ban(key) bans permanently")
         us = ban.microseconds(as_seconds(seconds, "seconds"))
         return (yield from self._banned(key, us, ban.MORE if longer else ban.AT_LEAST))
 
@@ -330,7 +332,7 @@ class Operations(Remade):
                 return self._plan(verb, key, stored.limits, cost, self._known.process if stored.per_process else None)
         return self._plan(verb, key, limits, cost)
 
-    def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | str | None = 0) -> None:
+    def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: Duration | None = 0) -> None:
         """Raise the errors of `hit`, or of `wait` with a ``timeout`` other than 0, for invalid arguments. No store call."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)

@@ -21,7 +21,7 @@ from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.request import DescribedRequest
 from limitgate.keys import Value, part_of, text_of, value_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.duration import as_seconds
+from limitgate.limits.duration import Duration, as_seconds
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.observing.audit import audited
 from limitgate.rules.callers import DEFAULT_TIER, Caller
@@ -91,7 +91,7 @@ class RuleBucketOperations:
         """Remove all charges. A ban remains."""
         return self._carried_out(Plan.reset(self._charges))
 
-    def banning(self, seconds: float | str | None) -> Flow[Decision]:
+    def banning(self, seconds: Duration | None) -> Flow[Decision]:
         """Refuse all charges for at least ``seconds``, permanently if None. Raises `ValueError` for an invalid duration."""
         return self._carried_out(Plan.ban(self._charges, ban.microseconds(as_seconds(seconds, "seconds"))))
 
@@ -147,7 +147,7 @@ class AsyncRuleBucket:
         """Remove all charges and return the state; a ban remains. ``reason`` is for the audit log."""
         return await self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
-    async def ban(self, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
+    async def ban(self, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
         """Refuse all requests of this bucket for at least ``seconds``, permanently if None; usage remains.
 
         Leased requests remain usable for up to a second. ``reason`` is for the audit log.
@@ -183,7 +183,7 @@ class RuleBucket:
         """Remove all charges and return the state; a ban remains. ``reason`` is for the audit log."""
         return self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
-    def ban(self, seconds: float | str | None = None, *, reason: str | None = None) -> Decision:
+    def ban(self, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
         """Refuse all requests of this bucket for at least ``seconds``, permanently if None; usage remains.
 
         Leased requests remain usable for up to a second. ``reason`` is for the audit log.

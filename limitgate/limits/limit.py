@@ -17,7 +17,7 @@ from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.calendar_windows import MAX_MONTHS, longest_days
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, Field, called_as
-from limitgate.limits.duration import seconds_of
+from limitgate.limits.duration import Duration, seconds_of
 from limitgate.messages.suggestions import expected_of
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604_800}
@@ -115,7 +115,7 @@ class Limit:
         lease: int = 0,
         align: str | None = None,
         borrow: bool = False,
-        warm_up: float | str | None = None,
+        warm_up: Duration | None = None,
     ) -> None:
         self._read(text, burst=burst, algorithm=algorithm, lease=lease, align=align, borrow=borrow, warm_up=warm_up)
         check_months(self)
@@ -129,7 +129,7 @@ class Limit:
         lease: int = 0,
         align: str | None = None,
         borrow: bool = False,
-        warm_up: float | str | None = None,
+        warm_up: Duration | None = None,
     ) -> None:
         """Set the attributes. The caller runs `check_months`, because a rule may set the algorithm."""
         count, period, months, written_burst = _parse(text)

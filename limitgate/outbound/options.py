@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypedDict, get_args
 
 from limitgate.errors import ConfigError
-from limitgate.limits.duration import as_seconds
+from limitgate.limits.duration import Duration, as_seconds
 from limitgate.messages.suggestions import expected_of
 from limitgate.observing.observer import Observer
 from limitgate.overload.options import Adaptive, as_adaptive
@@ -17,13 +17,13 @@ from limitgate.rules.options import OnError
 class ClientOptions(TypedDict, total=False):
     """Options of a throttled client, in addition to limits, limiter, key and the wrapped sender."""
 
-    timeout: float | str | None
+    timeout: Duration | None
     """Maximum total wait of a request before its last attempt, in seconds or as ``2m``; None: unlimited. Default: 120."""
     on_error: OnError
     """If the store fails: ``local`` counts in this process, ``open`` sends immediately, ``closed`` raises `StoreError`.
     Default: ``local``.
     """
-    longest_pause: float | str
+    longest_pause: Duration
     """Longest pause of a key that one response can cause in all processes, in seconds or as ``1h``. Default: 3600."""
     strict: bool
     """True to never send more than the count of a limit in any period, whatever the service's algorithm. Default: False."""
@@ -60,11 +60,11 @@ class CheckedOptions(NamedTuple):
             given.get("on_error", "local"),
             as_seconds(given.get("timeout", 120.0), "timeout"),
         )
-        if not (isinstance(longest_pause, int | float) and longest_pause > 0) or isinstance(longest_pause, bool):
+        if not (isinstance(longest_pause, int | float) and longest_pause > 0):
             raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
-        if timeout is not None and (not (isinstance(timeout, int | float) and timeout >= 0) or isinstance(timeout, bool)):
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         for switch in ("strict", "throttle"):
             if not isinstance(given.get(switch, False), bool):

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple, TypeGuard
 
 from limitgate.errors import ConfigError
-from limitgate.limits.duration import seconds_of
+from limitgate.limits.duration import Duration, seconds_of
 from limitgate.messages.suggestions import expected_of
 
 HIGHEST = 100_000
@@ -41,7 +41,7 @@ class Adaptive:
         min: int = 4,  # noqa: A002 - a public name
         max: int = 200,  # noqa: A002 - a public name
         tolerance: float = 2.0,
-        delay: float | str = 0.02,
+        delay: Duration = 0.02,
     ) -> None:
         mistakes = [ConfigError.at((field,), said, "adaptive") for field, said in _mistakes(min, max, tolerance, delay)]
         if mistakes:

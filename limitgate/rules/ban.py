@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from limitgate.errors import ConfigError
-from limitgate.limits.duration import seconds_of
+from limitgate.limits.duration import Duration, seconds_of
 from limitgate.messages.suggestions import expected_of
 
 MOST_REFUSALS = 10_000
@@ -42,10 +42,10 @@ class Ban:
     def __init__(
         self,
         after: int = _MISSING,  # type: ignore[assignment]  # one error reports every missing field
-        within: float | str = _MISSING,  # type: ignore[assignment]
-        duration: float | str = _MISSING,  # type: ignore[assignment]
+        within: Duration = _MISSING,  # type: ignore[assignment]
+        duration: Duration = _MISSING,  # type: ignore[assignment]
         growing: float = 1.0,
-        most: float | str | None = None,
+        most: Duration | None = None,
     ) -> None:
         mistakes = [ConfigError.at((field,), said, "ban") for field, said in _mistakes(after, within, duration, growing, most)]
         if mistakes:

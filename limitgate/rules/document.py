@@ -34,6 +34,7 @@ _CURES = {
     "undefined alias": "expected quotes around text that starts with * or &",
 }
 
+_DURATIONS = frozenset({"at", "delay", "duration", "for", "max_delay", "most", "retry_after", "warm_up", "within"})
 _TEXT = "tag:yaml.org,2002:str"
 _NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 
@@ -159,13 +160,17 @@ class Document:
         elif node is not None and node.tag != _TEXT and len(node.value) > MAX_NUMBER:
             message = f"expected at most {MAX_NUMBER} characters, or text in quotes"
             raise self._mistake(node.start_mark.line + 1, message, field)
-        elif node is not None and (wrong := misread(node, is_secret=not SECRETS.isdisjoint(field))):
+        elif node is not None and (wrong := _misread(node, field)):
             self.misread.add(field)
             self._note(node, field, wrong)
 
     def _note(self, node: Any, field: Field, message: str) -> None:
         if len(self.mistakes) < MOST_MISTAKES:
             self.mistakes.append(self._mistake(node.start_mark.line + 1, message, field))
+
+
+def _misread(node: Any, field: Field) -> str | None:
+    return misread(node, is_secret=not SECRETS.isdisjoint(field), is_duration=bool(field) and field[-1] in _DURATIONS)
 
 
 def _child(node: Any, part: str | int) -> tuple[Any, int] | None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, PlainValidator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
+from limitgate.limits.duration import Duration
 from limitgate.limits.limit import Limit, limit_of_rule
 from limitgate.limits.priority import Priority
 from limitgate.messages.suggestions import expected_of
@@ -71,10 +72,10 @@ class ChargeIf(BaseModel, extra="forbid", frozen=True):
 Outcomes = ChargeIf | Mapping[str, Iterable[int | str]]
 
 
-Bounds = Adaptive | Mapping[str, float | str] | bool | None
+Bounds = Adaptive | Mapping[str, Duration] | bool | None
 
 
-BanTerms = Ban | Mapping[str, int | float | str] | None
+BanTerms = Ban | Mapping[str, int | Duration] | None
 
 
 class ThrottleOptions(TypedDict, total=False):
@@ -90,7 +91,7 @@ class ThrottleOptions(TypedDict, total=False):
     ban: BanTerms
     algorithm: str | None
     align: str | None
-    max_delay: float | str | None
+    max_delay: Duration | None
 
 
 class DependencyOptions(ThrottleOptions, total=False):

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -74,15 +75,26 @@ def _mapped(value: object) -> object:
 
 def _duration(value: object) -> object:
     """Numbers stay as they are, also as text."""
-    if not isinstance(value, str):
-        return value
-    with suppress(ValueError):
-        float(value)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            float(value)
+            return value
+    elif not isinstance(value, bool | timedelta):
         return value
     try:
         return seconds_of(value)
     except ConfigError:
         raise ConfigError(f"{EXPECTED}, not {value!r:.80}") from None
+
+
+def _no_bool(value: object) -> object:
+    """Python counts true and false as numbers."""
+    if isinstance(value, bool):
+        raise ConfigError(f"expected a number, not {value!r}")
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_no_bool)]
 
 
 Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
@@ -110,7 +122,7 @@ class Settings(BaseSettings):
     """URL of a store, or a store. With ``memory://`` each process counts separately."""
     on_error: OnError = "open"
     """Answer to requests while the store fails: pass, 503, or a limit in this process alone."""
-    processes: Annotated[int, Field(ge=1, le=100_000)] = 1
+    processes: Annotated[WholeNumber, Field(ge=1, le=100_000)] = 1
     """Number of processes that serve together. While the store fails, ``local`` grants each process its share of the limits."""
     timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
     """Seconds, or text such as ``100ms``, that a request may wait for the store in total."""
@@ -120,7 +132,7 @@ class Settings(BaseSettings):
     """
     forwarded_header: Annotated[str, Field(min_length=1)] = "x-forwarded-for"
     """The header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
-    ipv6_prefix: Annotated[int, Field(ge=32, le=128)] = 64
+    ipv6_prefix: Annotated[WholeNumber, Field(ge=32, le=128)] = 64
     """Prefix length that groups IPv6 clients."""
     api_key_header: Annotated[str, Field(min_length=1)] = "x-api-key"
     """Header with the API key; ``authorization`` reads a Bearer token (RFC 6750)."""
@@ -136,7 +148,7 @@ class Settings(BaseSettings):
     """Report at start which limits admit more than their count within one period."""
     on_denied: ImportString[Callable[..., Any]] | None = None
     """Makes the response to refused requests: an ASGI or a WSGI application."""
-    new_buckets: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
+    new_buckets: Annotated[WholeNumber, Field(ge=0, le=1_000_000)] = 1000
     """Buckets per minute that a source may open with keys it can invent, in each process; 0 for no bound."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """Prefix of every key in the store."""
@@ -146,7 +158,7 @@ class Settings(BaseSettings):
     """Polling interval of rule files: seconds, or text such as ``2s``; 0 disables polling."""
     names: Names = "masked"
     """How log lines about refusals show clients: ``masked`` to the first and last characters, in ``full``, or ``off``."""
-    refusal_logs: Annotated[int, Field(ge=0, le=10_000)] = 60
+    refusal_logs: Annotated[WholeNumber, Field(ge=0, le=10_000)] = 60
     """Log lines per minute about buckets that start or stop refusing, in each process; 0 for none."""
     observers: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_listed)] = ()
     """Receivers of metrics: ``prometheus``, ``opentelemetry``, or an `Observer`. See docs/observing.md."""

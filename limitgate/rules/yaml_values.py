@@ -12,10 +12,11 @@ _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 _NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
 _OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
 """Numbers in YAML 1.2 and JSON that are text in YAML 1.1, and octal numbers with an 8 or 9."""
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
 
 
-def misread(node: Any, *, is_secret: bool) -> str | None:
+def misread(node: Any, *, is_secret: bool, is_duration: bool = False) -> str | None:
     """Explain a number that is not decimal: its value in YAML, and what was expected. None for other nodes.
 
     The explanation omits secrets.
@@ -29,8 +30,16 @@ def misread(node: Any, *, is_secret: bool) -> str | None:
         number = f"{yaml.safe_load(text)}"
     except ValueError:  # a prefix without digits
         return f"{text} is not a number, expected decimal digits, or {text!r} in quotes for text"
+    if is_duration and ":" in text:
+        return f"{text} is {number} in YAML, expected {_duration(float(number))} for the duration"
     decimal = _ZEROS.sub(r"\1", text).replace("_", "") if re.fullmatch(r"[-+0-9_]+", text) else number
     return f"{text} is {number} in YAML, expected {decimal} for the number, or {text!r} in quotes for text"
+
+
+def _duration(seconds: float) -> str:
+    """Text in the largest unit that divides the duration."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if seconds % size == 0), (1, "s"))
+    return f"{seconds / size:.12g}{unit}"
 
 
 def hint(node: Any) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from limitgate import AsyncLimiter, ConfigError, Limit, Limiter, MemoryStore, Rule, Settings, load_rules
+from limitgate import AsyncLimiter, Ban, ConfigError, Limit, Limiter, MemoryStore, Rule, Settings, load_rules
 from limitgate.command.group import limitgate
 from limitgate.httpx import RateLimitTransport
 from limitgate.outbound.options import CheckedOptions
@@ -67,9 +68,12 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("2s", 2), ("0.5m", 30), (" 10 s ", 10)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("2s", 2), ("0.5m", 30), (" 10 s ", 10), ("0.5", 0.5), ("10 seconds", 10), (timedelta(seconds=10), 10)],
+)
 @pytest.mark.parametrize("place", PLACES)
-def test_text_is_the_same_as_seconds(place: str, text: str, seconds: float) -> None:
+def test_text_is_the_same_as_seconds(place: str, text: str | timedelta, seconds: float) -> None:
     assert PLACES[place](text) == PLACES[place](seconds) == seconds
 
 
@@ -78,6 +82,69 @@ def test_text_is_the_same_as_seconds(place: str, text: str, seconds: float) -> N
 def test_other_text_is_a_mistake(place: str, wrong: str) -> None:
     with pytest.raises(ConfigError, match="expected seconds, or text such as '2s', '500ms'"):
         PLACES[place](wrong)
+
+
+BY_DAYS = ("1w", "1 week", "7 days", timedelta(weeks=1))
+
+
+@pytest.mark.parametrize("week", BY_DAYS)
+def test_weeks_and_days(week: Any) -> None:
+    """In every place that takes such long times."""
+    for place in ("ban", "penalize", "ban of a bucket", "outbound timeout", "outbound longest_pause", "a clock"):
+        assert PLACES[place](week) == 7 * 86_400
+    ban = Ban(after=2, within=week, duration=week, most="2 weeks")
+    assert (ban.within, ban.duration, ban.most) == (7 * 86_400, 7 * 86_400, 14 * 86_400)
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("place", PLACES)
+def test_true_and_false_are_no_durations(place: str, value: object) -> None:
+    """Although Python counts them as 1 and 0."""
+    with pytest.raises(ValueError, match="expected"):
+        PLACES[place](value)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_true_and_false_are_no_timeouts(wrong: Any) -> None:
+    """Of waits, sync and async, and of limited functions."""
+    limiter, other = Limiter("memory://"), AsyncLimiter("memory://")
+    calls: list[Callable[[], object]] = [
+        lambda: limiter.wait("k", "1/minute", timeout=wrong),
+        lambda: asyncio.run(other.wait("k", "1/minute", timeout=wrong)),
+        lambda: limiter.limited("1/minute", timeout=wrong),
+        lambda: other.limited("1/minute", timeout=wrong),
+        lambda: asyncio.run(other.ban("k", wrong)),
+        lambda: asyncio.run(other.penalize("k", wrong)),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="expected"):
+            call()
+
+
+@pytest.mark.parametrize("option", ["processes", "ipv6_prefix", "new_buckets", "refusal_logs", "timeout", "reload"])
+def test_true_is_no_number_of_an_option(option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{option}: .*expected"):
+        Settings(rules=[], **{option: True})
+
+
+def test_a_penalty_has_an_end() -> None:
+    """A ban without seconds is permanent; a penalty adds seconds."""
+    limiter, other = Limiter("memory://"), AsyncLimiter("memory://")
+    with pytest.raises(ValueError, match=r"seconds is None, expected the seconds to add"):
+        limiter.penalize("k", None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"seconds is None, expected the seconds to add"):
+        asyncio.run(other.penalize("k", None))  # type: ignore[arg-type]
+    assert limiter.banned("k").allowed
+
+
+@pytest.mark.parametrize(("written", "text"), [("10:00", "10m"), ("1:30", "90s"), ("10:00:00", "10h"), ("24:00:00", "1d")])
+def test_a_time_with_colons_in_a_rule_file(tmp_path: Path, written: str, text: str) -> None:
+    """YAML 1.1 reads a number of seconds; the error shows the duration."""
+    file = tmp_path / "rules.yaml"
+    for fields in (f"ban: {{after: 2, within: {written}, for: 1d}}", f"max_delay: {written}"):
+        file.write_text(f"rules: [{{name: a, qps: 5, {fields}}}]\n")
+        with pytest.raises(ConfigError, match=rf":1: .*{written} is \d+ in YAML, expected {text} for the duration"):
+            load_rules(file)
 
 
 def test_waiting() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -27,6 +28,20 @@ from limitgate.limits.duration import seconds_of
         ("2h", 7200.0),
         ("007s", 7.0),
         (" 2 s ", 2.0),
+        ("2", 2.0),
+        (" 0.5 ", 0.5),
+        ("2sec", 2.0),
+        ("2 seconds", 2.0),
+        ("1 minute", 60.0),
+        ("15 mins", 900.0),
+        ("2hrs", 7200.0),
+        ("1 day", 86_400.0),
+        ("7 days", 604_800.0),
+        ("1w", 604_800.0),
+        ("1 week", 604_800.0),
+        ("250 milliseconds", 0.25),
+        (timedelta(minutes=1, milliseconds=5), 60.005),
+        (timedelta(0), 0.0),
     ],
 )
 def test_what_a_duration_is_in_seconds(given: Any, seconds: float) -> None:
@@ -38,8 +53,9 @@ def test_what_a_duration_is_in_seconds(given: Any, seconds: float) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("", "2", "s", "2 seconds", "2S", "2sec", "-2s", "+2s", "1e3s", ".5s", "2.s", "1m30s", "2s\x00", "\u0662s", "1_0s"),
-        *("9" * 13 + "s", -1, -0.001, math.nan, math.inf, -math.inf, 10**400, True, False, None, b"2s", [2], {"s": 2}, 2j),
+        *("", "s", "2S", "2 Seconds", "1M", "1ms s", "2hs", "1 month", "-2s", "-2", "08", "00.5", "1e3", "+2s", "1e3s", ".5s"),
+        *("2.s", "1m30s", "2s\x00", "\u0662s", "1_0s", "9" * 13 + "s", -1, -0.001, math.nan, math.inf, -math.inf, 10**400),
+        *(True, False, None, b"2s", [2], {"s": 2}, 2j, timedelta(-1)),
     ],
     ids=lambda wrong: f"{wrong!a:.20}",
 )

@@ -25,6 +25,7 @@ NUMBERS = {
     "1:30.5": ("90.5", "90.5"),
 }
 """By what is written what it is to YAML, and the number to write."""
+DURATIONS = {"1:30": "90s", "1:30:00": "90m", "1:30.5": "90.5s"}
 
 FIELDS = [
     "rules: [{name: a, qps: *}]",
@@ -77,6 +78,8 @@ def test_a_number_that_is_another_one_to_yaml(tmp_path: Path, text: str, written
         assert found[0].reason == "a number that YAML reads differently, expected decimal digits, or quotes around text"
     else:
         reason = f"{written} is {number} in YAML, expected {expected} for the number, or '{written}' in quotes for text"
+        if ":" in written and any(f"{name}: *" in text for name in ("warm_up", "max_delay", "delay", "at")):
+            reason = f"{written} is {number} in YAML, expected {DURATIONS[written]} for the duration"
         assert found[0].reason == reason
         assert str(found[0]).startswith(f"{tmp_path}/rules.yaml:{found[0].line}: ")
     assert [each.field for each in mistakes(tmp_path, text.replace("*", written))].count(found[0].field) == 1

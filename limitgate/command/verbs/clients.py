@@ -25,7 +25,6 @@ from limitgate.errors import ConfigError
 from limitgate.gate.journal import Journal
 from limitgate.limits.duration import seconds_of
 
-_DAY = 86_400
 _LONGEST = FOR_EVER / 1e6
 """A hundred years."""
 
@@ -54,16 +53,12 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip()
         try:
-            found = float(text[:-1]) * _DAY if text.endswith("d") and text[:-1].isdecimal() else _seconds(text)
+            found = seconds_of(text)
         except ConfigError as error:
-            self.fail(f"{error} or '7d'", param, ctx)
+            self.fail(str(error), param, ctx)
         if not 0 < found <= _LONGEST:
             self.fail(f"{text!r:.80} is not a duration, expected more than 0, at most 100 years", param, ctx)
         return found
-
-
-def _seconds(text: str) -> float:
-    return seconds_of(float(text) if text.replace(".", "", 1).isdecimal() else text)
 
 
 _DURATION = _Duration()
