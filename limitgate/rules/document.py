@@ -6,7 +6,7 @@ Rule files may be hostile: reading, constructing and reporting are bounded, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ _CURES = {
 
 _DURATIONS = frozenset({"at", "delay", "duration", "for", "max_delay", "most", "retry_after", "warm_up", "within"})
 _TEXT = "tag:yaml.org,2002:str"
+_NULL = "tag:yaml.org,2002:null"
 _NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 
 
@@ -72,7 +73,7 @@ def read_bytes(file: Path) -> bytes:
 class Document:
     """A YAML document that knows the line of each field.
 
-    ``data`` omits duplicated and nameless fields; ``mistakes`` reports these and non-decimal numbers. ``digest`` is the
+    ``data`` omits duplicated, nameless and empty fields; ``mistakes`` reports these and non-decimal numbers. ``digest`` is the
     SHA-256 of the file. Raises `ConfigError` if the file cannot be read as YAML.
     """
 
@@ -137,7 +138,7 @@ class Document:
         return ConfigError.in_file(str(self.file), line, field, message)
 
     def _check(self, field: Field, node: Any, budget: list[int]) -> None:
-        """Remove duplicated and nameless fields. Reject aliases that expand beyond `MAX_NODES`."""
+        """Remove duplicated, nameless and empty fields. Reject aliases that expand beyond `MAX_NODES`."""
         budget[0] -= 1
         if budget[0] < 0:
             raise self._mistake(None, f"more than {MAX_NODES} values, expected fewer (aliases count each time)")
@@ -145,11 +146,8 @@ class Document:
             pairs: dict[object, tuple[Any, Any]] = {}
             for key, value in node.value:
                 here = (*field, key.value if isinstance(key, yaml.ScalarNode) else "?")
-                if key.tag not in _NAMES:
-                    quoted = f": {key.value!r:.80}" if isinstance(key, yaml.ScalarNode) else ""
-                    self._note(key, here, f"expected a name, in quotes if it looks like something else{quoted}")
-                elif key.value in pairs:
-                    self._note(key, here, "duplicate field, expected it once")
+                if (wrong := _wrong_pair(key, value, pairs)) is not None:
+                    self._note(key, here, wrong)
                 else:
                     pairs[key.value] = key, value
                     self._check(here, value, budget)
@@ -167,6 +165,17 @@ class Document:
     def _note(self, node: Any, field: Field, message: str) -> None:
         if len(self.mistakes) < MOST_MISTAKES:
             self.mistakes.append(self._mistake(node.start_mark.line + 1, message, field))
+
+
+def _wrong_pair(key: Any, value: Any, others: Container[object]) -> str | None:
+    if key.tag not in _NAMES:
+        quoted = f": {key.value!r:.80}" if isinstance(key, yaml.ScalarNode) else ""
+        return f"expected a name, in quotes if it looks like something else{quoted}"
+    if key.value in others:
+        return "duplicate field, expected it once"
+    if isinstance(value, yaml.ScalarNode) and value.tag == _NULL and not value.value:
+        return "empty, expected a value, or no such field"
+    return None
 
 
 def _misread(node: Any, field: Field) -> str | None:

@@ -155,3 +155,34 @@ def test_secrets_are_not_repeated(tmp_path: Path) -> None:
     text = "callers: [{id: a, api_key: 0x5ec4e7}, {id: b, header: {X-Caller: 0157}}, {id: c, header: {X-Caller: on}}]"
     told = " ".join(map(str, mistakes(tmp_path, text)))
     assert not [secret for secret in ("5ec4e7", "6210791", "0157", "111", "True", "on is") if secret in told]
+
+
+EMPTY = [
+    *[f"rules:\n  - name: a\n    qpd: 5\n    {field}:" for field in ("qps", "qpm", "limits", "ban", "concurrency", "key")],
+    *[f"rules:\n  - name: a\n    qpd: 5\n    {field}:" for field in ("adaptive", "charge_if", "max_delay", "reserve", "tier")],
+    "rules:\n  - limits:\n      - limit: 5/s\n        burst:\n    name: a",
+    "rules:\n  - name: a\n    qpd: 5\n    ban:\n      after: 2\n      within: 10m\n      for: 1h\n      most:",
+    "rules:\n  - {name: a, qpd: 5}\n  - name: b\n    qpm:",
+    "callers:\n  - id: a\n    api_key:",
+    "callers:\n  - id: a\n    header: {X-Id: a}\n    limits:",
+    "rules: []\ntests:",
+    "rules: []\ntier:",
+]
+
+
+@pytest.mark.parametrize("text", EMPTY)
+def test_an_empty_field_is_a_mistake(tmp_path: Path, text: str) -> None:
+    """With its line, and once: such a limit would silently be none."""
+    found = mistakes(tmp_path, text)
+    line = 2 + max(number for number, each in enumerate(text.splitlines()) if each.endswith(":"))
+    if "burst" in text:
+        line = 5
+    assert (found[0].line, found[0].reason) == (line, "empty, expected a value, or no such field")
+    assert [each.field for each in found].count(found[0].field) == 1
+
+
+def test_a_null_that_is_written(tmp_path: Path) -> None:
+    """It stands for the default."""
+    (tmp_path / "rules.yaml").write_text("rules: [{name: a, qps: 5, qpm: null, ban: ~}]\n")
+    rule = read_rule_files(tmp_path / "rules.yaml").files[0].rules[0]
+    assert (rule.qpm, rule.ban) == (None, None)
