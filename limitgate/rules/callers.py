@@ -32,7 +32,7 @@ class Caller:
     """A caller, as ``identify`` returns it.
 
     ``limits`` replace those of the rules with these names: text, a `Limit`, a list of them, or None for no limit. Raises
-    `ConfigError` for an empty ``id``, and `TypeError` or `ValueError` for other invalid values.
+    `ConfigError` for an empty ``id`` or list, and `TypeError` or `ValueError` for other invalid values.
     """
 
     id: str
@@ -60,6 +60,8 @@ class Caller:
             raise TypeError(
                 f"the limits of a Caller are a {type(limits).__name__}, expected a mapping such as {{'api': '500/minute'}}"
             )
+        for rule, given in self.limits.items():
+            _check_given(rule, given)
         if not isinstance(self.id, str) or not isinstance(self.tier, str):
             raise TypeError(
                 f"a Caller has an id of type {type(self.id).__name__} and a tier of type {type(self.tier).__name__}, "
@@ -69,6 +71,19 @@ class Caller:
             raise ConfigError("a Caller has no id, expected unique text, or None instead of the Caller")
         if not is_priority(self.priority):
             raise ValueError(f"a Caller has priority {self.priority!r:.40}, expected one of {', '.join(RESERVES)}")
+
+
+def _check_given(rule: object, given: object) -> None:
+    """Check types only: text that is no limit is reported with the request."""
+    several = isinstance(given, list | tuple)
+    if several and not given:
+        raise ConfigError(f"the limits of a Caller for {rule!r:.80} are empty, expected limits, or None for no limit")
+    for each in given if isinstance(given, list | tuple) else (given,):
+        if not isinstance(each, str | Limit | Mapping) and not (each is None and not several):
+            raise TypeError(
+                f"the limits of a Caller for {rule!r:.80} contain {each!r:.80}, expected text such as '500/minute', a Limit, a "
+                "list of them, or None for no limit; '0/day' refuses every request"
+            )
 
 
 def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:

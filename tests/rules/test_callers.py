@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from limitgate import Caller
+from limitgate import Caller, Limit, Rule
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest
 from limitgate.rules.callers import Callers, KnownCaller
+from tests.support.doors import ASGISite, Site, WSGISite
 
 PROXIES = TrustedProxies(["10.0.0.0/8", "unix"], "x-forwarded-for")
 
@@ -246,3 +247,32 @@ def test_a_header_longer_than_a_listed_one_names_nobody() -> None:
 def test_a_callers_limits_may_stand_third() -> None:
     """As ``identify`` has them at hand: who, of which tier, with which limits."""
     assert Caller("acme", "vip", {"api": "5/minute"}) == Caller("acme", tier="vip", limits={"api": "5/minute"})
+
+
+@pytest.mark.parametrize("given", [0, 5, True, 1.5, b"5/s", ["5/s", 0], [None], (5, "s"), object(), {"5/s"}])
+def test_a_callers_limits_are_limits(given: Any) -> None:
+    """A number would leave the caller with the limits of the rule."""
+    with pytest.raises(TypeError, match=r"the limits of a Caller for 'api' contain .*, expected text such as '500/minute'"):
+        Caller("acme", limits={"api": given})
+
+
+@pytest.mark.parametrize("given", [[], ()])
+def test_a_callers_limits_are_not_empty(given: Any) -> None:
+    with pytest.raises(ConfigError, match="for 'api' are empty, expected limits, or None for no limit"):
+        Caller("acme", limits={"api": given})
+
+
+@pytest.mark.parametrize("given", ["5/s", Limit("5/s"), ["5/s", Limit("9/day")], ("5/s",), None, "0/day"])
+def test_what_a_callers_limits_may_be(given: Any) -> None:
+    assert Caller("acme", limits={"api": given}).limits["api"] == given
+
+
+@pytest.mark.parametrize("door", [ASGISite, WSGISite])
+def test_limits_of_identify_that_are_no_limits(door: type[Site]) -> None:
+    """The request fails, as with any error of `identify`; it never passes under other limits."""
+    limits: Any = {"api": 0}
+    with (
+        door(Rule("api", "100/minute"), identify=lambda _: Caller("acme", limits=limits)) as site,
+        pytest.raises(TypeError, match="the limits of a Caller"),
+    ):
+        site.ask()
