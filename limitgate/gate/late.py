@@ -16,6 +16,7 @@ from limitgate.http.response import Refusal
 from limitgate.limits.decision import Window, decide
 from limitgate.limits.plan import Plan
 from limitgate.process import switch
+from limitgate.process.event_loop import asyncio_loop
 from limitgate.rules.decorators import EVERYTHING
 
 
@@ -58,6 +59,7 @@ def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | No
 
 def message(gate: Gate, admission: Admission, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
     """Charge a WebSocket message, even if nothing awaits the result. Return a refusal or None."""
+    asyncio_loop("per: message")
     budget = Budget(gate.timeout, measured=admission.rules.is_measured)
     return gate.refunds.soon(_decide_message(gate, admission, messages), budget)
 

@@ -18,6 +18,7 @@ from limitgate.limits.decision import Decision, admitted_in_flight, under_places
 from limitgate.overload.adaptive_limit import Guard
 from limitgate.overload.concurrency_limiter import WaitingTask, WaitingThread
 from limitgate.overload.heartbeat import heartbeats
+from limitgate.process.event_loop import asyncio_loop
 from limitgate.rules.callers import Caller
 
 
@@ -47,6 +48,8 @@ class Load:
         # Otherwise, the outer gate has asked the guard.
         if outer is None or outer.permits is None:
             guard = heartbeats.guard() if request.awaits else None
+            if guard is None and request.awaits:
+                asyncio_loop("adaptive")
             planner = admission.rules.planner
             if planner.trusts_proxies and planner.believes(request, REQUEST_START):
                 guard = self._proxy_guard.of(request, guard)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from operator import attrgetter
 from typing import Any
 
+from limitgate.errors import ConfigError
 from limitgate.gate.admission import Admission, PermitWait, Receipt, Turn
 from limitgate.gate.flow import arun
 from limitgate.gate.load import Load, end_undecided
@@ -21,6 +22,7 @@ from limitgate.limits.decision import is_booked
 from limitgate.limits.plan import Plan
 from limitgate.observing.counts import RuleSeries, counted_waiting
 from limitgate.process import waiting
+from limitgate.process.event_loop import asyncio_loop
 
 TurnWaiter = asyncio.Future[Turn]
 
@@ -51,7 +53,7 @@ class WaitQueues:
 
     def join(self, turn: Turn) -> TurnWaiter:
         """Join the queue for a turn."""
-        loop, kind = asyncio.get_running_loop(), _kind(turn)
+        loop, kind = asyncio_loop("max_delay"), _kind(turn)
         queues = self._queues.get(loop)
         if queues is None:
             # Requests never leave the queues of a closed event loop.
@@ -209,7 +211,12 @@ class Turns:
     async def await_further(self, admission: Admission, turn: Turn, stay: Stay) -> bool:
         """`wait_for_further` on the event loop. Return False if the client leaves. Cancellation also refunds the request."""
         admission.turn = None
-        waiter = self.queues.join(turn)
+        try:
+            waiter = self.queues.join(turn)
+        except ConfigError as error:
+            admission.turn_ended(turn, stays=False)
+            await self._undo(admission, error)
+            raise
         try:
             waiting.require_running_clock()
             with counted_waiting(_rows(turn)):

@@ -17,6 +17,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.observing.counts import LimiterCounts
 from limitgate.process import switch
+from limitgate.process.event_loop import asyncio_loop
 
 
 def at_once(limit: Limit | str | int) -> Limit:
@@ -46,6 +47,7 @@ class Entry:
 async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, entry: Entry) -> AsyncIterator[Decision]:
     """Hold the slots of a plan in an `AsyncStore`."""
     entry.is_entered = True
+    asyncio_loop("slot")
     if switch.null_store is not None:
         yield run(switch.null_store, _taking(slot_keeper, plan, figures)).decision
         return

@@ -462,6 +462,12 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return bool(self.every_limit) or self.limits_by is not None
 
     @property
+    def needs_asyncio(self) -> str | None:
+        """Option that needs an event loop of asyncio in async code; None for a rule that needs none."""
+        needed = {"max_delay": self.max_delay is not None, "adaptive": self.adaptive is not None, "per": self.per == "message"}
+        return next((option for option, is_given in needed.items() if is_given), None)
+
+    @property
     def terms(self) -> Terms:
         """Terms of the adaptive limit."""
         return Terms(self.adaptive or Adaptive(), self.max_delay or 0.0, self.reserve)

@@ -114,6 +114,76 @@ def test_memory() -> None:
     assert trio.run(served) == [200, 429]
 
 
+NEEDING: dict[str, list[Rule]] = {
+    "max_delay": [Rule("all", "1/hour", max_delay=5, key=["global"])],
+    "adaptive": [Rule("all", adaptive=True)],
+    "adaptive that waits": [Rule("all", adaptive=True, max_delay=5)],
+    "per": [Rule("all", "1/day", per="message")],
+}
+
+
+@pytest.mark.parametrize("rules", NEEDING.values(), ids=NEEDING)
+def test_rules_that_need_asyncio(rules: list[Rule]) -> None:
+    """The start fails with the reason, which names the rule."""
+    (told,) = trio.run(lifespan, LimitGate(app, rules=rules))
+    assert told["type"] == "lifespan.startup.failed"
+    assert re.search(f"(max_delay|adaptive|per) of rule 'all' needs asyncio, .*as under trio: {CURE}", told["message"])
+    told_on_asyncio = on_asyncio(lambda: lifespan(LimitGate(app, rules=rules)))
+    assert [each["type"] for each in told_on_asyncio] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize("rule", [Rule("all", "1 per 2 seconds", max_delay=5, key=["global"]), Rule("all", adaptive=True)])
+def test_without_lifespan_events_requests_fail(rule: Rule) -> None:
+    """With the same error, and without a charge for a turn."""
+    gate = LimitGate(app, rules=[rule])
+
+    async def served() -> None:
+        for _ in range(3):
+            await ask(gate)
+
+    with pytest.raises(ConfigError, match=CURE):
+        trio.run(served)
+
+
+def test_a_turn_that_cannot_be_waited_for_is_given_back() -> None:
+    """Other requests don't queue behind it."""
+    gate = LimitGate(app, rules=[Rule("all", "1 per 2 seconds", max_delay=3, key=["global"])])
+
+    async def served() -> None:
+        assert await ask(gate) == 200
+        for _ in range(5):
+            with pytest.raises(ConfigError, match=CURE):
+                await ask(gate)
+
+    trio.run(served)
+
+
+def test_requests_in_flight() -> None:
+    """Places are taken and released, also by requests that are cancelled."""
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await trio.sleep(0.05)
+        await app(scope, receive, send)
+
+    gate = LimitGate(slow, rules=[Rule("all", concurrency=2, key=["global"])])
+
+    async def served() -> list[int]:
+        got: list[int] = []
+
+        async def one() -> None:
+            got.append(await ask(gate))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(one)
+        for _ in range(3):
+            with trio.move_on_after(0.01):
+                await ask(gate)
+        return [*got, await ask(gate)]
+
+    assert trio.run(served) == [429, 200, 200, 200]
+
+
 CALLS: dict[str, Callable[[AsyncLimiter], Awaitable[Any]]] = {
     "hit": lambda limiter: limiter.hit("a", "9/day"),
     "several limits": lambda limiter: limiter.hit("a", "9/day", "99/day"),
@@ -134,12 +204,18 @@ WAITING: dict[str, Callable[[AsyncLimiter], Awaitable[Any]]] = {
     "limited": lambda limiter: limiter.limited("9/day", key="a", timeout=1)(nothing)(),
     "pace": lambda limiter: anext(limiter.pace([1, 2], "9/second")),
     "adaptive": lambda limiter: limiter.adaptive("a")(nothing)(),
+    "slot": lambda limiter: enter(limiter.slot("a", 2)),
 }
 """What needs an event loop of asyncio in memory, too."""
 
 
 async def nothing() -> None:
     """Work."""
+
+
+async def enter(block: contextlib.AbstractAsyncContextManager[Any]) -> None:
+    async with block:
+        pass
 
 
 async def called(call: Callable[[AsyncLimiter], Awaitable[Any]], url: str) -> None:

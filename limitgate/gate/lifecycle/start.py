@@ -19,6 +19,7 @@ from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed
 from limitgate.observing.exporter import exporter
 from limitgate.process import switch
+from limitgate.process.event_loop import asyncio_loop
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, server_options
 from limitgate.stores import AsyncStore, SyncStore, is_async_redis, is_redis
@@ -63,8 +64,12 @@ def _counted(rules: RuleSet) -> str:
 async def astartup(gate: Gate) -> None:
     """Connect to the store, and poll for changed rules.
 
-    Raises `ConfigError` if the store cannot run on this event loop.
+    Raises `ConfigError` if the store, or a rule, cannot run on this event loop.
     """
+    for rules in gate.rules.planner.rule_set.tiers.values():
+        for rule in rules:
+            if (option := rule.needs_asyncio) is not None:
+                asyncio_loop(f"{option} of rule {rule.name!r}")
     if is_async_redis(gate.store) and switch.null_store is None:
         await gate.store.connect()
         gate.refusals.agree_soon()
