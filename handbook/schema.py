@@ -38,7 +38,8 @@ def _either(words: list[str]) -> str:
     return f"(?:{'|'.join(words)})"
 
 
-_UNIT = _either([_letters(unit) for unit in (*[f"{unit}s?" for unit in (*SECONDS, MONTH)], *ABBREVIATIONS)])
+_WORDS = [_letters(unit) for unit in (*[f"{unit}s?" for unit in (*SECONDS, MONTH)], *ABBREVIATIONS) if unit != "m"]
+_UNIT = _either([*_WORDS, "m"])
 _SOME = r"0*[1-9][0-9]{0,17}"
 _COUNTED = r"[0-9]{1,18}"
 _PERIOD = rf"\s*(?:/|{_letters('per')}\b)\s*(?:{_SOME}\s*)?{_UNIT}"

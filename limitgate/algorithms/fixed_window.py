@@ -154,7 +154,7 @@ def _calendar(limit: LimitNumbers) -> Calendar | None:
 
 
 def _cure(align: object) -> str:
-    zones = sorted(available_timezones())
+    zones = sorted(filter(is_zone, available_timezones()))
     if not zones:
         return "; this system knows no time zones: pip install tzdata"
     towns = {zone.rpartition("/")[2]: zone for zone in zones}

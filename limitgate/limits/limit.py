@@ -163,7 +163,7 @@ class Limit:
             borrow=borrow,
             warm_up=warm_up,
         )
-        _check(self)
+        _check(self, text)
 
     def _become(self, **changes: Any) -> None:
         become = object.__setattr__
@@ -325,6 +325,8 @@ def _parse(text: object) -> tuple[int, int, int, int | None]:
         if isinstance(text, str) and (at_once := _AT_ONCE.fullmatch(text)):
             return int(at_once["count"]), 0, 0, None
         raise ConfigError(f"{text!r:.80} is not a limit, {_expected(text)}")
+    if match["unit"] == "M":
+        raise ConfigError(f"{text!r:.80} is not a limit: 'M' may be minute or month, expected 'minute' or 'm', or '{MONTH}'")
     unit = match["unit"].lower()
     unit = ABBREVIATIONS.get(unit, unit.removesuffix("s"))
     many, burst = int(match["many"] or 1), match["burst"]
@@ -338,6 +340,8 @@ def _parse(text: object) -> tuple[int, int, int, int | None]:
         raise ConfigError(f"limit {text!r}: expected a period of at least 1 {'month' if unit == MONTH else 'second'}")
     if unit != MONTH:
         months, period = 0, many * SECONDS[unit]
+    elif many <= MAX_MONTHS and MAX_MONTHS % many:
+        raise ConfigError(f"limit {text!r}: {many} months don't divide a year, expected 1, 2, 3, 4, 6 or 12")
     elif many <= MAX_MONTHS:
         months, period = many, longest_days(many) * SECONDS["day"]
     else:
@@ -357,10 +361,13 @@ def _expected(text: object) -> str:
     return _EXPECTED
 
 
-def _check(limit: Limit) -> None:
+def _check(limit: Limit, written: str) -> None:
     if (reason := _mistake(limit)) is not None:
-        in_flight = limit.algorithm == "concurrency"
-        text = f"{limit.count} at once" if in_flight else f"{limit.count} per {limit.period} s, burst {limit.burst}"
+        text = f"{limit.count} per {limit.period} s, burst {limit.burst}"
+        if limit.months:
+            text = repr(written)
+        elif limit.algorithm == "concurrency":
+            text = f"{limit.count} at once"
         raise ConfigError(f"limit {text}{reason}")
 
 

@@ -536,3 +536,33 @@ def test_a_system_without_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_window, "available_timezones", set)
     with pytest.raises(ConfigError, match=r"pip install tzdata$"):
         Limit("5/day", algorithm="fixed_window", align="Mars/Olympus")
+
+
+@pytest.mark.parametrize("months", [5, 7, 8, 9, 10, 11])
+def test_months_divide_a_year(months: int) -> None:
+    """Otherwise windows would begin in other months each year."""
+    with pytest.raises(ConfigError, match=rf"limit '9 per {months} months': .*expected 1, 2, 3, 4, 6 or 12"):
+        Limit(f"9 per {months} months", algorithm="fixed_window")
+
+
+@pytest.mark.parametrize("text", ["1000/M", "1000 per M", "5 per 3 M", "5/M burst 2"])
+def test_a_capital_m_is_no_unit(text: str) -> None:
+    """It may mean minutes or months."""
+    with pytest.raises(ConfigError, match="'M' may be minute or month, expected 'minute' or 'm', or 'month'"):
+        Limit(text)
+    assert Limit("1000/m") == Limit("1000/MIN")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"), [("5 per 2 months", {"lease": 9}), ("9999999999999/month", {}), ("5/month burst 9", {})]
+)
+def test_errors_about_months_show_the_text(text: str, options: Any) -> None:
+    with pytest.raises(ConfigError, match=f"limit '{text}'"):
+        Limit(text, algorithm="fixed_window", **options)
+
+
+@pytest.mark.parametrize("align", ["localtime", "Localtime", "posixrules"])
+def test_an_alignment_of_machines_is_not_suggested(align: str) -> None:
+    with pytest.raises(ConfigError, match="expected align to be utc") as caught:
+        Limit("5/day", algorithm="fixed_window", align=align)
+    assert f"did you mean '{align.lower()}'" not in str(caught.value)
