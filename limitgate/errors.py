@@ -209,8 +209,10 @@ class StoreError(LimitGateError):
         self.waited = 0.0
 
 
-def called_as(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function so that its `TypeError` for wrong arguments ends with an example of a call.
+
+    ``instead`` are further examples, by the name of a wrong argument.
 
     Not for functions called per request, because it costs a frame.
     """
@@ -223,7 +225,8 @@ def called_as(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             except TypeError as error:
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # the function has started
                     raise
-                raise TypeError(f"{error}, expected {example}") from None
+                shown = next((each for name, each in instead.items() if name in kwargs), example)
+                raise TypeError(f"{error}, expected {shown}") from None
 
         return called
 

@@ -27,6 +27,7 @@ from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.process import switch
 from limitgate.process.clock import monotonic
 from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.remaking import Unpicklable
 from limitgate.rules.rule import MAX_DELAY
 
 P = ParamSpec("P")
@@ -107,8 +108,10 @@ class WorkDecision(Decision):
         return (Window(None, self.limit, 0, self.remaining, used, self.reset_after, self.retry_after),)
 
 
-class Work(ConcurrencyLimiter):
+class Work(Unpicklable, ConcurrencyLimiter):
     """Work under an adaptive limit, in blocks that begin and end in threads or tasks."""
+
+    made_by = "limiter.adaptive(...)"
 
     def __init__(self, name: str, options: WorkOptions, clock: Callable[[], float] = monotonic) -> None:
         self.name = name

@@ -26,7 +26,7 @@ from limitgate.limiter.operations import (
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
 from limitgate.limiter.reservation import AsyncReservation, Reservation
 from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBucket
-from limitgate.limiter.slot import Entry, aslot, at_once, slot
+from limitgate.limiter.slot import Entry, aslot, at_once, one_process, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.duration import Duration, as_seconds
@@ -66,7 +66,10 @@ class AsyncLimiter(Operations):
     ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
     """
 
-    @called_as("AsyncLimiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit")
+    @called_as(
+        "AsyncLimiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit",
+        credentials="AsyncLimiter(AsyncRedisStore(url, credentials=...))",
+    )
     def __init__(
         self,
         store: str | AsyncStore,
@@ -186,7 +189,7 @@ class AsyncLimiter(Operations):
         no room; ``retry_after`` is then only a hint.
         """
         plan = self._plan("peek", key, (at_once(limit),), cost)
-        return aslot(self._slot_keeper, plan, self._figures, Entry("async with"))
+        return one_process(aslot(self._slot_keeper, plan, self._figures, Entry("async with")))
 
     async def penalize(self, key: str, seconds: Duration) -> Decision:
         """Refuse ``key`` for ``seconds`` whatever its limits; adds to an existing ban."""
@@ -337,7 +340,10 @@ class Limiter(Operations):
     ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
     """
 
-    @called_as("Limiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit")
+    @called_as(
+        "Limiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit",
+        credentials="Limiter(RedisStore(url, credentials=...))",
+    )
     def __init__(
         self,
         store: str | SyncStore,
@@ -433,7 +439,7 @@ class Limiter(Operations):
         no room; ``retry_after`` is then only a hint.
         """
         plan = self._plan("peek", key, (at_once(limit),), cost)
-        return slot(self._slot_keeper, plan, self._figures, Entry("with"))
+        return one_process(slot(self._slot_keeper, plan, self._figures, Entry("with")))
 
     def penalize(self, key: str, seconds: Duration) -> Decision:
         """Refuse ``key`` for ``seconds`` whatever its limits; adds to an existing ban."""

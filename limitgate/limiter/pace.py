@@ -19,6 +19,7 @@ from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import check_cost
 from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.remaking import Unpicklable
 
 T = TypeVar("T")
 
@@ -76,8 +77,10 @@ def has_passed(decision: Decision) -> None:
         raise RateLimited(decision)
 
 
-class AsyncPace(Generic[T]):
+class AsyncPace(Unpicklable, Generic[T]):
     """Async iterator over the items of a source. Tasks of one event loop can share it."""
+
+    made_by = "limiter.pace(...)"
 
     def __init__(
         self, source: Iterable[T] | AsyncIterable[T], wait: Callable[..., Awaitable[Decision]], spacing: Spacing[T]
@@ -126,8 +129,10 @@ class AsyncPace(Generic[T]):
                 self._is_over = True
 
 
-class Pace(Generic[T]):
+class Pace(Unpicklable, Generic[T]):
     """Iterator over the items of a source. Threads can share it."""
+
+    made_by = "limiter.pace(...)"
 
     def __init__(self, source: Iterable[T], wait: Callable[..., Decision], spacing: Spacing[T]) -> None:
         """``wait`` is a limiter's `wait`, bound to its key."""

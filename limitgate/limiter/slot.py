@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import NoReturn, TypeVar
 
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.flow import Flow, arun, run
@@ -18,6 +19,7 @@ from limitgate.limits.refund import full_refund
 from limitgate.observing.counts import LimiterCounts
 from limitgate.process import switch
 from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.remaking import unpicklable
 
 
 def at_once(limit: Limit | str | int) -> Limit:
@@ -26,6 +28,20 @@ def at_once(limit: Limit | str | int) -> Limit:
     if found.algorithm != "concurrency":
         raise ConfigError(f"{found!r} has no places that can be held, expected for example 20 or '20 at once'")
     return found
+
+
+C = TypeVar("C")
+
+
+def one_process(block: C) -> C:
+    """Return the context manager of a slot, which says why it cannot be pickled."""
+
+    def refuse(_: object) -> NoReturn:
+        raise unpicklable("limiter.slot(...)")
+
+    # Pickle looks here first; a class of its own would lose the decorator that `contextmanager` gives.
+    setattr(block, "__reduce_ex__", refuse)  # noqa: B010 - no attribute that its type knows
+    return block
 
 
 class Entry:

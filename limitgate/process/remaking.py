@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 IN_MEMORY = "what it has counted is in the memory of this process, expected the URL of a store on Redis"
 
@@ -61,6 +61,23 @@ class Remade:
             return
         cure = "a function of a module" if callable(value) else "one that can"
         raise TypeError(f"a {type(self).__qualname__} cannot be pickled, because its {name} cannot: {refused}, expected {cure}")
+
+
+class Unpicklable:
+    """Base of objects that belong to one process."""
+
+    made_by: str
+    """Call that makes another one."""
+
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable(self.made_by)
+
+
+def unpicklable(made_by: str) -> TypeError:
+    """Return the error for a pickle, or a copy, of an object that belongs to this process."""
+    return TypeError(
+        f"{made_by} cannot be pickled: its state is in the memory of this process, expected the call in each process"
+    )
 
 
 def _made(kind: type[Remade], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Remade:

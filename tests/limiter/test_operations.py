@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import pickle
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -242,7 +243,7 @@ def test_only_some_algorithms_book_turns(limiter: Subject) -> None:
         limiter.wait("key", FIXED, timeout=1)
 
 
-@pytest.mark.parametrize("timeout", [-1, math.nan, "5", -math.inf])
+@pytest.mark.parametrize("timeout", [-1, math.nan, "5 x", True, -math.inf])
 def test_a_timeout_that_makes_no_sense(limiter: Subject, timeout: Any) -> None:
     """A timeout is seconds of at least 0, or None."""
     with pytest.raises((ValueError, TypeError), match="timeout"):
@@ -716,3 +717,19 @@ def test_threads_give_back_what_they_take(redis_server: RedisServer) -> None:
         list(pool.map(one, range(200)))
         assert passed.is_set()
         assert limiter.peek(key, "10/day", FIXED).remaining == 10
+
+
+@pytest.mark.parametrize("limiter", [Limiter("memory://"), Limiter("redis://h"), AsyncLimiter("redis://h")])
+def test_work_slots_and_paces_cannot_be_pickled(limiter: Any) -> None:
+    """They belong to one process; the error says what to call in another one."""
+    for name, made in {
+        "adaptive": limiter.adaptive("db"),
+        "adaptive of a priority": limiter.adaptive("db").with_priority("low"),
+        "slot": limiter.slot("key", 2),
+        "pace": limiter.pace([1], "5/s"),
+    }.items():
+        call = re.escape(f"limiter.{name.split()[0]}(...)")
+        with pytest.raises(TypeError, match=f"{call} cannot be pickled: .*expected the call in each process"):
+            pickle.dumps(made)
+        if name == "slot":
+            made.args[-1].is_entered = True
