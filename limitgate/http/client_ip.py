@@ -41,6 +41,15 @@ _PROXIES = 1024
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _DIGITS_OF_IPV6 = re.compile("[0-9A-Fa-f:]+")
 _IPV4_INSIDE = (0xFFFF, int(_NAT64.network_address) >> 32)
+_LISTS = {
+    "internal": "private",
+    "intranet": "private",
+    "lan": "private",
+    "local": "loopback",
+    "localhost": "loopback",
+    "rfc1918": "private",
+}
+"""Probable lists by names that differ too much from theirs."""
 _GROUPS = struct.Struct("!8H")
 _ZEROS = [":0" * groups + ":" for groups in range(8, 1, -1)]
 """Runs to compress, the longest first, but no single zero group (RFC 5952)."""
@@ -320,7 +329,7 @@ def _listed(entry: str) -> Iterator[IPv4Network | IPv6Network]:
             if place:
                 raise ConfigError(f"{place}{error}") from error
             names = proxy_lists.names()
-            probably = meant(entry, names)
+            probably = _LISTS.get(entry.lower()) or meant(entry, names)
             raise ConfigError(
                 f"{error}, {UNIX!r} for a unix socket, '{proxy_lists.FILE}PATH', or one of the lists {listed(names)}"
                 f"{f'; did you mean {probably!r}?' if probably else ''}"

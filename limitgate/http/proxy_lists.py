@@ -29,7 +29,7 @@ def entries(entry: str) -> Iterator[tuple[str, str]]:
         yield entry, ""
         return
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(
             f"{entry!r:.200} cannot be read ({error}), expected a file of addresses and CIDRs, one a line"

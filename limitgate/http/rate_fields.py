@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from functools import lru_cache
 from itertools import count
@@ -50,6 +51,9 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
     for name in names:
         if name.lower() not in known:
             expected = expected_of(name, sorted(known.values())) if known else "expected none, as no styles are sent"
+            other = next((style for style, fields in FIELDS.items() if name.lower() in map(str.lower, fields)), None)
+            if other is not None:
+                expected = f"it is of the style {other}, expected {other!r} in headers"
             raise ConfigError.at((name,), f"no style in headers has the field, {expected}")
     chosen = {known[name.lower()]: other for name, other in names.items()}
     taken = dict.fromkeys(_OF_REFUSALS, "a refusal")
@@ -57,6 +61,8 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
         name = chosen.get(field, field)
         if name.lower() in taken:
             raise ConfigError.at((field,), f"{name} is sent for {taken[name.lower()]} already, expected another name")
+        if field in chosen and _HAS_MEANING.fullmatch(name.lower()):
+            raise ConfigError.at((field,), f"{name} has a meaning of its own, expected another name, such as X-Quota")
         taken[name.lower()] = field
     found: list[Style] = []
     for style in styles:
@@ -267,4 +273,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "draft-11": (_POLICY, _STATE),
 }
 _OF_REFUSALS = ("retry-after", "content-type", "content-length", "cache-control")
+_HAS_MEANING = re.compile(
+    "(?:access-control|content|cross-origin|sec|proxy)-.*|x-(?:accel|content|frame|forwarded|sendfile)-?.*|accept(?:-.*)?|age"
+    "|allow|alt-svc|authorization|cache-control|connection|cookie|date|etag|expires|host|keep-alive|last-modified|link|location"
+    "|origin-agent-cluster|permissions-policy|pragma|refer(?:r)?er(?:-policy)?|refresh|retry-after|server|server-timing"
+    "|set-cookie|strict-transport-security|te|trailer|transfer-encoding|upgrade|vary|via|warning|www-authenticate"
+)
+"""Fields that HTTP, browsers or servers act on."""
 _NAMES_POLICIES = frozenset({"draft-11"})

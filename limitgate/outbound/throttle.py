@@ -127,6 +127,11 @@ class ClientThrottle(Generic[Request, Kind]):
         checked = CheckedOptions.of(options)
         if not callable(key):
             raise ConfigError(f"key is {key!r:.80}, expected a callable that gives the text for a request")
+        if not callable(repeatable):
+            raise ConfigError(
+                f"repeatable is {repeatable!r:.80}, expected a callable that returns whether a request may be sent again, "
+                "such as lambda request: True"
+            )
         if checked.strict:
             limits = tuple([limit if isinstance(limit, Configured) else strictly(limit) for limit in limits])
         self._limiter: Kind = _limiter_of(limiter, kind, options.get("observers", ()))

@@ -35,6 +35,7 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import expected_of, meant
 from limitgate.messages.text import Names
 from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request
+from limitgate.stores.redis.dial.url import read_url, scheme_of
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
@@ -167,6 +168,11 @@ class Settings(BaseSettings):
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - type(self).model_fields.keys()
+        if "credentials" in unknown:
+            raise TypeError(
+                "unknown option 'credentials', expected store=AsyncRedisStore(url, credentials=...), "
+                "or under WSGI store=RedisStore(url, credentials=...)"
+            )
         if unknown:
             raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(type(self).model_fields))}")
         try:
@@ -184,6 +190,17 @@ class Settings(BaseSettings):
     @staticmethod
     def _env_file() -> str | None:
         return named_env_file() or ".env"
+
+    @field_validator("store")
+    @classmethod
+    def _url_can_be_read(cls, store: Any) -> Any:
+        if isinstance(store, str):
+            try:
+                if scheme_of(store) != "memory":
+                    read_url(store)
+            except ConfigError as error:
+                raise ConfigError(error.reason.removeprefix("store: ")) from None
+        return store
 
     @field_validator("trusted_proxies")
     @classmethod

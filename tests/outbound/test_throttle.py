@@ -554,7 +554,7 @@ def test_no_response_keeps_everybody_away_for_long(
     assert [each.ask(side).status for each in (caller, other)] == [200, 200]
 
 
-@pytest.mark.parametrize("longest", [0, -1, math.nan, "1", None, True])
+@pytest.mark.parametrize("longest", [0, -1, math.nan, "1 x", None, True])
 def test_a_longest_pause_that_is_none(kind: Kind, world: World, longest: Any) -> None:
     """Anything but seconds above 0 is a mistake."""
     with pytest.raises(ConfigError, match=r"longest_pause is .*, expected seconds"):
@@ -777,7 +777,7 @@ MISTAKES: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((), {"on_error": "ignore"}, "on_error is 'ignore', expected one of"),
     ((), {"timeout": -1}, "timeout is -1, expected seconds"),
     ((), {"timeout": math.nan}, "timeout is nan, expected seconds"),
-    ((), {"timeout": "5"}, "timeout is '5', expected seconds"),
+    ((), {"timeout": "5 x"}, "timeout is '5 x', expected seconds"),
     (("5/fortnight",), {}, "expected"),
     (("5 at once",), {}, "expected"),
     ((Limit("5/second", algorithm="fixed_window"),), {}, "books no turns"),
@@ -1063,3 +1063,10 @@ def _later(sent: list[Any]) -> Iterator[tuple[Any, Any]]:
 def _least(answer: Answer) -> float:
     """For how long an answer has to be heeded whatever else is known: what is left may be known better here."""
     return answer.retry_after or (1 if answer.refused else 0)
+
+
+@pytest.mark.parametrize("repeatable", [True, False, None, "yes"])
+def test_repeatable_is_a_callable(kind: Kind, world: World, repeatable: Any) -> None:
+    """The error comes when the client is made, not with the first refusal."""
+    with pytest.raises(ConfigError, match=r"repeatable is .*, expected a callable .*such as lambda request: True"):
+        Caller(kind, world, repeatable=repeatable)

@@ -170,7 +170,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_delay": 60.001}, "max_delay"),
     ({"max_delay": "61s"}, "max_delay"),
     ({"max_delay": "2m"}, "max_delay"),
-    ({"max_delay": "2"}, "max_delay"),
+    ({"max_delay": "2 x"}, "max_delay"),
     ({"max_delay": "soon"}, "max_delay"),
     ({"max_delay": True}, "max_delay"),
     ({"max_delay": float("nan")}, "max_delay"),

@@ -40,7 +40,7 @@ def test_a_test_is_read() -> None:
         ("{given: {path: /x, at: -1}, expect: {allowed: true}}", "tests[0].given.at"),
         ("{given: {path: /x, at: .nan}, expect: {allowed: true}}", "tests[0].given.at"),
         ("{given: {path: /x, at: .inf}, expect: {allowed: true}}", "tests[0].given.at"),
-        ("{given: {path: /x, at: '5'}, expect: {allowed: true}}", "tests[0].given.at"),
+        ("{given: {path: /x, at: '5 x'}, expect: {allowed: true}}", "tests[0].given.at"),
         ("{given: {path: /x, port: 5}, expect: {allowed: true}}", "tests[0].given.port"),
         ("{given: {path: /x}, expect: {allowed: 1}}", "tests[0].expect.allowed"),
         ("{given: {path: /x}, expect: {rule: a b}}", "tests[0].expect.rule"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -13,7 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 from hypothesis import example, given, strategies as st
 
-from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule, Settings
+from limitgate import AsyncLimiter, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule, Settings
 from limitgate.errors import ConfigError
 from limitgate.gate.lifecycle.build import GateOptions
 from limitgate.rules.settings import warn_about_environment
@@ -512,3 +513,51 @@ def test_warnings_are_seen_where_no_logging_is_set_up() -> None:
     environment = {**os.environ, "WEB_CONCURRENCY": "2"}
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert ran.stderr.startswith("LG001 2 workers with memory:// count separately")
+
+
+@pytest.mark.parametrize("url", ["", "redis//x", "nosuch://x", "redis://host:99999999", "redis+cluster://"])
+def test_a_store_of_the_environment_that_cannot_be_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable, as with other options; given in code it names the option."""
+    monkeypatch.setenv("LIMITGATE_STORE", url)
+    with pytest.raises(ConfigError, match=r"^options: store: .*expected .*\(from the variable LIMITGATE_STORE\)$"):
+        Settings(rules=[])
+    monkeypatch.delenv("LIMITGATE_STORE")
+    with pytest.raises(ConfigError, match=r"^options: store: .*expected ") as caught:
+        Settings(rules=[], store=url)
+    assert "variable" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "wanted"), [("localhost", "loopback"), ("Local", "loopback"), ("lan", "private"), ("internal", "private")]
+)
+def test_lists_of_proxies_by_other_names(entry: str, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{wanted}'"):
+        Settings(rules=[], trusted_proxies=[entry])
+
+
+def test_a_list_of_proxies_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As editors under Windows write it."""
+    (tmp_path / "list").write_bytes(b"\xef\xbb\xbf10.0.0.0/8\r\n")
+    assert Settings(rules=[], trusted_proxies=[f"file:{tmp_path}/list"]).trusted_proxies
+
+
+def test_credentials_are_an_option_of_a_store() -> None:
+    with pytest.raises(TypeError, match=r"RedisStore\(url, credentials=\.\.\.\)"):
+        Settings(rules=[], credentials=print)
+    for limiter, store in ((Limiter, "Limiter(RedisStore"), (AsyncLimiter, "AsyncLimiter(AsyncRedisStore")):
+        with pytest.raises(TypeError, match=re.escape(f"expected {store}(url, credentials=...))")):
+            limiter("redis://localhost", credentials=print)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "name", ["Set-Cookie", "content-length", "Content-Type", "Location", "Retry-After", "Vary", "X-Frame-Options", "Connection"]
+)
+def test_a_header_with_a_meaning_is_no_name_for_a_rate_field(name: str) -> None:
+    """The client or the server would act on it."""
+    with pytest.raises(ConfigError, match="expected another name"):
+        Settings(rules=[], header_names={"X-RateLimit-Limit": name})
+
+
+def test_a_name_of_another_style() -> None:
+    with pytest.raises(ConfigError, match="it is of the style draft-11, expected 'draft-11' in headers"):
+        Settings(rules=[], header_names={"RateLimit": "X"})

@@ -43,7 +43,7 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
         yield Oddity(tier, ("tier",), f"no listed caller has tier {tier}, expected one, or identify")
     yield from _without_effect(rules, known)
     for rule in every:
-        yield from chain(_limits(rule), _methods(rule), _clients(rule), _on_error(rule))
+        yield from chain(_limits(rule), _methods(rule), _clients(rule), _on_error(rule), _ban(rule))
         if rule.key_asks("caller") and not (rules.callers or identifies):
             yield Oddity(rule, ("key",), "counts by caller, but no callers are listed, expected some")
     yield from _callers(rules, callers)
@@ -150,6 +150,11 @@ def _on_error(rule: Rule) -> Iterator[Oddity]:
         if tight is not None:
             message = f"each process admits a request under {tight} while the store fails, expected closed if one is too many"
             yield Oddity(rule, ("on_error",), message)
+
+
+def _ban(rule: Rule) -> Iterator[Oddity]:
+    if rule.ban is not None and rule.shadow:
+        yield Oddity(rule, ("ban",), "has no effect because the rule is in shadow mode, which bans no client, expected none")
 
 
 def _callers(rules: RuleSet, callers: Sequence[KnownCaller]) -> Iterator[Oddity]:

@@ -70,6 +70,11 @@ def odd(folder: Path, *, identifies: bool = False, **files: str) -> list[tuple[s
             "rules[0].on_error",
             "because the rule is in shadow mode",
         ),
+        (
+            "{name: a, qps: 5, shadow: true, ban: {after: 2, within: 10m, for: 1h}}",
+            "rules[0].ban",
+            "because the rule is in shadow mode, which bans no client",
+        ),
         ("{name: a, deny: true, path: /x, on_error: closed}", "rules[0].on_error", "no effect because the rule has no limits"),
         ("{name: a, qps: 5, key: [caller]}", "rules[0].key", r"counts by caller"),
         ("{name: a, qps: 5, reserve: 20%}", "rules[0].reserve", r"the reserve is never used"),
