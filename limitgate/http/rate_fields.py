@@ -201,7 +201,8 @@ def _x_ratelimit(_: Buckets, __: frozenset[str]) -> Writer:
     return lambda numbers: x_ratelimit(numbers.limit, numbers.remaining, numbers.full_at_us)
 
 
-_UNITS = ("second", "minute", "hour", "day")
+WINDOW_UNITS = ("second", "minute", "hour", "day")
+"""Periods that the style x-ratelimit-windows shows."""
 
 
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
@@ -212,7 +213,7 @@ def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
     def write(numbers: Numbers) -> Fields:
         tightest: dict[str, tuple[int, int]] = {}
         for (unit, burst), (left, _) in zip(units, numbers.windows, strict=True):
-            if unit in _UNITS and (unit not in tightest or left < tightest[unit][1]):
+            if unit in WINDOW_UNITS and (unit not in tightest or left < tightest[unit][1]):
                 tightest[unit] = burst, left
         fields: Fields = []
         for unit, (burst, left) in tightest.items():
@@ -269,7 +270,7 @@ STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
 }
 FIELDS: dict[str, tuple[str, ...]] = {
     "x-ratelimit": (_LIMIT, _REMAINING, _RESET),
-    "x-ratelimit-windows": tuple([f"{name}-{unit.title()}" for unit in _UNITS for name in (_LIMIT, _REMAINING)]),
+    "x-ratelimit-windows": tuple([f"{name}-{unit.title()}" for unit in WINDOW_UNITS for name in (_LIMIT, _REMAINING)]),
     "draft-11": (_POLICY, _STATE),
 }
 _OF_REFUSALS = ("retry-after", "content-type", "content-length", "cache-control")

@@ -124,6 +124,12 @@ class Diagnosis(Enum):
     WRITES = "LG062", "%s rejects writes: %s", logging.ERROR
     CREDENTIALS = "LG063", "there is no login for %s: %s", logging.ERROR
 
+    UNDERSCORE = (
+        "LG072",
+        "forwarded_header %s has an underscore, so proxies may drop it and WSGI can't tell it from hyphens; did you mean %s?",
+    )
+    NO_FIELDS = "LG073", "x-ratelimit-windows sends no field for rule %s, as no limit is per %s; use x-ratelimit or draft-11"
+
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
         self.level = level

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
@@ -35,7 +35,6 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import expected_of, meant
 from limitgate.messages.text import Names
 from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request
-from limitgate.stores.redis.dial.url import read_url, scheme_of
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
@@ -191,17 +190,6 @@ class Settings(BaseSettings):
     def _env_file() -> str | None:
         return named_env_file() or ".env"
 
-    @field_validator("store")
-    @classmethod
-    def _url_can_be_read(cls, store: Any) -> Any:
-        if isinstance(store, str):
-            try:
-                if scheme_of(store) != "memory":
-                    read_url(store)
-            except ConfigError as error:
-                raise ConfigError(error.reason.removeprefix("store: ")) from None
-        return store
-
     @field_validator("trusted_proxies")
     @classmethod
     def _proxies_are_networks(cls, trusted: tuple[str, ...]) -> tuple[str, ...]:
@@ -266,6 +254,11 @@ class GateSettings(Settings):
     @staticmethod
     def _env_file() -> str | None:
         return named_env_file()
+
+
+def naming_variable(error: ConfigError, option: str, given: Container[str]) -> ConfigError:
+    """Return the error of an option that is checked later, with its variable unless the option was given in code."""
+    return error if option in given else ConfigError(f"{error} (from the variable {PREFIX}{option.upper()})", (option,))
 
 
 def _check_style(style: str) -> None:

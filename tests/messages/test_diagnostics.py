@@ -98,6 +98,8 @@ CURES = {
     "LG062": ": %s",
     "LG063": ": %s",
     "LG071": "expected identify to return a Caller or None",
+    "LG072": "did you mean %s?",
+    "LG073": "use x-ratelimit or draft-11",
 }
 """The advice in each line. Users who install with pip have no docs folder."""
 
@@ -456,6 +458,14 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: failing(stage, lambda _: 1 // 0),
         lambda stage: failing(stage, lambda _: "ada"),
     ],
+    "LG072": [
+        lambda stage: stage.asked(forwarded_header="x_forwarded_for"),
+        lambda stage: stage.asked(forwarded_header="X_Real-IP"),
+    ],
+    "LG073": [
+        lambda stage: stage.site(Rule("api", "5 per 90 seconds"), headers=["x-ratelimit-windows"]),
+        lambda stage: stage.site(Rule("api", "5/week", "9 per 2 days"), headers=["x-ratelimit-windows"]),
+    ],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -572,6 +582,13 @@ INNOCENT: dict[str, list[Play]] = {
     "LG071": [
         lambda stage: stage.asked(RULE, identify=lambda _: None),
         lambda stage: stage.asked(RULE, identify=lambda _: Caller("ada")),
+    ],
+    "LG072": [lambda stage: stage.asked(forwarded_header="x-real-ip"), lambda stage: stage.asked()],
+    "LG073": [
+        lambda stage: stage.site(Rule("api", "5 per 90 seconds", qpm=9), headers=["x-ratelimit-windows"]),
+        lambda stage: stage.site(Rule("api", "5 per 90 seconds"), headers=["x-ratelimit-windows", "draft-11"]),
+        lambda stage: stage.asked(Rule("api", "5 per 90 seconds")),
+        lambda stage: stage.site(Rule("api", concurrency=5), headers=["x-ratelimit-windows"]),
     ],
 }
 

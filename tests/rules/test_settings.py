@@ -519,12 +519,13 @@ def test_warnings_are_seen_where_no_logging_is_set_up() -> None:
 def test_a_store_of_the_environment_that_cannot_be_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the variable, as with other options; given in code it names the option."""
     monkeypatch.setenv("LIMITGATE_STORE", url)
-    with pytest.raises(ConfigError, match=r"^options: store: .*expected .*\(from the variable LIMITGATE_STORE\)$"):
-        Settings(rules=[])
-    monkeypatch.delenv("LIMITGATE_STORE")
-    with pytest.raises(ConfigError, match=r"^options: store: .*expected ") as caught:
-        Settings(rules=[], store=url)
-    assert "variable" not in str(caught.value)
+    gates: list[Any] = [LimitGate, LimitGateWSGI]
+    for gate in gates:
+        with pytest.raises(ConfigError, match=r"^store: .*expected .*\(from the variable LIMITGATE_STORE\)$"):
+            gate(print, rules=[])
+        with pytest.raises(ConfigError, match=r"^store: .*expected ") as caught:
+            gate(print, rules=[], store=url)
+        assert "variable" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
 
+from limitgate.errors import ConfigError
 from limitgate.gate.bans import Bans
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.compile import compiler
@@ -16,8 +17,9 @@ from limitgate.gate.planning.identity import AnyIdentify, SyncIdentify
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.refusals import Refusals
 from limitgate.http.client_ip import TrustedProxies
+from limitgate.http.rate_fields import WINDOW_UNITS
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.text import Names
+from limitgate.messages.text import Names, listed
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
@@ -29,6 +31,7 @@ from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import (
     GateSettings,
     Settings,
+    naming_variable,
     trusted_by_server,
     warn_about_environment,
     workers_of_server,
@@ -116,8 +119,12 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     observers = observers_of(settings.observers)
     counts = Counts() if observers else None
     rules = rules_of(settings.rules)
-    store = opened(settings.store, open_store, settings.key_prefix)
+    try:
+        store = opened(settings.store, open_store, settings.key_prefix)
+    except ConfigError as error:
+        raise naming_variable(error, "store", options) from None
     _warn_about_workers(settings, rules, store)
+    _warn_about_headers(settings, rules)
     ready = compiler(settings, routes, proxies, counts, store)
     log = RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None
     gate = Gate(
@@ -152,6 +159,21 @@ def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
         return None if living is None else living.rules.rule_set
 
     return rules
+
+
+def _warn_about_headers(settings: Settings, rules: RuleSet) -> None:
+    header = settings.forwarded_header
+    if "_" in header:
+        Diagnosis.UNDERSCORE.log(header, header.replace("_", "-"))
+    if settings.headers == ("x-ratelimit-windows",):
+        every = dict.fromkeys(rule.name for of_tier in rules.tiers.values() for rule in of_tier if _shows_no_window(rule))
+        for name in every:
+            Diagnosis.NO_FIELDS.log(name, listed(WINDOW_UNITS))
+
+
+def _shows_no_window(rule: Rule) -> bool:
+    limits = [limit for limit in rule.every_limit if limit.period]
+    return bool(limits) and not any(limit.unit in WINDOW_UNITS for limit in limits)
 
 
 def _warn_about_workers(settings: Settings, rules: RuleSet, store: object) -> None:
