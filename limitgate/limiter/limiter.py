@@ -127,10 +127,10 @@ class AsyncLimiter(Operations):
     ) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
-        Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or the
-        key is banned permanently. A timeout of 0 is `hit`; None waits without a bound. If the call is cancelled, later waiters of this limiter move up, and
-        the last turn is refunded. If a ban ends within the timeout, the call waits and polls the ban every second. Raises
-        `ConfigError` if the algorithm of a limit can't book turns.
+        Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or
+        the key is banned permanently. A timeout of 0 is `hit`; None waits without a bound. If the call is cancelled, later
+        waiters of this limiter move up, and the last turn is refunded. If a ban ends within the timeout, the call waits and
+        polls the ban every second. Raises `ConfigError` if the algorithm of a limit can't book turns.
         """
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
@@ -279,15 +279,14 @@ class AsyncLimiter(Operations):
     ) -> AsyncIterator[T]:
         """Iterate over a source at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
 
-        The iterator reads an item when the consumer asks for it, and then books its turn as `wait` does. All processes with the
-        same ``key`` share the rate. ``even`` spaces items evenly by reducing the burst to 10 ms of the rate, at least one item.
-        ``cost`` may be a callable that returns an item's cost. While the key is banned, no item passes; a
-        permanent ban raises `RateLimited`. The event loop reads a
-        plain iterable, so its iteration must not block.
+        The iterator reads an item when the consumer asks for it, and then books its turn as `wait` does. All processes with
+        the same ``key`` share the rate. ``even`` spaces items evenly by reducing the burst to 10 ms of the rate, at least one
+        item. ``cost`` may be a callable that returns an item's cost. While the key is banned, no item passes; a permanent ban
+        raises `RateLimited`. The event loop reads a plain iterable, so its iteration must not block.
 
-        If the wait fails (`StoreError`, cancellation, `RateLimited`), the iterator keeps the item
-        and returns it next. Tasks of one event loop can share the iterator. Raises `ConfigError` immediately for limits that
-        can't book turns, and with ``even`` for `Configured` and for limits without a burst.
+        If the wait fails (`StoreError`, cancellation, `RateLimited`), the iterator keeps the item and returns it next. Tasks
+        of one event loop can share the iterator. Raises `ConfigError` immediately for limits that can't book turns, and with
+        ``even`` for `Configured` and for limits without a burst.
         """
         spacing = Spacing(limits, cost, even=even)
         self.validate(key, *limits, timeout=None)
@@ -398,10 +397,10 @@ class Limiter(Operations):
     def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
-        Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or the
-        key is banned permanently. A timeout of 0 is `hit`; None waits without a bound. If the sleep is interrupted, the turn is refunded. If a ban ends
-        within the timeout, the call waits and polls the ban every second. Raises `ConfigError` if the algorithm of a limit
-        can't book turns.
+        Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or
+        the key is banned permanently. A timeout of 0 is `hit`; None waits without a bound. If the sleep is interrupted, the
+        turn is refunded. If a ban ends within the timeout, the call waits and polls the ban every second. Raises `ConfigError`
+        if the algorithm of a limit can't book turns.
         """
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
