@@ -421,13 +421,13 @@ WITHOUT_HTTP = {
     ),
     "half a request": (lambda: Limiter("memory://").hit("ann", "5/m", cost=0.5), "expected an integer"),
     "a duration as text": (
-        lambda: Limiter("memory://").ban("ann", "1 hour"),
-        "seconds is '1 hour', expected seconds, or text",
+        lambda: Limiter("memory://").ban("ann", "1 fortnight"),
+        "seconds is '1 fortnight', expected seconds, or text",
     ),
     "a timeout as text": (lambda: Limiter("memory://", timeout="2m"), "expected seconds above 0, at most 60"),
     "a wait as text": (
-        lambda: Limiter("memory://").wait("a", "5/m", timeout="5"),
-        "timeout is '5', expected seconds, or text",
+        lambda: Limiter("memory://").wait("a", "5/m", timeout="5 x"),
+        "timeout is '5 x', expected seconds, or text",
     ),
     "turns in a window": (
         lambda: Limiter("memory://").wait("ann", Limit("5/m", algorithm="fixed_window")),
@@ -638,7 +638,7 @@ def test_a_mistake_in_a_file_is_told_with_its_place_and_cure(text: str, line: in
 
 
 VARIABLES = {
-    "LIMITGATE_TIMEOUT": ("soon", "'1h' or '1d', not 'soon' (from the variable LIMITGATE_TIMEOUT)"),
+    "LIMITGATE_TIMEOUT": ("soon", "'1d' or '1w', not 'soon' (from the variable LIMITGATE_TIMEOUT)"),
     "LIMITGATE_ENABLED": ("off?", "expected true or false"),
     "LIMITGATE_TRUSTED_PROXIES": ("[10.0.0.1]", 'in JSON ["10.0.0.1", "::1"] or separated by commas'),
     "LIMITGATE_HEADERS": (
