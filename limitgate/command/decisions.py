@@ -64,7 +64,7 @@ def print_decision(decision: Decision) -> None:
         print_table(heads, rows)
 
 
-def _is_banned(decision: Decision) -> bool:
+def is_banned(decision: Decision) -> bool:
     """True if a ban refuses, because the used amounts don't show it."""
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
@@ -74,7 +74,7 @@ def _why(decision: Decision) -> str:
         return "banned permanently"
     if _endless(decision.retry_after) == math.inf:
         return "retrying does not help"
-    return f"{'banned, ' if _is_banned(decision) else ''}retry in {seconds(decision.retry_after)}"
+    return f"{'banned, ' if is_banned(decision) else ''}retry in {seconds(decision.retry_after)}"
 
 
 def banned(by: str, retry_after: float) -> str:

@@ -140,14 +140,13 @@ def _tell_of_routes(found: Explanation, asked: Service) -> None:
 def _explain_refusal(
     ctx: click.Context, refused: str, asked: Service, logs: tuple[str, ...], timeout: float, *, as_json: bool
 ) -> None:
-    """Exit status 1: no rule matches, or the client would still be refused."""
+    """Exit status 1: no rule matches, the client would still be refused, or its limits are not known."""
     found = refusal.resolve(refused, asked, logs, timeout=timeout)
     if as_json:
         print_json(refusal.as_json(found))
     else:
         refusal.show(found)
-    decisions = [each.decision for each in found.found]
-    ctx.exit(0 if found.found and all(each is None or each.allowed for each in decisions) else FOUND)
+    ctx.exit(0 if found.found and all(each.is_admitting or not found.is_state_known for each in found.found) else FOUND)
 
 
 def _request(described: Described, asked: Service) -> Any:

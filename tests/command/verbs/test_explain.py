@@ -8,6 +8,7 @@ import re
 import shlex
 import time
 import uuid
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -390,3 +391,61 @@ def test_the_documentation_shows_what_it_prints() -> None:
     printed = page.split("```text\n")[1].split("```")[0]
     text = run(*shlex.split(command)[2:]).stdout
     assert text.startswith(printed)
+
+
+OWN_LIMITS = """
+callers:
+  - {id: acme, api_key: "sha256:%s", limits: {api: 2/minute}}
+  - {id: plain, api_key: "sha256:%s"}
+rules:
+  - {name: api, path: /api/**, key: [%s], limits: [100/minute, 1000/day]}
+"""
+ACME, PLAIN = (sha256(key).hexdigest() for key in (b"acmes", b"plains"))
+
+
+class Own:
+    """A service on Redis whose callers have limits of their own, and a caller that it has refused."""
+
+    def __init__(self, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, **options: Any) -> None:
+        self.prefix = f"t{uuid.uuid4().hex}"
+        monkeypatch.setenv("LIMITGATE_KEY_PREFIX", self.prefix)
+        monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+        self.rules = folder / "rules.yaml"
+        self.rules.write_text(OWN_LIMITS % (ACME, PLAIN, key))
+        gate = LimitGateWSGI(lambda _, start: start("200 OK", []) or [], rules=self.rules, store=url, timeout=5, **options)
+        asked = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/x", "REMOTE_ADDR": "203.0.113.7", "HTTP_X_API_KEY": "acmes"}
+        bodies = [b"".join(gate(dict(asked), lambda *_: None)) for _ in range(3)]
+        self.words = "--id", json.loads(bodies[-1])["instance"], "--store", url, "--timeout", "10"
+
+
+@pytest.mark.parametrize("key", ["caller", "api_key", "path, caller", "method, api_key|ip, tier"])
+def test_an_id_finds_the_own_limits_of_a_listed_caller(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """The key of its bucket shows which caller it is."""
+    own = Own(redis_server.url, tmp_path, monkeypatch, key)
+    (found,) = told(*own.words, "--rules", str(own.rules), status=1)["found"]
+    assert (found["caller"], found["decision"]["allowed"], found["decision"]["limit"]) == ("acme", False, 2)
+    text = run(*own.words, "--rules", str(own.rules), status=1).stdout
+    assert "by rule api of tier default: 2/minute of caller acme, counted by" in text
+    assert "would be refused" in text
+    Path(own.rules).write_text(own.rules.read_text().replace("2/minute", "20/minute"))
+    assert told(*own.words, "--rules", str(own.rules))["found"][0]["decision"]["limit"] == 20
+
+
+def test_an_id_whose_caller_may_have_own_limits_is_not_called_admitted(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key by address doesn't show the caller, and an application's identify may give limits."""
+    own = Own(redis_server.url, tmp_path, monkeypatch, "ip")
+    (found,) = told(*own.words, "--rules", str(own.rules), status=1)["found"]
+    assert (found["caller"], found["decision"]) == (None, None)
+    text = run(*own.words, "--rules", str(own.rules), status=1).stdout
+    assert "its caller may have limits of its own; expected limitgate peek --rule api --limits LIMIT" in text
+    own.rules.write_text(own.rules.read_text().replace(", limits: {api: 2/minute}", ""))
+    assert told(*own.words, "--rules", str(own.rules))["found"][0]["decision"]["limit"] == 100
+    app = f"{__name__}:OF_IDENTIFY"
+    assert told(*own.words, "--app", app, "--rules", str(own.rules), status=1)["found"][0]["decision"] is None
+
+
+OF_IDENTIFY = LimitGate(PlainTextResponse("hello"), rules=RULES, identify=known)
