@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
-from typing import Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 from urllib.parse import unquote
 
 import click
 
+from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.command.output import say
 from limitgate.command.rule_sets import RULES
 from limitgate.command.service import Service, service, settings_of
@@ -39,6 +40,8 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
 """Characters that servers never pass on in a value (RFC 9110 section 5.5)."""
+_ANY_LIMIT = ["1/second"]
+"""Stands for limits from run time: a ban holds for the bucket whatever they are, and charges nothing."""
 _PLACEHOLDERS = frozenset("{<*^")
 """Characters of route templates in any framework."""
 _VALUE = re.compile(r"[0-9@]")
@@ -253,7 +256,11 @@ def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened
         store.close()
 
 
-def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> ClientState:
+Use = Literal["peek", "reset", "ban"]
+"""What a verb does: a reset needs the client's own limits, a peek shows them, a ban or pardon needs none."""
+
+
+def state_of(opened: Opened, options: StateOptions, use: Use) -> ClientState:
     """Return the state that the options select.
 
     Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
@@ -262,13 +269,13 @@ def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> Cl
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
     if words:
-        return _state_of_key(opened.limiter, words[0], words[1:], needs_limits=needs_limits)
+        return _state_of_key(opened.limiter, words[0], words[1:], needs_limits=use == "reset")
     if not (rule and opened.service):
         raise click.UsageError(
             "expected a client: --rules PATH (or --app MODULE:APP) --rule NAME and the parts of its key, or KEY and limits"
         )
     try:
-        return _state_of_rule(opened, opened.service, rule, options)
+        return _state_of_rule(opened, opened.service, rule, options, use)
     except ConfigError as error:
         raise click.UsageError(_by_options(str(error))) from error
 
@@ -291,7 +298,7 @@ def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_li
     return ClientState(masked(key), [limiter.ban_key(key)], [bucket])
 
 
-def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOptions) -> ClientState:
+def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOptions, use: Use) -> ClientState:
     parts = _parts(options)
     caller = _listed_caller(asked.rules, options)
     if options["caller"] is None and asked.settings.identify is not None:
@@ -301,6 +308,10 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
         elif not asked.rules.callers.list_keys:
             parts.pop("api_key", None)  # an unidentified key counts as none
     rule = _rule(asked, name, caller, options)
+    if caller is None and not options["limits"]:
+        _consider_own_limits(asked, rule, options, use)
+    if use == "ban" and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
+        parts["limits"] = _ANY_LIMIT
     told = {**parts, **({} if options["path"] is None else {"path": options["path"]})}
     named = [f"{label}={_shown(label, value)}" for label, value in told.items() if label != "limits"]
     templates, if_unused = None, None
@@ -314,6 +325,30 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
             )
     bucket = opened.bucket(rule, parts, templates)
     return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), [bucket], if_unused)
+
+
+def _consider_own_limits(asked: Service, rule: Rule, options: StateOptions, use: Use) -> None:
+    """Tell that a caller named by its id may have own limits, which only ``identify`` knows.
+
+    Raises `click.UsageError` for a reset, which would miss its windows.
+    """
+    if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
+        return
+    if use == "ban" and _has_one_bucket(rule):
+        return
+    told = (
+        f"the application's identify may give this caller limits of its own; those of rule {rule.name} "
+        f"are {listed([*map(str, rule.every_limit)])}"
+    )
+    expected = "expected --limits with those of this caller, or its --api-key or -H"
+    if use == "reset":
+        raise click.UsageError(f"{told}; {expected}")
+    say(f"limitgate: {told}; {expected} if they are others", err=True)
+
+
+def _has_one_bucket(rule: Rule) -> bool:
+    """True if all limits of the rule, also those from run time, share a bucket, and so a ban."""
+    return (rule.algorithm is None or ALGORITHMS[rule.algorithm] is gcra) and not any(each.suffix for each in rule.buckets)
 
 
 def _listed_caller(rules: RuleSet, options: StateOptions) -> Caller | None:

@@ -434,3 +434,78 @@ def test_files_may_have_any_name(shop: Shop, tmp_path: Path) -> None:
     (tmp_path / f"{BYTES}.yaml").write_text(RULES)
     assert shop.run("check", f"{BYTES}.yaml").exit_code == 0
     assert shop.run("explain", "GET", "/", f"--rules={BYTES}.yaml").exit_code == 0
+
+
+PLANS = """\
+from limitgate import Caller, LimitGate, Rule
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+RULES = [
+    Rule("api", "5/day", path="/api", key=["caller"]),
+    Rule("plan", lambda request: "2/day", path="/plan", key=["caller"]),
+    Rule("dated", "5/day", path="/dated", key=["caller"], algorithm="fixed_window"),
+    Rule("given", lambda request: "2/day", path="/given", key=["caller"], algorithm="fixed_window"),
+]
+
+
+def identify(request):
+    key = request.headers.get("x-api-key")
+    return None if key is None else Caller(key, limits={"api": "2/hour"})
+
+
+async def hello(request):
+    return PlainTextResponse("hello")
+
+
+routes = [Route(path, hello) for path in ("/api", "/plan", "/dated", "/given")]
+app = LimitGate(Starlette(routes=routes), rules=RULES, identify=identify, store="URL", key_prefix="PREFIX")
+"""
+
+
+@pytest.fixture
+def plans(shop: Shop, tmp_path: Path) -> Shop:
+    (tmp_path / f"{shop.module}.py").write_text(PLANS.replace("URL", shop.url).replace("PREFIX", shop.prefix))
+    return shop
+
+
+def test_own_limits_of_a_caller_that_only_identify_knows(plans: Shop) -> None:
+    """A reset by those of the rule would miss its windows, so it is refused; a peek says so."""
+    ann = {"X-API-Key": "ann"}
+    assert [plans.get("/api", **ann) for _ in range(3)] == [200, 200, 429]
+    whom = "--app", "SHOP:app", "--rule", "api", "--caller", "ann"
+    told = "the application's identify may give this caller limits of its own; those of rule api are 5/day; expected --limits"
+    result = plans.run("reset", *whom, "-y")
+    assert result.exit_code == 2
+    assert " ".join(result.stderr.split()).count(told) == 1
+    assert told in plans.run("peek", *whom).stderr
+    assert plans.json("peek", *whom, "--limits", "2/hour", status=1)["remaining"] == 0
+    by_key = "--app", "SHOP:app", "--rule", "api", "--api-key", "ann", "--ip", IP
+    assert not plans.run("peek", *by_key).stderr
+    assert plans.json("reset", *whom, "--limits", "2/hour", "-y")["remaining"] == 2
+    time.sleep(1.1)  # a process that has refused may do so for a second more
+    assert plans.get("/api", **ann) == 200
+
+
+@pytest.mark.parametrize(("rule", "status"), [("api", 200), ("plan", 200)])
+def test_a_ban_needs_no_limits(plans: Shop, rule: str, status: int) -> None:
+    """Neither those of a caller nor those of a callable, and it keeps the usage."""
+    ann = {"X-API-Key": "ann"}
+    assert plans.get(f"/{rule}", **ann) == status
+    whom = "--app", "SHOP:app", "--rule", rule, "--caller", "ann"
+    banned = plans.run("ban", *whom, "--for", "1h", "-y")
+    assert (banned.exit_code, banned.stderr) == (0, "")
+    assert plans.get(f"/{rule}", **ann) == 429
+    pardoned = plans.run("pardon", *whom, "-y")
+    assert (pardoned.exit_code, pardoned.stderr) == (0, "")
+    time.sleep(1.1)  # a process that has refused may do so for a second more
+    assert [plans.get(f"/{rule}", **ann) for _ in range(2)] == [status, 429]
+
+
+def test_a_ban_that_depends_on_the_windows_says_so(plans: Shop) -> None:
+    """Only limits of GCRA share a bucket."""
+    whom = "--app", "SHOP:app", "--caller", "ann", "-y"
+    assert "may give this caller limits of its own" in plans.run("ban", *whom, "--rule", "dated").stderr
+    result = plans.run("ban", *whom, "--rule", "given")
+    assert (result.exit_code, "has its limits from a callable, expected --limits" in result.stderr) == (2, True)

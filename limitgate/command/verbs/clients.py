@@ -87,7 +87,7 @@ def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
     For example: limitgate peek --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, needs_limits=False)
+        state = state_of(opened, options, "peek")
         decision, hint = state.peek(), state.hint()
     if as_json:
         print_json(decision_fields(decision))
@@ -110,7 +110,7 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
     For example: limitgate reset --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --reason "ticket 7"
     """
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, needs_limits=True)
+        state = state_of(opened, options, "reset")
         hint = state.hint()
         if dry_run:
             decision = state.peek()
@@ -141,7 +141,7 @@ def ban(
     """
     how_long = "permanently" if duration is None else f"for {seconds(duration)}"
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, needs_limits=False)
+        state = state_of(opened, options, "ban")
         hint = state.hint()
         if not dry_run:
             _confirm(f"Ban {state.name} {how_long}?", yes=yes)
@@ -165,7 +165,7 @@ def pardon(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opt
     For example: limitgate pardon --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, needs_limits=False)
+        state = state_of(opened, options, "ban")
         if not dry_run:
             _confirm(f"Lift the ban of {state.name}?", yes=yes)
             state.pardon(reason)
