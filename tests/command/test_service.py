@@ -509,3 +509,66 @@ def test_a_ban_that_depends_on_the_windows_says_so(plans: Shop) -> None:
     assert "may give this caller limits of its own" in plans.run("ban", *whom, "--rule", "dated").stderr
     result = plans.run("ban", *whom, "--rule", "given")
     assert (result.exit_code, "has its limits from a callable, expected --limits" in result.stderr) == (2, True)
+
+
+DEPENDENCIES = """\
+from fastapi import Depends, FastAPI
+from limitgate import LimitGate, Rule
+from limitgate.fastapi import RateLimit
+
+async def current_user():
+    return "ann"
+
+app = FastAPI()
+app.add_middleware(LimitGate, rules=[Rule("login", "5/minute", path="/login")])
+
+@app.get("/mine", dependencies=[Depends(RateLimit("5/minute", name="per-user", key=[current_user]))])
+async def mine(): ...
+
+@app.get("/open/{name}", dependencies=[Depends(RateLimit("5/minute", name="per-route", key=["path", "ip"]))])
+async def open_to_all(name): ...
+
+@app.get("/shut", dependencies=[Depends(RateLimit("0/minute", name="never"))])
+async def shut(): ...
+
+@app.get("/free")
+async def free(): ...
+"""
+
+
+@pytest.fixture
+def depending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    module = f"depending_{uuid.uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text(DEPENDENCIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return f"{module}:app"
+
+
+def test_explain_knows_the_limits_of_dependencies(depending: str) -> None:
+    """Those whose keys need no dependency are evaluated, others are named."""
+
+    def explain(path: str, *words: str) -> Result:
+        return CliRunner().invoke(limitgate, ["explain", "GET", path, "--app", depending, *words], catch_exceptions=False)
+
+    mine = explain("/mine")
+    assert "also limited by the dependency per-user: not evaluated, because it counts by current_user" in mine.stdout
+    assert "no rule limits this request" not in mine.stdout
+    assert json.loads(explain("/mine", "--json").stdout)["unevaluated"] == ["per-user"]
+    opened = json.loads(explain("/open/a", "--json").stdout)
+    assert (opened["decision"]["rule"], opened["decision"]["remaining"], opened["unevaluated"]) == ("per-route", 4, [])
+    assert [rule["name"] for rule in opened["rules"] if rule["applies"]] == ["per-route"]
+    shut = explain("/shut")
+    assert (shut.exit_code, "would be refused" in shut.stdout) == (1, True)
+    assert "no rule limits this request" in explain("/free").stdout
+
+
+def test_replay_names_the_limits_of_dependencies(depending: str, tmp_path: Path) -> None:
+    """It cannot call them."""
+    line = '203.0.113.7 - - [28/Nov/2026:10:05:03 +0000] "GET /mine HTTP/1.1" 200 1\n'
+    (tmp_path / "log").write_text(line)
+    words = ["replay", "log", "--app", depending]
+    text = CliRunner().invoke(limitgate, words, catch_exceptions=False).stdout
+    assert "also limited by the dependency per-user: not evaluated\n" in text
+    found = json.loads(CliRunner().invoke(limitgate, [*words, "--json"], catch_exceptions=False).stdout)
+    assert found["unevaluated"] == ["per-user", "per-route", "never"]

@@ -20,6 +20,7 @@ from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
 from limitgate.gate.lifecycle.build import build_gate
 from limitgate.http.client_ip import canonical
+from limitgate.messages.text import listed
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore, SyncStore, open_sync_store
 
@@ -102,7 +103,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
     if as_json:
         print_json(_as_json(found))
     else:
-        _print(found)
+        _print(found, asked)
     ctx.exit(0 if found.status is None else FOUND)
 
 
@@ -124,9 +125,10 @@ def _explained(asked: Service, store: SyncStore, described: Described, timeout: 
     if gate is None:
         raise TypeError("a gate that is switched on was not built")
     request = _request(described, asked)
+    late_limits = asked.late_limits(request)
     if asked.awaits:
-        return asyncio.run(aexplain(gate, request))
-    return explain(gate, request)
+        return asyncio.run(aexplain(gate, request, late_limits))
+    return explain(gate, request, late_limits)
 
 
 def _tell_of_routes(found: Explanation, asked: Service) -> None:
@@ -176,6 +178,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "decision": None if found.decision is None else decision_fields(found.decision),
         "status": found.status or 200,
         "headers": [list(field) for field in found.fields],
+        "unevaluated": [rule.name for rule in found.unevaluated],
         "hops": [hop._asdict() for hop in found.hops],
         "buckets": [
             {"key": each.charge.key, "rule": each.charge.rule, "windows": [window_fields(window) for window in each.windows()]}
@@ -184,7 +187,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
     }
 
 
-def _print(found: Explanation) -> None:
+def _print(found: Explanation, asked: Service) -> None:
     print_table(("From", ""), [(hop.address or "a unix socket", hop.why) for hop in found.hops])
     caller = "no known caller" if found.caller is None else f"caller {found.caller.id}"
     client = found.counted_as or "a client without an address"
@@ -193,8 +196,10 @@ def _print(found: Explanation) -> None:
     print_table(("Rule", "Tier", "Applies", "Why"), rows)
     decision = found.decision
     say()
+    for rule in found.unevaluated:
+        say(f"also limited by the {asked.late_kind} {rule.name}: not evaluated, because it counts by {listed(rule.counted_by)}")
     if decision is None:
-        say("no rule limits this request")
+        say("no other rule limits this request" if found.unevaluated else "no rule limits this request")
     else:
         for each in decision.standings:
             say(f"{each.charge.rule}: {each.charge.key}")
