@@ -14,7 +14,7 @@ import click
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.command.output import say
 from limitgate.command.rule_sets import RULES
-from limitgate.command.service import Service, service, settings_of
+from limitgate.command.service import Service, service, settings_of, tell_unidentified
 from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import path_reason
@@ -77,6 +77,7 @@ class StateOptions(StoreOptions):
     host: str | None
     tier: str | None
     limits: tuple[str, ...]
+    given: tuple[str, ...]
 
 
 class Timeout(click.FloatRange):
@@ -141,6 +142,7 @@ def state_options(verb: Verb) -> Verb:
         click.option("--method", metavar="METHOD", help="The method."),
         click.option("--host", metavar="NAME", help="The host."),
         click.option("--tier", metavar="NAME", help="The tier of the rule; default: that of the caller, or 'default'."),
+        click.option("--given", multiple=True, metavar="NAME=VALUE", help="The result of a dependency in the rule's key."),
         click.option("--limits", multiple=True, metavar="LIMIT", help="The client's limits, if code sets those of the rule."),
     )
 
@@ -283,7 +285,8 @@ def state_of(opened: Opened, options: StateOptions, use: Use) -> ClientState:
 def _by_options(message: str) -> str:
     """Replace argument names of `Limiter.bucket` in a message by the options of the command."""
     message = re.sub(r"headers=\{'(.+?)': \.\.\.\}", r"-H '\1: ...'", message)
-    return re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
+    message = re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
+    return re.sub(r"--given\{'(.+?)': \.\.\.\}", r"--given \1=...", message)
 
 
 def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_limits: bool) -> ClientState:
@@ -303,6 +306,8 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
     caller = _listed_caller(asked.rules, options)
     if options["caller"] is None and asked.settings.identify is not None:
         identified = asked.caller_of(_request(asked, options))
+        if identified is None and (options["api_key"] or options["header"]) and caller is None:
+            tell_unidentified("--caller ID")
         if identified is not None:
             parts["caller"] = caller = identified
         elif not asked.rules.callers.list_keys:
@@ -395,9 +400,18 @@ def _parts(options: StateOptions) -> BucketParts:
         parts["api_key"] = _as_sent(options["api_key"])
     if options["limits"]:
         parts["limits"] = list(options["limits"])
+    if options["given"]:
+        parts["given"] = dict(map(_given, options["given"]))
     if options["header"]:
         parts["headers"] = {name: _as_sent(value) for name, value in map(header_of, options["header"])}
     return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})
+
+
+def _given(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and name and value):
+        raise click.UsageError(f"{text!r:.80} is not the result of a dependency, expected NAME=VALUE")
+    return name, value
 
 
 def _as_sent(value: str) -> str:

@@ -144,6 +144,12 @@ def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
     return find
 
 
+def tell_unidentified(expected: str) -> None:
+    """Warn that ``identify`` returned no caller, which the running service may find."""
+    told = "identify found no caller for these headers (the application's startup was not run)"
+    say(f"limitgate: {told}; if the service knows the caller, expected {expected}", err=True)
+
+
 def _told(error: Exception) -> None:
     told = f"{type(error).__name__}: {error} outside the service"
     say(f"limitgate: identify raised {told}, so the request has no caller", err=True)

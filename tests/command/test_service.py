@@ -572,3 +572,23 @@ def test_replay_names_the_limits_of_dependencies(depending: str, tmp_path: Path)
     assert "also limited by the dependency per-user: not evaluated\n" in text
     found = json.loads(CliRunner().invoke(limitgate, [*words, "--json"], catch_exceptions=False).stdout)
     assert found["unevaluated"] == ["per-user", "per-route", "never"]
+
+
+def test_a_client_of_a_dependency(depending: str, redis_server: RedisServer) -> None:
+    """By the result of the dependency, as the message says."""
+    words = ["--app", depending, "--rule", "per-user", "--store", redis_server.url, "--key-prefix", f"t{uuid.uuid4().hex}"]
+
+    def run(verb: str, *more: str) -> Result:
+        return CliRunner().invoke(limitgate, [verb, *words, *more], catch_exceptions=False)
+
+    missing = run("peek")
+    assert (missing.exit_code, "expected --given current_user=..., or --ip" in missing.stderr) == (2, True)
+    ann, bob = ("--given", "current_user=ann"), ("--given", "current_user=bob")
+    banned = run("ban", *ann, "-y")
+    assert banned.stdout.startswith("per-user given=current_user:…: banned permanently")
+    assert [run("peek", *whom).exit_code for whom in (ann, bob)] == [1, 0]
+    assert run("pardon", *ann, "-y").exit_code == run("reset", *ann, "-y").exit_code == 0
+    assert run("peek", *ann).exit_code == 0
+    for wrong in ("current_user", "=ann", "user="):
+        assert "expected NAME=VALUE" in run("peek", "--given", wrong).stderr
+    assert "has no part 'user' in given" in run("peek", "--given", "user=ann", "--ip", IP).stderr

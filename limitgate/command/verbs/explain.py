@@ -14,13 +14,15 @@ from limitgate.command.client_state import app_option, header_of, target_of, tel
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.command.rule_sets import RULES
-from limitgate.command.service import Service, lenient, service
+from limitgate.command.service import Service, lenient, service, tell_unidentified
 from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
 from limitgate.gate.lifecycle.build import build_gate
 from limitgate.http.client_ip import canonical
+from limitgate.messages.suggestions import expected_of
 from limitgate.messages.text import listed
+from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore, SyncStore, open_sync_store
 
@@ -45,6 +47,8 @@ class Described(TypedDict):
     ip: str
     header: tuple[str, ...]
     user: str | None
+    caller: str | None
+    tier: str | None
 
 
 @click.command("explain")
@@ -56,6 +60,8 @@ class Described(TypedDict):
 @click.option("--ip", default="203.0.113.1", metavar="ADDRESS", show_default=True, help="The peer's address.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
 @click.option("--user", metavar="ID", help="The user that the service authenticates.")
+@click.option("--caller", metavar="ID", help="The caller, instead of the one that the headers identify.")
+@click.option("--tier", metavar="NAME", help="With --caller: its tier, unless the rules list the caller.")
 @app_option
 @click.option("--store", metavar="URL", help="Store of the service; default: that of --app. memory:// has full buckets.")
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Trusted proxy of the service: address, CIDR or list.")
@@ -119,16 +125,34 @@ def _explained(asked: Service, store: SyncStore, described: Described, timeout: 
         raise ConfigError("LimitGate is disabled (enabled, LIMITGATE_ENABLED), expected it enabled")
     options: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
     options |= {**_OF_THE_PROCESS, "headers": settings.headers, "store": LookingStore(store), "timeout": timeout}
-    if settings.identify is not None:
+    if (caller := _caller(described, asked)) is not None:
+        options["identify"] = lambda _: caller
+    elif settings.identify is not None:
         options["identify"] = lenient(settings.identify)
     gate = build_gate(asked.routes, open_sync_store, **options).gate
     if gate is None:
         raise TypeError("a gate that is switched on was not built")
     request = _request(described, asked)
     late_limits = asked.late_limits(request)
-    if asked.awaits:
-        return asyncio.run(aexplain(gate, request, late_limits))
-    return explain(gate, request, late_limits)
+    found = asyncio.run(aexplain(gate, request, late_limits)) if asked.awaits else explain(gate, request, late_limits)
+    if settings.identify is not None and found.caller is None and described["header"]:
+        tell_unidentified("--caller ID")
+    return found
+
+
+def _caller(described: Described, asked: Service) -> Caller | None:
+    """The caller named on the command line."""
+    name, tier, tiers = described["caller"], described["tier"], asked.rules.tiers
+    if name is None and tier is not None:
+        raise click.UsageError("--tier needs --caller, expected both")
+    if tier is not None and tier not in tiers:
+        raise click.UsageError(f"no file describes tier {tier!r:.80}, {expected_of(tier, tiers)}")
+    if name is None:
+        return None
+    known = asked.rules.callers.named(name)
+    if known is None and asked.settings.identify is not None:
+        say("limitgate: identify may give this caller limits of its own, which --caller ID does not know", err=True)
+    return known or Caller(name, tier or DEFAULT_TIER)
 
 
 def _tell_of_routes(found: Explanation, asked: Service) -> None:

@@ -120,6 +120,22 @@ def test_an_identify_that_misses_something_is_told() -> None:
     assert "identify raised KeyError: 'session' outside the service, so the request has no caller" in result.stderr
 
 
+def test_an_identify_that_finds_nobody_is_told() -> None:
+    """It may need the application's startup, so the caller can be named."""
+    app = "--app", f"{__name__}:GATE"
+    found = "identify found no caller for these headers (the application's startup was not run)"
+    assert found in run("GET", "/", *app, "-H", "X-API-Key: other").stderr
+    assert found not in run("GET", "/", *app).stderr
+    assert found not in run("GET", "/", *app, "-H", "X-API-Key: anns").stderr
+    named = told("GET", "/", *app, "--caller", "bob", "--tier", "paid")
+    assert (named["caller"], named["tier"]) == ("bob", "paid")
+    assert [rule["name"] for rule in named["rules"] if rule["applies"]] == ["api", "mine"]
+    listed = told("GET", "/api/x", "--rules", CONFIG, "--caller", "acme")
+    assert (listed["caller"], listed["tier"]) == ("acme", "vip")
+    assert "no file describes tier 'gold'" in run("GET", "/", *app, "--caller", "a", "--tier", "gold", status=2).stderr
+    assert "--tier needs --caller" in run("GET", "/", *app, "--tier", "paid", status=2).stderr
+
+
 def test_behind_a_proxy() -> None:
     """The proxies that are trusted are those that are named, or those of the environment."""
     words = "GET", "/api/x", "--rules", CONFIG, "--ip", "10.0.0.1", "-H", "X-Forwarded-For: 203.0.113.7"
