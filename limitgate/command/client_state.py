@@ -233,6 +233,7 @@ class Opened:
             ipv6_prefix=settings.ipv6_prefix,
             templates=templates,
             rules=None if self.service is None else self.service.rules,
+            shadow=settings.shadow,
         )
         return RuleBucket(operations, self._run)
 

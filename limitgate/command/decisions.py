@@ -42,11 +42,20 @@ def _endless(number: float) -> float:
 
 
 def print_decision(decision: Decision) -> None:
-    """Print a decision: a line, and a table of its windows."""
-    if decision.allowed:
-        say(f"a request would be admitted, {decision.remaining:,} of {decision.limit:,} remaining")
-    else:
+    """Print a decision: a line about enforced rules, one for each rule in shadow, and a table of windows."""
+    shadows = shadows_of(decision)
+    enforced = [window for each in decision.standings if each.charge.enforced for window in each.windows()]
+    if not decision.allowed:
         say(f"a request would be refused: {_why(decision)}")
+    elif not shadows:
+        say(f"a request would be admitted, {decision.remaining:,} of {decision.limit:,} remaining")
+    elif enforced:
+        least = min(enforced, key=lambda window: window.remaining)
+        say(f"a request would be admitted, {least.remaining:,} of {least.limit:,} remaining")
+    else:
+        say("a request would be admitted")
+    for name, fits in shadows.items():
+        say(f"rule {name} is in shadow: refuses nothing{'' if fits else ', but would refuse this request'}")
     heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full in", "Free in"
     rows = [
         (
@@ -62,6 +71,15 @@ def print_decision(decision: Decision) -> None:
     ]
     if rows:
         print_table(heads, rows)
+
+
+def shadows_of(decision: Decision) -> dict[str, bool]:
+    """Return the rules in shadow, and whether a request fits into their buckets."""
+    found: dict[str, bool] = {}
+    for each in decision.standings:
+        if not each.charge.enforced and each.charge.rule is not None:
+            found[each.charge.rule] = found.get(each.charge.rule, True) and each.fits
+    return found
 
 
 def is_banned(decision: Decision) -> bool:

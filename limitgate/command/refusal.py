@@ -98,7 +98,8 @@ def _standing(
 ) -> Refused:
     rule, tiers, key = candidate
     buckets, caller, is_certain = limits_of(rule, tiers, key, asked)
-    charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in buckets]
+    enforced = not (rule.shadow or asked.settings.shadow)
+    charges = [Charge(key + bucket.suffix, bucket, 1, enforced, rule.name) for bucket in buckets]
     plan = Plan.look(charges)
     decision = decide(plan, store.spend(plan, timeout)) if store is not None and charges else None
     is_certain = is_certain or (decision is not None and is_banned(decision))

@@ -313,3 +313,29 @@ def test_the_journal_is_bounded_and_loses_nothing(redis_server: RedisServer, mon
         one.note("reset", str(number), ["k"], None)
     assert [event.key for event in one.events()] == [str(number) for number in range(10, 5, -1)]
     store.close()
+
+
+def test_a_rule_in_shadow_is_told_as_one(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By peek and explain; the verdict is about enforced rules."""
+    world = World(redis_server.url, tmp_path)
+    world.rules.write_text("rules: [{name: tried, path: /api/**, key: [ip], qpd: 1, shadow: true}]")
+    world.gate = LimitGateWSGI(_app, rules=world.rules, store=world.url, key_prefix=world.prefix, timeout=5)
+    whom = world.of("tried", "--ip", IP)
+    assert "rule tried is in shadow: refuses nothing\n" in world.run("peek", *whom).stdout
+    assert [world.request() for _ in range(2)] == ["200", "200"]
+    told = "a request would be admitted\nrule tried is in shadow: refuses nothing, but would refuse this request\n"
+    assert told in world.run("peek", *whom).stdout
+    monkeypatch.setenv("LIMITGATE_KEY_PREFIX", world.prefix)
+    explain = ["explain", "GET", "/api/hello", "--rules", str(world.rules), "--ip", IP, "--store", world.url, "--timeout", "10"]
+    result = CliRunner().invoke(limitgate, explain, catch_exceptions=False)
+    assert (result.exit_code, told in result.stdout) == (0, True)
+    world.rules.write_text(
+        "rules: [{name: tried, path: /api/**, key: [ip], qpd: 1, shadow: true}, {name: api, key: [ip], qpm: 9}]"
+    )
+    result = CliRunner().invoke(limitgate, explain, catch_exceptions=False)
+    assert "a request would be admitted, 8 of 9 remaining\nrule tried is in shadow" in result.stdout
+    world.rules.write_text("rules: [{name: tried, path: /api/**, key: [ip], qpd: 1}]")
+    assert world.run("peek", *whom).exit_code == 1
+    monkeypatch.setenv("LIMITGATE_SHADOW", "true")  # the whole gate
+    result = world.run("peek", *whom)
+    assert (result.exit_code, told in result.stdout) == (0, True)
