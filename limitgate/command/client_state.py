@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import click
 
 from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.command.decisions import ban_in_force, is_banned
 from limitgate.command.output import say
 from limitgate.command.rule_sets import RULES
 from limitgate.command.service import Service, service, settings_of, tell_unidentified
@@ -27,7 +28,7 @@ from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
 from limitgate.limits.decision import Decision
 from limitgate.limits.duration import as_seconds
 from limitgate.messages.suggestions import expected_of
-from limitgate.messages.text import listed, masked, shown
+from limitgate.messages.text import Names, listed, shown
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
@@ -188,10 +189,14 @@ class ClientState:
         """Remove all charges, and return the decision about a request afterwards."""
         return min([bucket.reset(reason=reason) for bucket in self._buckets], key=_room)
 
-    def ban(self, seconds: float | None, reason: str | None) -> None:
-        """Refuse all requests for this many seconds, permanently if None."""
-        for bucket in self._buckets:
-            bucket.ban(seconds, reason=reason)
+    @property
+    def is_banned(self) -> bool:
+        """True if a ban is in force."""
+        return any(is_banned(bucket.peek()) for bucket in self._buckets)
+
+    def ban(self, seconds: float | None, reason: str | None) -> float:
+        """Refuse all requests for this many seconds, permanently if None. Return the seconds in force, which may be more."""
+        return max([ban_in_force(bucket.ban(seconds, reason=reason)) for bucket in self._buckets])
 
     def pardon(self, reason: str | None) -> None:
         """Lift the ban."""
@@ -215,6 +220,7 @@ class Opened:
 
     def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
         self.service = named
+        self.names = settings.names
         self._store, self._settings, self._timeout = store, settings, timeout
         self.journal = Journal(store, settings.key_prefix, timeout)
         secret = None if settings.secret is None else settings.secret.get_secret_value()
@@ -272,7 +278,7 @@ def state_of(opened: Opened, options: StateOptions, use: Use) -> ClientState:
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
     if words:
-        return _state_of_key(opened.limiter, words[0], words[1:], needs_limits=use == "reset")
+        return _state_of_key(opened, words[0], words[1:], needs_limits=use == "reset")
     if not (rule and opened.service):
         raise click.UsageError(
             "expected a client: --rules PATH (or --app MODULE:APP) --rule NAME and the parts of its key, or KEY and limits"
@@ -290,7 +296,8 @@ def _by_options(message: str) -> str:
     return re.sub(r"--given\{'(.+?)': \.\.\.\}", r"--given \1=...", message)
 
 
-def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_limits: bool) -> ClientState:
+def _state_of_key(opened: Opened, key: str, limits: Sequence[str], *, needs_limits: bool) -> ClientState:
+    limiter = opened.limiter
     if needs_limits and not limits:
         raise click.UsageError(f"expected the limits of {key!r:.80} after it, such as '10/second'")
     try:
@@ -299,7 +306,7 @@ def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_li
         raise click.UsageError(str(error)) from error
     peek = partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)
     bucket = _KeyBucket(peek, partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key))
-    return ClientState(masked(key), [limiter.ban_key(key)], [bucket])
+    return ClientState(shown("key", key, opened.names) or "key", [limiter.ban_key(key)], [bucket])
 
 
 def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOptions, use: Use) -> ClientState:
@@ -319,7 +326,8 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
     if use == "ban" and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
         parts["limits"] = _ANY_LIMIT
     told = {**parts, **({} if options["path"] is None else {"path": options["path"]})}
-    named = [f"{label}={_shown(label, value)}" for label, value in told.items() if label != "limits"]
+    texts = [(label, _shown(label, value, opened.names)) for label, value in told.items() if label != "limits"]
+    named = [f"{label}={text}" for label, text in texts if text]
     templates, if_unused = None, None
     if any("path" in check_part(part) for part in rule.key):
         templates = _templates(asked, rule, options)
@@ -517,9 +525,11 @@ def header_of(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _shown(label: str, value: object) -> str:
+def _shown(label: str, value: object, names: Names) -> str:
     if isinstance(value, Caller):
         value = value.id
     if isinstance(value, dict):
-        return ",".join(f"{name}:{masked(text)}" for name, text in value.items())
-    return shown(label, str(value))
+        kind = "header:" if label == "headers" else ""
+        texts = [(name, shown(f"{kind}{name.lower()}", text, names)) for name, text in value.items()]
+        return ",".join([f"{name}:{text}" for name, text in texts if text])
+    return shown(label, str(value), names)

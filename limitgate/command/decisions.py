@@ -87,6 +87,12 @@ def is_banned(decision: Decision) -> bool:
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
 
+def ban_in_force(decision: Decision) -> float:
+    """Seconds of a ban, ``inf`` if it is permanent."""
+    bans = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT]
+    return _endless(max([int(state) for each in bans for state in each.states], default=0) / 1e6)
+
+
 def _why(decision: Decision) -> str:
     if decision.is_permanent_ban:
         return "banned permanently"

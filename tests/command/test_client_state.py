@@ -273,7 +273,7 @@ def test_a_journal_that_is_damaged_keeps_nobody_from_banning(redis_server: Redis
     assert [ban["key"] for ban in world.json("bans")] == ["u…2"]
     kept = {"bans": [["later", ["a"], None, "why", "me", "more"]], "events": [[1.0, "me", "ban", "later", None, "more"]]}
     store.config(ConfigRequest(f"{world.prefix}:journal", json.dumps(kept)), 10)  # type: ignore[attr-defined]
-    assert world.json("bans") == [{"key": "later", "retry_after": None, "reason": "why"}]
+    assert world.json("bans") == [{"key": "later", "retry_after": None, "reason": "why", "by": "me", "digest": None}]
     assert world.json("bans", "--log")[0]["key"] == "later"
     store.close()
 
@@ -339,3 +339,46 @@ def test_a_rule_in_shadow_is_told_as_one(redis_server: RedisServer, tmp_path: Pa
     monkeypatch.setenv("LIMITGATE_SHADOW", "true")  # the whole gate
     result = world.run("peek", *whom)
     assert (result.exit_code, told in result.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("key", [None, "user:42"])
+def test_a_pardon_of_somebody_who_is_not_banned(redis_server: RedisServer, tmp_path: Path, key: str | None) -> None:
+    """It is no success, and the journal has none."""
+    world = World(redis_server.url, tmp_path)
+    whom = world.of("api", "--ip", IP) if key is None else [key]
+    result = world.run("pardon", *whom, "-y")
+    assert (result.exit_code, "was not banned" in result.stdout, "pardoned" in result.stdout) == (1, True, False)
+    assert "is not banned" in world.run("pardon", *whom, "--dry-run").stdout
+    assert world.json("bans", "--log") == []
+    assert world.json("pardon", *whom, "-y", status=1)["was_banned"] is False
+    world.json("ban", *whom, "-y")
+    assert world.json("pardon", *whom, "-y")["was_banned"] is True
+    assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "ban"]
+
+
+@pytest.mark.parametrize("key", [None, "user:42"])
+def test_a_shorter_ban_tells_the_time_in_force(redis_server: RedisServer, tmp_path: Path, key: str | None) -> None:
+    """A ban never shortens an earlier one."""
+    world = World(redis_server.url, tmp_path)
+    whom = world.of("keyed", "--ip", IP) if key is None else [key]
+    assert world.run("ban", *whom, "--for", "1h", "-y").stdout.endswith("banned for 1 h\n")
+    assert re.search(r"banned for (1 h|59 min .*), by an earlier ban\n", world.run("ban", *whom, "--for", "30", "-y").stdout)
+    assert 3500 < world.json("ban", *whom, "--for", "30", "-y")["retry_after"] <= 3600
+    assert world.json("ban", *whom, "-y")["retry_after"] is None
+    assert world.run("ban", *whom, "--for", "30", "-y").stdout.endswith("banned permanently, by an earlier ban\n")
+
+
+@pytest.mark.parametrize(("names", "shown"), [("full", f"keyed ip={IP} api_key=ses…now"), ("off", "keyed"), ("masked", None)])
+def test_names_in_bans(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, shown: str | None
+) -> None:
+    """As the option of the service says; API keys are never shown. JSON has the author and the digest of ids, too."""
+    world = World(redis_server.url, tmp_path)
+    monkeypatch.setenv("LIMITGATE_NAMES", names)
+    world.json("ban", *world.of("keyed", "--api-key", KEY, "--ip", IP), "-y")
+    (listed,) = world.json("bans")
+    assert listed["key"] == (shown or "keyed ip=20….7 api_key=ses…now")
+    assert "@" in listed["by"]
+    assert re.fullmatch("[0-9a-f]{32}", listed["digest"])
+    world.json("ban", "user:42", "--for", "1h", "-y")
+    assert world.json("bans")[0]["key"] == {"full": "user:42", "off": "key", "masked": "u…2"}[names]
