@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
 from limitgate.limits.decision import Decision
 from limitgate.limits.duration import as_seconds
+from limitgate.limits.limit import Limit
 from limitgate.messages.suggestions import expected_of
 from limitgate.messages.text import Names, listed, shown
 from limitgate.routes.overview import METHODS
@@ -79,6 +81,8 @@ class StateOptions(StoreOptions):
     tier: str | None
     limits: tuple[str, ...]
     given: tuple[str, ...]
+    algorithm: str | None
+    align: str | None
 
 
 class Timeout(click.FloatRange):
@@ -128,7 +132,7 @@ def state_options(verb: Verb) -> Verb:
     return _decorated(
         store_options(verb),
         click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
-        click.option("--rules", metavar="PATH", help=f"{RULES}."),
+        click.option("--rules", metavar="PATH", help=f"{RULES}.  [env var: LIMITGATE_RULES]"),
         click.option("--rule", metavar="NAME", help="The rule."),
         click.option("--ip", metavar="ADDRESS", help="The client's address."),
         click.option(
@@ -144,6 +148,8 @@ def state_options(verb: Verb) -> Verb:
         click.option("--host", metavar="NAME", help="The host."),
         click.option("--tier", metavar="NAME", help="The tier of the rule; default: that of the caller, or 'default'."),
         click.option("--given", multiple=True, metavar="NAME=VALUE", help="The result of a dependency in the rule's key."),
+        click.option("--algorithm", metavar="NAME", help="Algorithm of the limits after KEY, such as fixed_window."),
+        click.option("--align", metavar="ZONE", help="Start of the windows after KEY, such as utc."),
         click.option("--limits", multiple=True, metavar="LIMIT", help="The client's limits, if code sets those of the rule."),
     )
 
@@ -251,6 +257,8 @@ class Opened:
 def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened]:
     """Open the store that the options select. Raises `click.UsageError` if it is unusable."""
     given: Mapping[str, Any] = options
+    if rules is None and given.get("rule") and options["app"] is None:
+        rules = os.environ.get("LIMITGATE_RULES")
     chosen = {name: given[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
     named = service(rules, options["app"], **chosen) if rules or options["app"] else None
     settings = settings_of(None, RuleSet([]), chosen) if named is None else named.settings
@@ -278,7 +286,7 @@ def state_of(opened: Opened, options: StateOptions, use: Use) -> ClientState:
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
     if words:
-        return _state_of_key(opened, words[0], words[1:], needs_limits=use == "reset")
+        return _state_of_key(opened, words[0], _limits(words[1:], options), needs_limits=use == "reset")
     if not (rule and opened.service):
         raise click.UsageError(
             "expected a client: --rules PATH (or --app MODULE:APP) --rule NAME and the parts of its key, or KEY and limits"
@@ -296,7 +304,17 @@ def _by_options(message: str) -> str:
     return re.sub(r"--given\{'(.+?)': \.\.\.\}", r"--given \1=...", message)
 
 
-def _state_of_key(opened: Opened, key: str, limits: Sequence[str], *, needs_limits: bool) -> ClientState:
+def _limits(texts: Sequence[str], options: StateOptions) -> list[Limit | str]:
+    """The limits of a Limiter's key, with the options of the command line."""
+    named = {"algorithm": options["algorithm"], "align": options["align"]}
+    chosen: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    try:
+        return [Limit(text, **chosen) if chosen else text for text in texts]
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _state_of_key(opened: Opened, key: str, limits: Sequence[Limit | str], *, needs_limits: bool) -> ClientState:
     limiter = opened.limiter
     if needs_limits and not limits:
         raise click.UsageError(f"expected the limits of {key!r:.80} after it, such as '10/second'")
@@ -384,7 +402,7 @@ def _request(asked: Service, options: StateOptions) -> Request:
 
 def _rule(asked: Service, name: str, caller: Caller | None, options: StateOptions) -> Rule:
     """Prefer the rule of the client's tier, if it is known. May be a limit in code."""
-    rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"]
+    rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"] or "LIMITGATE_RULES"
     if tier is not None and tier not in rules.tiers:
         raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
     if tier is None and caller is not None:

@@ -25,6 +25,7 @@ from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refusal_id import RefusalId, RefusalKey, tag_of, time_of
 from limitgate.messages.text import listed, printable, shortened
+from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule
 from limitgate.stores import SyncStore
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
@@ -202,6 +203,8 @@ def show(resolved: Resolved) -> None:
         say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {ending}")
         say("or the id has another key: it predates a flush of the store, or its process has another store or secret")
     _show_traces(resolved.traces)
+    if resolved.traces is not None and not any(each.client for each in resolved.traces):
+        _say_unlogged(resolved.found)
 
 
 def _show_traces(traces: Sequence[Trace] | None) -> None:
@@ -212,6 +215,19 @@ def _show_traces(traces: Sequence[Trace] | None) -> None:
     for each in traces:
         client = "" if each.client is None else f"client {each.client}, "
         say(f"{client}{each.file}:{each.line}: {shortened(each.text)}")
+
+
+def _say_unlogged(found: Sequence[Refused]) -> None:
+    """Say which parts of a key an access log lacks."""
+    for rule in [each.rule for each in found]:
+        labels = [*(label for part in rule.key for label in check_part(part)), *rule.given_parts]
+        absent = [label for label in labels if label not in _LOGGED]
+        if absent:
+            say(f"rule {rule.name} counts by {listed(absent)}, which an access log does not have, except JSON with headers")
+
+
+_LOGGED = frozenset({"path", "ip", "method", "tier", "global"})
+"""Key parts that every access log has."""
 
 
 def _ago(elapsed: float) -> str:

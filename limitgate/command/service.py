@@ -25,6 +25,7 @@ from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.routes import NoRoutes, Pattern, Routes
 from limitgate.routes.flask import wsgi_routes
+from limitgate.routes.handlers import STATUS, application_behind, handler_of_refusals
 from limitgate.routes.overview import Listed
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
@@ -103,6 +104,16 @@ class Service:
     def late_kind(self) -> str:
         """What applies limits behind the gate."""
         return "throttle" if self._door == "django" else "dependency"
+
+    @property
+    def answers_refusals(self) -> bool:
+        """True if ``on_denied`` or an error handler of the application may answer refusals."""
+        behind = application_behind(self._app)
+        handlers = [getattr(behind, "exception_handlers", None)]
+        of_blueprints = getattr(behind, "error_handler_spec", None) or {}
+        handlers += [{STATUS: of_status[STATUS]} for of_status in of_blueprints.values() if of_status.get(STATUS)]
+        handlers += [of_class for of_status in of_blueprints.values() for of_class in of_status.values()]
+        return self.settings.on_denied is not None or any(handler_of_refusals(each) is not None for each in handlers)
 
     def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
         """Return a request as the server passes it on. ``target`` is the raw path, with an optional query."""

@@ -16,7 +16,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from limitgate import Limiter, LimitGateWSGI, open_sync_store
+from limitgate import Limit, Limiter, LimitGateWSGI, open_sync_store
 from limitgate.command.group import limitgate
 from limitgate.gate.journal import MOST_EVENTS, Journal
 from limitgate.stores.base import ConfigRequest
@@ -382,3 +382,25 @@ def test_names_in_bans(
     assert re.fullmatch("[0-9a-f]{32}", listed["digest"])
     world.json("ban", "user:42", "--for", "1h", "-y")
     assert world.json("bans")[0]["key"] == {"full": "user:42", "off": "key", "masked": "u…2"}[names]
+
+
+def test_rules_by_their_variable(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for explain; a Limiter's key needs none."""
+    world = World(redis_server.url, tmp_path)
+    monkeypatch.setenv("LIMITGATE_RULES", str(world.rules))
+    assert world.json("peek", "--rule", "keyed", "--ip", IP)["limit"] == 2
+    assert world.json("peek", "user:42", "2/day")["limit"] == 2
+    assert "LIMITGATE_RULES: there is no rule 'nope'" in world.run("peek", "--rule", "nope").stderr
+
+
+def test_the_algorithm_of_a_limiters_key(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Months need a fixed window."""
+    world = World(redis_server.url, tmp_path)
+    limit = Limit("1000/month", algorithm="fixed_window", align="utc")
+    with Limiter(world.url, key_prefix=world.prefix, timeout=5) as limiter:
+        limiter.hit("user:42", limit)
+        words = "user:42", "1000/month", "--algorithm", "fixed_window", "--align", "utc"
+        assert world.json("peek", *words)["remaining"] == 999
+        assert world.json("reset", *words, "-y")["remaining"] == 1000
+        assert limiter.peek("user:42", limit).remaining == 1000
+    assert world.run("peek", "user:42", "1/day", "--algorithm", "nonsense").exit_code == 2

@@ -367,7 +367,10 @@ def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:
     [
         ("SHOP:create_app(", "expected a call with literal arguments"),
         ("SHOP:create_app(url)", "expected a call with literal arguments"),
-        ("SHOP:create_app(1, 2, 3, 4)", "TypeError during the import"),
+        (
+            "SHOP:create_app(1, 2, 3, 4)",
+            "the factory does not take these arguments: too many positional arguments, expected some of: url",
+        ),
         ("SHOP:nothing()", "has no attribute 'nothing'"),
         ("SHOP:RULES", "is a list of rules, expected an application"),
         ("SHOP:NO_APP", "no LimitGate found around the application"),
@@ -592,3 +595,39 @@ def test_a_client_of_a_dependency(depending: str, redis_server: RedisServer) -> 
     for wrong in ("current_user", "=ann", "user="):
         assert "expected NAME=VALUE" in run("peek", "--given", wrong).stderr
     assert "has no part 'user' in given" in run("peek", "--given", "user=ann", "--ip", IP).stderr
+
+
+def test_explain_does_not_announce_its_gate(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Its store only reads, and is none of the service."""
+    caplog.set_level("INFO", "limitgate")
+    shop.run("explain", "GET", "/api/orders/1", "--app", "SHOP:app")
+    assert "LookingStore" not in caplog.text
+
+
+HANDLERS = """\
+from flask import Flask
+from limitgate import LimitGate, Rule
+from limitgate.flask import LimitGate as FlaskGate
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+
+RULES = [Rule("api", "0/minute")]
+plain = LimitGate(Starlette(), rules=RULES)
+handled = Starlette(exception_handlers={429: lambda request, error: PlainTextResponse("slow down")})
+handled.add_middleware(LimitGate, rules=RULES)
+denied = LimitGate(Starlette(), rules=RULES, on_denied=PlainTextResponse("slow down"))
+flask_plain, flask_handled = Flask("plain"), Flask("handled")
+flask_handled.register_error_handler(429, lambda error: "slow down")
+for each in (flask_plain, flask_handled):
+    FlaskGate(each, rules=RULES)
+"""
+
+
+@pytest.mark.parametrize(
+    ("app", "is_told"),
+    [("plain", False), ("handled", True), ("denied", True), ("flask_plain", False), ("flask_handled", True)],
+)
+def test_explain_says_that_a_handler_answers(shop: Shop, tmp_path: Path, app: str, is_told: bool) -> None:  # noqa: FBT001
+    (tmp_path / f"{shop.module}.py").write_text(HANDLERS)
+    result = shop.run("explain", "GET", "/", "--app", f"SHOP:{app}")
+    assert (result.exit_code, "a handler of the application (or on_denied) makes the body" in result.stdout) == (1, is_told)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypedDict, Unpack
 from urllib.parse import unquote
 
@@ -19,7 +22,7 @@ from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
 from limitgate.gate.lifecycle.build import build_gate
-from limitgate.http.client_ip import canonical
+from limitgate.http.client_ip import Hop, canonical
 from limitgate.messages.suggestions import expected_of
 from limitgate.messages.text import listed
 from limitgate.rules.callers import DEFAULT_TIER, Caller
@@ -129,7 +132,8 @@ def _explained(asked: Service, store: SyncStore, described: Described, timeout: 
         options["identify"] = lambda _: caller
     elif settings.identify is not None:
         options["identify"] = lenient(settings.identify)
-    gate = build_gate(asked.routes, open_sync_store, **options).gate
+    with _unannounced():
+        gate = build_gate(asked.routes, open_sync_store, **options).gate
     if gate is None:
         raise TypeError("a gate that is switched on was not built")
     request = _request(described, asked)
@@ -138,6 +142,18 @@ def _explained(asked: Service, store: SyncStore, described: Described, timeout: 
     if settings.identify is not None and found.caller is None and described["header"]:
         tell_unidentified("--caller ID")
     return found
+
+
+@contextmanager
+def _unannounced() -> Iterator[None]:
+    """Keep the application's log from a gate that serves no requests."""
+    log = logging.getLogger("limitgate")
+    level = log.level
+    log.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _caller(described: Described, asked: Service) -> Caller | None:
@@ -211,8 +227,13 @@ def _as_json(found: Explanation) -> dict[str, Any]:
     }
 
 
+def _hop(hop: Hop) -> tuple[str, str]:
+    is_socket = hop.address is None and hop.why.startswith("the peer")
+    return ("a unix socket" if is_socket else hop.address or "-"), hop.why
+
+
 def _print(found: Explanation, asked: Service) -> None:
-    print_table(("From", ""), [(hop.address or "a unix socket", hop.why) for hop in found.hops])
+    print_table(("From", ""), [_hop(hop) for hop in found.hops])
     caller = "no known caller" if found.caller is None else f"caller {found.caller.id}"
     client = found.counted_as or "a client without an address"
     say("", f"Counted as {client}, {caller}, tier {found.tier}, path {found.path}", "")
@@ -231,3 +252,5 @@ def _print(found: Explanation, asked: Service) -> None:
     say("", f"{found.status or 'the application answers'}" + (", with" if found.fields else ""))
     for name, value in found.fields:
         say(f"{name}: {value}")
+    if found.status is not None and asked.answers_refusals:
+        say("a handler of the application (or on_denied) makes the body, and may change the status and other fields")

@@ -465,3 +465,35 @@ def test_an_id_whose_caller_may_have_own_limits_is_not_called_admitted(
 
 
 OF_IDENTIFY = LimitGate(PlainTextResponse("hello"), rules=RULES, identify=known)
+
+
+def test_a_client_of_an_access_log_is_told_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever its port, by the refusal nearest to the id's time."""
+    refused = Refused(redis_server.url, monkeypatch)
+    lines = [f'INFO:     203.0.113.7:{50_000 + number} - "POST /login HTTP/1.1" 200 OK' for number in range(3)]
+    lines += [f'INFO:     203.0.113.7:{51_000 + number} - "POST /login HTTP/1.1" 429 Too Many' for number in range(3)]
+    (tmp_path / "uvicorn.log").write_text("\n".join(lines))
+    at = told("--id", refused.id, "--rules", CONFIG, *refused.store, status=1)["at"]
+    moments = [time.strftime("%d/%b/%Y:%H:%M:%S +0000", time.gmtime(at + offset)) for offset in (-90, 0, 90)]
+    line = LINE.format(client="203.0.113.7", method="POST", path="/login")
+    (tmp_path / "access.log").write_text("".join([line.replace("28/Nov/2026:10:05:03 +0000", each) for each in moments]))
+    for name, number in (("uvicorn.log", 4), ("access.log", 2)):
+        words = "--id", refused.id, "--rules", CONFIG, *refused.store, "--log", str(tmp_path / name)
+        assert [each["line"] for each in told(*words, status=1)["log"]] == [number]
+
+
+def test_a_key_that_an_access_log_lacks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "mine paid", f"limitgate:mine:{'0f' * 16}").decode()
+    (tmp_path / "log").write_text(LINE.format(client="203.0.113.7", method="GET", path="/"))
+    text = run("--id", made, "--rules", f"{__name__}:RULES", "--log", str(tmp_path / "log")).stdout
+    assert "rule mine counts by caller, which an access log does not have" in text
+
+
+def test_only_a_peer_without_an_address_is_a_unix_socket() -> None:
+    """Not a header that is missing."""
+    text = run("GET", "/", "--rules", CONFIG, "--ip", "127.0.0.1", "--trusted-proxy", "loopback").stdout
+    assert "unix socket" not in text
+    assert "no address in x-forwarded-for, so the one before is the client" in text
