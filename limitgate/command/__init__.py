@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from limitgate.messages.extras import extra
+from limitgate.messages.extras import extra, require
 
 
 def main() -> None:
     """Run the command. Without the extra, print how to install it, and exit with 2."""
     try:
         with extra("cli", "click", "rich"):
+            # Verbs import rich late, so look for it before one of them changes anything.
+            require("rich")
             from limitgate.command.group import limitgate  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
         sys.exit(_told(error))

@@ -40,8 +40,11 @@ def application(name: str) -> Any:
         factory, app = _made.get(name, (None, None))
         if factory is not found:
             args, options = arguments or ([], {})
+            _check_arguments(name, found, args, options)
             app = found(*args, **options)
             _made[name] = found, app
+    except click.UsageError:
+        raise
     except (ImportError, AttributeError) as error:
         raise click.UsageError(f"{name}: {error}, {EXPECTED}") from error
     except LimitGateError:
@@ -63,6 +66,20 @@ def _called(name: str, expression: str) -> tuple[str, tuple[list[Any], dict[str,
     except (SyntaxError, ValueError, AttributeError) as error:
         raise click.UsageError(f"{name!r:.80}: expected a call with literal arguments, such as create_app('test')") from error
     return attribute.strip(), (args, options)
+
+
+def _check_arguments(name: str, factory: Any, args: list[Any], options: dict[str, Any]) -> None:
+    """Raises `click.UsageError` for arguments that a factory does not take."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # not a function, or one in C
+        return
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        expected = ", ".join(signature.parameters) or "none"  # without defaults, which may be secret
+        message = f"{name}: the factory does not take these arguments: {error}, expected some of: {expected}"
+        raise click.UsageError(message) from error
 
 
 def _is_factory(found: Any) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
-from typing import Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 from urllib.parse import unquote
 
 import click
 
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.command.decisions import ban_in_force, is_banned
 from limitgate.command.output import say
 from limitgate.command.rule_sets import RULES
-from limitgate.command.service import Service, service, settings_of
+from limitgate.command.service import Service, service, settings_of, tell_unidentified
 from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import path_reason
@@ -25,8 +28,9 @@ from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
 from limitgate.limits.decision import Decision
 from limitgate.limits.duration import as_seconds
+from limitgate.limits.limit import Limit
 from limitgate.messages.suggestions import expected_of
-from limitgate.messages.text import listed, masked, shown
+from limitgate.messages.text import Names, listed, shown
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
@@ -39,6 +43,8 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
 """Characters that servers never pass on in a value (RFC 9110 section 5.5)."""
+_ANY_LIMIT = ["1/second"]
+"""Stands for limits from run time: a ban holds for the bucket whatever they are, and charges nothing."""
 _PLACEHOLDERS = frozenset("{<*^")
 """Characters of route templates in any framework."""
 _VALUE = re.compile(r"[0-9@]")
@@ -74,6 +80,9 @@ class StateOptions(StoreOptions):
     host: str | None
     tier: str | None
     limits: tuple[str, ...]
+    given: tuple[str, ...]
+    algorithm: str | None
+    align: str | None
 
 
 class Timeout(click.FloatRange):
@@ -123,7 +132,7 @@ def state_options(verb: Verb) -> Verb:
     return _decorated(
         store_options(verb),
         click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
-        click.option("--rules", metavar="PATH", help=f"{RULES}."),
+        click.option("--rules", metavar="PATH", help=f"{RULES}.  [env var: LIMITGATE_RULES]"),
         click.option("--rule", metavar="NAME", help="The rule."),
         click.option("--ip", metavar="ADDRESS", help="The client's address."),
         click.option(
@@ -138,6 +147,9 @@ def state_options(verb: Verb) -> Verb:
         click.option("--method", metavar="METHOD", help="The method."),
         click.option("--host", metavar="NAME", help="The host."),
         click.option("--tier", metavar="NAME", help="The tier of the rule; default: that of the caller, or 'default'."),
+        click.option("--given", multiple=True, metavar="NAME=VALUE", help="The result of a dependency in the rule's key."),
+        click.option("--algorithm", metavar="NAME", help="Algorithm of the limits after KEY, such as fixed_window."),
+        click.option("--align", metavar="ZONE", help="Start of the windows after KEY, such as utc."),
         click.option("--limits", multiple=True, metavar="LIMIT", help="The client's limits, if code sets those of the rule."),
     )
 
@@ -183,10 +195,14 @@ class ClientState:
         """Remove all charges, and return the decision about a request afterwards."""
         return min([bucket.reset(reason=reason) for bucket in self._buckets], key=_room)
 
-    def ban(self, seconds: float | None, reason: str | None) -> None:
-        """Refuse all requests for this many seconds, permanently if None."""
-        for bucket in self._buckets:
-            bucket.ban(seconds, reason=reason)
+    @property
+    def is_banned(self) -> bool:
+        """True if a ban is in force."""
+        return any(is_banned(bucket.peek()) for bucket in self._buckets)
+
+    def ban(self, seconds: float | None, reason: str | None) -> float:
+        """Refuse all requests for this many seconds, permanently if None. Return the seconds in force, which may be more."""
+        return max([ban_in_force(bucket.ban(seconds, reason=reason)) for bucket in self._buckets])
 
     def pardon(self, reason: str | None) -> None:
         """Lift the ban."""
@@ -210,6 +226,7 @@ class Opened:
 
     def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
         self.service = named
+        self.names = settings.names
         self._store, self._settings, self._timeout = store, settings, timeout
         self.journal = Journal(store, settings.key_prefix, timeout)
         secret = None if settings.secret is None else settings.secret.get_secret_value()
@@ -228,6 +245,7 @@ class Opened:
             ipv6_prefix=settings.ipv6_prefix,
             templates=templates,
             rules=None if self.service is None else self.service.rules,
+            shadow=settings.shadow,
         )
         return RuleBucket(operations, self._run)
 
@@ -239,6 +257,8 @@ class Opened:
 def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened]:
     """Open the store that the options select. Raises `click.UsageError` if it is unusable."""
     given: Mapping[str, Any] = options
+    if rules is None and given.get("rule") and options["app"] is None:
+        rules = os.environ.get("LIMITGATE_RULES")
     chosen = {name: given[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
     named = service(rules, options["app"], **chosen) if rules or options["app"] else None
     settings = settings_of(None, RuleSet([]), chosen) if named is None else named.settings
@@ -253,7 +273,11 @@ def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened
         store.close()
 
 
-def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> ClientState:
+Use = Literal["peek", "reset", "ban"]
+"""What a verb does: a reset needs the client's own limits, a peek shows them, a ban or pardon needs none."""
+
+
+def state_of(opened: Opened, options: StateOptions, use: Use) -> ClientState:
     """Return the state that the options select.
 
     Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
@@ -262,13 +286,13 @@ def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> Cl
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
     if words:
-        return _state_of_key(opened.limiter, words[0], words[1:], needs_limits=needs_limits)
+        return _state_of_key(opened, words[0], _limits(words[1:], options), needs_limits=use == "reset")
     if not (rule and opened.service):
         raise click.UsageError(
             "expected a client: --rules PATH (or --app MODULE:APP) --rule NAME and the parts of its key, or KEY and limits"
         )
     try:
-        return _state_of_rule(opened, opened.service, rule, options)
+        return _state_of_rule(opened, opened.service, rule, options, use)
     except ConfigError as error:
         raise click.UsageError(_by_options(str(error))) from error
 
@@ -276,10 +300,22 @@ def state_of(opened: Opened, options: StateOptions, *, needs_limits: bool) -> Cl
 def _by_options(message: str) -> str:
     """Replace argument names of `Limiter.bucket` in a message by the options of the command."""
     message = re.sub(r"headers=\{'(.+?)': \.\.\.\}", r"-H '\1: ...'", message)
-    return re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
+    message = re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
+    return re.sub(r"--given\{'(.+?)': \.\.\.\}", r"--given \1=...", message)
 
 
-def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_limits: bool) -> ClientState:
+def _limits(texts: Sequence[str], options: StateOptions) -> list[Limit | str]:
+    """The limits of a Limiter's key, with the options of the command line."""
+    named = {"algorithm": options["algorithm"], "align": options["align"]}
+    chosen: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    try:
+        return [Limit(text, **chosen) if chosen else text for text in texts]
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _state_of_key(opened: Opened, key: str, limits: Sequence[Limit | str], *, needs_limits: bool) -> ClientState:
+    limiter = opened.limiter
     if needs_limits and not limits:
         raise click.UsageError(f"expected the limits of {key!r:.80} after it, such as '10/second'")
     try:
@@ -288,21 +324,28 @@ def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_li
         raise click.UsageError(str(error)) from error
     peek = partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)
     bucket = _KeyBucket(peek, partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key))
-    return ClientState(masked(key), [limiter.ban_key(key)], [bucket])
+    return ClientState(shown("key", key, opened.names) or "key", [limiter.ban_key(key)], [bucket])
 
 
-def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOptions) -> ClientState:
+def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOptions, use: Use) -> ClientState:
     parts = _parts(options)
     caller = _listed_caller(asked.rules, options)
     if options["caller"] is None and asked.settings.identify is not None:
         identified = asked.caller_of(_request(asked, options))
+        if identified is None and (options["api_key"] or options["header"]) and caller is None:
+            tell_unidentified("--caller ID")
         if identified is not None:
             parts["caller"] = caller = identified
         elif not asked.rules.callers.list_keys:
             parts.pop("api_key", None)  # an unidentified key counts as none
     rule = _rule(asked, name, caller, options)
+    if caller is None and not options["limits"]:
+        _consider_own_limits(asked, rule, options, use)
+    if use == "ban" and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
+        parts["limits"] = _ANY_LIMIT
     told = {**parts, **({} if options["path"] is None else {"path": options["path"]})}
-    named = [f"{label}={_shown(label, value)}" for label, value in told.items() if label != "limits"]
+    texts = [(label, _shown(label, value, opened.names)) for label, value in told.items() if label != "limits"]
+    named = [f"{label}={text}" for label, text in texts if text]
     templates, if_unused = None, None
     if any("path" in check_part(part) for part in rule.key):
         templates = _templates(asked, rule, options)
@@ -314,6 +357,30 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
             )
     bucket = opened.bucket(rule, parts, templates)
     return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), [bucket], if_unused)
+
+
+def _consider_own_limits(asked: Service, rule: Rule, options: StateOptions, use: Use) -> None:
+    """Tell that a caller named by its id may have own limits, which only ``identify`` knows.
+
+    Raises `click.UsageError` for a reset, which would miss its windows.
+    """
+    if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
+        return
+    if use == "ban" and _has_one_bucket(rule):
+        return
+    told = (
+        f"the application's identify may give this caller limits of its own; those of rule {rule.name} "
+        f"are {listed([*map(str, rule.every_limit)])}"
+    )
+    expected = "expected --limits with those of this caller, or its --api-key or -H"
+    if use == "reset":
+        raise click.UsageError(f"{told}; {expected}")
+    say(f"limitgate: {told}; {expected} if they are others", err=True)
+
+
+def _has_one_bucket(rule: Rule) -> bool:
+    """True if all limits of the rule, also those from run time, share a bucket, and so a ban."""
+    return (rule.algorithm is None or ALGORITHMS[rule.algorithm] is gcra) and not any(each.suffix for each in rule.buckets)
 
 
 def _listed_caller(rules: RuleSet, options: StateOptions) -> Caller | None:
@@ -335,7 +402,7 @@ def _request(asked: Service, options: StateOptions) -> Request:
 
 def _rule(asked: Service, name: str, caller: Caller | None, options: StateOptions) -> Rule:
     """Prefer the rule of the client's tier, if it is known. May be a limit in code."""
-    rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"]
+    rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"] or "LIMITGATE_RULES"
     if tier is not None and tier not in rules.tiers:
         raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
     if tier is None and caller is not None:
@@ -360,9 +427,18 @@ def _parts(options: StateOptions) -> BucketParts:
         parts["api_key"] = _as_sent(options["api_key"])
     if options["limits"]:
         parts["limits"] = list(options["limits"])
+    if options["given"]:
+        parts["given"] = dict(map(_given, options["given"]))
     if options["header"]:
         parts["headers"] = {name: _as_sent(value) for name, value in map(header_of, options["header"])}
     return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})
+
+
+def _given(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and name and value):
+        raise click.UsageError(f"{text!r:.80} is not the result of a dependency, expected NAME=VALUE")
+    return name, value
 
 
 def _as_sent(value: str) -> str:
@@ -467,9 +543,11 @@ def header_of(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _shown(label: str, value: object) -> str:
+def _shown(label: str, value: object, names: Names) -> str:
     if isinstance(value, Caller):
         value = value.id
     if isinstance(value, dict):
-        return ",".join(f"{name}:{masked(text)}" for name, text in value.items())
-    return shown(label, str(value))
+        kind = "header:" if label == "headers" else ""
+        texts = [(name, shown(f"{kind}{name.lower()}", text, names)) for name, text in value.items()]
+        return ",".join([f"{name}:{text}" for name, text in texts if text])
+    return shown(label, str(value), names)

@@ -42,11 +42,20 @@ def _endless(number: float) -> float:
 
 
 def print_decision(decision: Decision) -> None:
-    """Print a decision: a line, and a table of its windows."""
-    if decision.allowed:
-        say(f"a request would be admitted, {decision.remaining:,} of {decision.limit:,} remaining")
-    else:
+    """Print a decision: a line about enforced rules, one for each rule in shadow, and a table of windows."""
+    shadows = shadows_of(decision)
+    enforced = [window for each in decision.standings if each.charge.enforced for window in each.windows()]
+    if not decision.allowed:
         say(f"a request would be refused: {_why(decision)}")
+    elif not shadows:
+        say(f"a request would be admitted, {decision.remaining:,} of {decision.limit:,} remaining")
+    elif enforced:
+        least = min(enforced, key=lambda window: window.remaining)
+        say(f"a request would be admitted, {least.remaining:,} of {least.limit:,} remaining")
+    else:
+        say("a request would be admitted")
+    for name, fits in shadows.items():
+        say(f"rule {name} is in shadow: refuses nothing{'' if fits else ', but would refuse this request'}")
     heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full in", "Free in"
     rows = [
         (
@@ -64,9 +73,24 @@ def print_decision(decision: Decision) -> None:
         print_table(heads, rows)
 
 
-def _is_banned(decision: Decision) -> bool:
+def shadows_of(decision: Decision) -> dict[str, bool]:
+    """Return the rules in shadow, and whether a request fits into their buckets."""
+    found: dict[str, bool] = {}
+    for each in decision.standings:
+        if not each.charge.enforced and each.charge.rule is not None:
+            found[each.charge.rule] = found.get(each.charge.rule, True) and each.fits
+    return found
+
+
+def is_banned(decision: Decision) -> bool:
     """True if a ban refuses, because the used amounts don't show it."""
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
+
+
+def ban_in_force(decision: Decision) -> float:
+    """Seconds of a ban, ``inf`` if it is permanent."""
+    bans = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT]
+    return _endless(max([int(state) for each in bans for state in each.states], default=0) / 1e6)
 
 
 def _why(decision: Decision) -> str:
@@ -74,7 +98,7 @@ def _why(decision: Decision) -> str:
         return "banned permanently"
     if _endless(decision.retry_after) == math.inf:
         return "retrying does not help"
-    return f"{'banned, ' if _is_banned(decision) else ''}retry in {seconds(decision.retry_after)}"
+    return f"{'banned, ' if is_banned(decision) else ''}retry in {seconds(decision.retry_after)}"
 
 
 def banned(by: str, retry_after: float) -> str:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from limitgate.command.service import Service
 from limitgate.gate.gate import Gate
 from limitgate.gate.offline import offline_gate
+from limitgate.http.client_ip import canonical
 from limitgate.http.request import DescribedRequest
 from limitgate.limits.refusal_id import LENGTH, RefusalId, RefusalKey
 from limitgate.replay.access_log import Entry, Log, TextParser, parse_json
@@ -21,8 +22,10 @@ from limitgate.stores import MemoryStore
 
 _ID = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{%d}(?![A-Za-z0-9_-])" % LENGTH)
 _MOST = 10
+"""Lines of service logs, and clients of access logs."""
+_TOO_MANY = 429
 _REMEMBERED = 100_000
-"""Requests of an access log that are known to belong to other buckets."""
+"""Requests of an access log whose buckets are remembered."""
 
 
 class Trace(NamedTuple):
@@ -38,17 +41,36 @@ class Trace(NamedTuple):
 def search(
     logs: Sequence[str], keys: Sequence[RefusalKey], refusal: RefusalId, buckets: Sequence[str], asked: Service
 ) -> list[Trace]:
-    """Return the first lines about the bucket of a refusal. ``keys`` decrypt ids. Raises `ConfigError` like `Log`."""
+    """Return lines about the bucket of a refusal. ``keys`` decrypt ids. Raises `ConfigError` like `Log`.
+
+    They are the first lines of service logs, and for each client in access logs the refusal nearest to the id's time.
+    """
     matcher = _Matcher(keys, refusal, tuple(buckets), asked)
     found: list[Trace] = []
+    nearest: dict[str, tuple[tuple[bool, float], Trace]] = {}
     for name in logs:
         for number, line in enumerate(_lines(name), 1):
-            is_of_bucket, client = matcher.match(line)
-            if is_of_bucket:
-                found.append(Trace(name, number, line.decode("utf-8", "backslashreplace").strip(), client))
-                if len(found) == _MOST:
-                    return found
-    return found
+            is_of_bucket, entry = matcher.match(line)
+            if not is_of_bucket:
+                continue
+            text = line.decode("utf-8", "backslashreplace").strip()
+            if entry is None:
+                if len(found) < _MOST:
+                    found.append(Trace(name, number, text, None))
+                continue
+            client = entry.client.decode("utf-8", "backslashreplace")
+            rank = entry.status != _TOO_MANY, abs(entry.at / 1e6 - refusal.at)
+            known = nearest.get(one := _address(entry))
+            if (known is None and len(nearest) < _MOST) or (known is not None and rank < known[0]):
+                nearest[one] = rank, Trace(name, number, text, client)
+    return found + [trace for _, trace in nearest.values()]
+
+
+def _address(entry: Entry) -> str:
+    """The client without its port."""
+    text = entry.client.decode("utf-8", "replace")
+    address = canonical(text)
+    return text if address is None else str(address)
 
 
 def _lines(name: str) -> Iterator[bytes]:
@@ -63,31 +85,29 @@ class _Matcher:
         self._buckets = buckets
         self._service = asked
         self._parse = TextParser()
-        self._others: set[tuple[object, ...]] = set()
-        self._clients: set[bytes] = set()
+        self._known: dict[tuple[object, ...], bool] = {}
         self._gate: Gate | None = None
 
-    def match(self, line: bytes) -> tuple[bool, str | None]:
+    def match(self, line: bytes) -> tuple[bool, Entry | None]:
+        """Return whether a line is about the bucket, and its request if it is of an access log."""
         for named in _ID.findall(line):
             read = [key.read(named.decode()) for key in self._keys]
             if any((each.tag, each.digest) == (self._refusal.tag, self._refusal.digest) for each in read):
                 return True, None
         entry = parse_json(line) if line.startswith(b"{") else self._parse(line)
-        if entry is None or not self._buckets or entry.client in self._clients or not self._is_of_bucket(entry):
+        if entry is None or not self._buckets or not self._is_of_bucket(entry):
             return False, None
-        self._clients.add(entry.client)
-        return True, entry.client.decode("utf-8", "backslashreplace")
+        return True, entry
 
     def _is_of_bucket(self, entry: Entry) -> bool:
         headers = entry.headers or {}
-        alike = entry.client, entry.method, entry.path, *headers.items()
-        if alike in self._others:
-            return False
-        if any(key.startswith(self._buckets) for key in self._keys_of(entry)):
-            return True
-        if len(self._others) < _REMEMBERED:
-            self._others.add(alike)
-        return False
+        alike = _address(entry), entry.method, entry.path, *headers.items()
+        known = self._known.get(alike)
+        if known is None:
+            known = any(key.startswith(self._buckets) for key in self._keys_of(entry))
+            if len(self._known) < _REMEMBERED:
+                self._known[alike] = known
+        return known
 
     def _keys_of(self, entry: Entry) -> list[str]:
         asked, client = self._service, entry.client.decode("utf-8", "replace")

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.decisions import banned, decision_fields, print_decision, seconds
+from limitgate.command.decisions import banned, decision_fields, is_banned, print_decision, seconds
 from limitgate.command.log_search import Trace, search
 from limitgate.command.output import say
+from limitgate.command.own_limits import limits_of
 from limitgate.command.service import Service
 from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
@@ -20,9 +21,11 @@ from limitgate.gate.journal import Ban, Journal
 from limitgate.gate.planning.compiled_rule import id_name
 from limitgate.gate.refusals import kept_keys, place_of_keys
 from limitgate.limits.decision import Decision, decide
+from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refusal_id import RefusalId, RefusalKey, tag_of, time_of
 from limitgate.messages.text import listed, printable, shortened
+from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule
 from limitgate.stores import SyncStore
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
@@ -34,9 +37,20 @@ class Refused(NamedTuple):
     rule: Rule
     tiers: Sequence[str]
     key: str
+    caller: str | None
+    """Id of the listed caller, if the key shows it."""
+    limits: Sequence[Limit]
+    """Limits of the client, as far as they are known."""
     decision: Decision | None
     """Current state of the bucket; None without a store, or if a callable gives the limits."""
+    is_certain: bool
+    """False if the client may have other limits, so that the decision may be another one."""
     ban: Ban | None
+
+    @property
+    def is_admitting(self) -> bool:
+        """True if a request would certainly be admitted."""
+        return self.is_certain and self.decision is not None and self.decision.allowed
 
 
 class Resolved(NamedTuple):
@@ -44,6 +58,8 @@ class Resolved(NamedTuple):
 
     id: RefusalId
     found: Sequence[Refused]
+    is_state_known: bool
+    """False without a store."""
     traces: Sequence[Trace] | None
     """Log lines about the bucket; None if no log was searched."""
 
@@ -67,24 +83,31 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
             raise _no_key(settings.key_prefix)
         keys = [RefusalKey.derived(secret)]
         refusal, candidates = _read(text, keys, asked)
-        found = [Refused(*each, None, None) for each in candidates]
+        found = [_standing(None, timeout, (), each, asked) for each in candidates]
     else:
         with closing(opened):
             keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, settings.key_prefix, timeout)
             refusal, candidates = _read(text, keys, asked)
             bans = Journal(opened, settings.key_prefix, timeout).bans()
-            found = [_standing(opened, timeout, bans, each) for each in candidates]
+            found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
     traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
-    return Resolved(refusal, found, traces)
+    return Resolved(refusal, found, opened is not None, traces)
 
 
-def _standing(store: SyncStore, timeout: float, bans: Sequence[Ban], candidate: tuple[Rule, Sequence[str], str]) -> Refused:
+def _standing(
+    store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: tuple[Rule, Sequence[str], str], asked: Service
+) -> Refused:
     rule, tiers, key = candidate
-    charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in rule.buckets]
+    buckets, caller, is_certain = limits_of(rule, tiers, key, asked)
+    enforced = not (rule.shadow or asked.settings.shadow)
+    charges = [Charge(key + bucket.suffix, bucket, 1, enforced, rule.name) for bucket in buckets]
     plan = Plan.look(charges)
-    decision = decide(plan, store.spend(plan, timeout)) if charges else None
+    decision = decide(plan, store.spend(plan, timeout)) if store is not None and charges else None
+    is_certain = is_certain or (decision is not None and is_banned(decision))
     charged = {charge.key for charge in charges}
-    return Refused(rule, tiers, key, decision, next((ban for ban in bans if charged & set(ban.keys)), None))
+    ban = next((ban for ban in bans if charged & set(ban.keys)), None)
+    limits = [limit for bucket in buckets for limit in bucket.limits]
+    return Refused(rule, tiers, key, None if caller is None else caller.id, limits, decision, is_certain, ban)
 
 
 def _kept_keys(store: SyncConfigStore, key_prefix: str, timeout: float) -> list[RefusalKey]:
@@ -134,7 +157,8 @@ def as_json(resolved: Resolved) -> dict[str, Any]:
                 "rule": each.rule.name,
                 "tiers": list(each.tiers),
                 "key": each.key,
-                "decision": None if each.decision is None else decision_fields(each.decision),
+                "caller": each.caller,
+                "decision": decision_fields(each.decision) if each.decision is not None and each.is_certain else None,
                 "ban": None if each.ban is None else _ban(each.ban),
             }
             for each in resolved.found
@@ -151,13 +175,26 @@ def show(resolved: Resolved) -> None:
     """Print a resolved id."""
     at = resolved.id.at
     say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
-    for place, (rule, tiers, key, decision, ban) in enumerate(resolved.found):
-        limits = listed([*map(str, rule.every_limit)]) or "limits from a callable"
+    for place, each in enumerate(resolved.found):
+        rule, tiers, ban = each.rule, each.tiers, each.ban
+        limits = listed([*map(str, each.limits)]) or "limits from a callable"
+        of_caller = "" if each.caller is None else f" of caller {each.caller}"
         by = "or by" if place else "by"
-        say("", f"{by} rule {rule.name} of tier {listed(tiers, ' and ')}: {limits}, counted by {', '.join(rule.counted_by)}")
-        say(key)
-        if decision is not None:
-            print_decision(decision)
+        counted = f"counted by {', '.join(rule.counted_by)}"
+        say("", f"{by} rule {rule.name} of tier {listed(tiers, ' and ')}: {limits}{of_caller}, {counted}")
+        say(each.key)
+        if not each.is_certain:
+            say(
+                f"the limits of this client are not known, because its caller may have limits of its own; expected limitgate "
+                f"peek --rule {rule.name} --limits LIMIT with the parts of its key"
+                if rule.buckets
+                else f"the limits come from a callable; expected limitgate peek --rule {rule.name} --limits LIMIT with the "
+                "parts of its key"
+            )
+        if each.decision is not None:
+            if not each.is_certain:
+                say("under the limits of the rule:")
+            print_decision(each.decision)
         if ban is not None:
             why = f": {printable(ban.reason)}" if ban.reason else ""
             say(f"{banned(ban.by, ban.retry_after(time.time()))}{why}")
@@ -166,6 +203,8 @@ def show(resolved: Resolved) -> None:
         say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {ending}")
         say("or the id has another key: it predates a flush of the store, or its process has another store or secret")
     _show_traces(resolved.traces)
+    if resolved.traces is not None and not any(each.client for each in resolved.traces):
+        _say_unlogged(resolved.found)
 
 
 def _show_traces(traces: Sequence[Trace] | None) -> None:
@@ -176,6 +215,19 @@ def _show_traces(traces: Sequence[Trace] | None) -> None:
     for each in traces:
         client = "" if each.client is None else f"client {each.client}, "
         say(f"{client}{each.file}:{each.line}: {shortened(each.text)}")
+
+
+def _say_unlogged(found: Sequence[Refused]) -> None:
+    """Say which parts of a key an access log lacks."""
+    for rule in [each.rule for each in found]:
+        labels = [*(label for part in rule.key for label in check_part(part)), *rule.given_parts]
+        absent = [label for label in labels if label not in _LOGGED]
+        if absent:
+            say(f"rule {rule.name} counts by {listed(absent)}, which an access log does not have, except JSON with headers")
+
+
+_LOGGED = frozenset({"path", "ip", "method", "tier", "global"})
+"""Key parts that every access log has."""
 
 
 def _ago(elapsed: float) -> str:

@@ -7,7 +7,7 @@ keys and clients are those of the service.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import cached_property
 from inspect import isawaitable, iscoroutinefunction
 from io import BytesIO
@@ -25,6 +25,8 @@ from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.routes import NoRoutes, Pattern, Routes
 from limitgate.routes.flask import wsgi_routes
+from limitgate.routes.handlers import STATUS, application_behind, handler_of_refusals
+from limitgate.routes.overview import Listed
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
 from limitgate.rules.files import rules_of
@@ -69,7 +71,11 @@ class Service:
     @cached_property
     def templates(self) -> dict[str, Pattern]:
         """Templates of all routes, with their patterns."""
-        return {route.template: route.pattern for route in routes_of(self._app)}
+        return {route.template: route.pattern for route in self._listed}
+
+    @cached_property
+    def _listed(self) -> list[Listed]:
+        return [] if self._app is None else routes_of(self._app)
 
     def templates_for(self, rule: Rule) -> list[str]:
         """Return the templates of routes that a rule may match."""
@@ -80,6 +86,34 @@ class Service:
     def in_code(self) -> list[Rule]:
         """Limits of decorators, dependencies and throttles."""
         return [] if self._app is None else limits_in_code(self._app)
+
+    def late_limits(self, request: Request) -> Sequence[Rule]:
+        """Return the limits that the route of a request applies behind the gate: those of its dependencies or throttles."""
+        route = self.routes.find(request)
+        method = "GET" if request.method == "HEAD" else request.method
+        found = [each for each in self._listed if route is not None and each.template == route.template]
+        return next((each.late(method) for each in found if method in each.methods), ())
+
+    @property
+    def every_late_limit(self) -> list[Rule]:
+        """Return the limits of `late_limits` of all routes."""
+        found = [rule for each in self._listed for method in each.methods for rule in each.late(method)]
+        return list({rule.name: rule for rule in found}.values())
+
+    @property
+    def late_kind(self) -> str:
+        """What applies limits behind the gate."""
+        return "throttle" if self._door == "django" else "dependency"
+
+    @property
+    def answers_refusals(self) -> bool:
+        """True if ``on_denied`` or an error handler of the application may answer refusals."""
+        behind = application_behind(self._app)
+        handlers = [getattr(behind, "exception_handlers", None)]
+        of_blueprints = getattr(behind, "error_handler_spec", None) or {}
+        handlers += [{STATUS: of_status[STATUS]} for of_status in of_blueprints.values() if of_status.get(STATUS)]
+        handlers += [of_class for of_status in of_blueprints.values() for of_class in of_status.values()]
+        return self.settings.on_denied is not None or any(handler_of_refusals(each) is not None for each in handlers)
 
     def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
         """Return a request as the server passes it on. ``target`` is the raw path, with an optional query."""
@@ -119,6 +153,12 @@ def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
             return _told(error)
 
     return find
+
+
+def tell_unidentified(expected: str) -> None:
+    """Warn that ``identify`` returned no caller, which the running service may find."""
+    told = "identify found no caller for these headers (the application's startup was not run)"
+    say(f"limitgate: {told}; if the service knows the caller, expected {expected}", err=True)
 
 
 def _told(error: Exception) -> None:

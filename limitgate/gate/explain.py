@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from limitgate.errors import HeadersTooLargeError, StoreError
-from limitgate.gate import load
+from limitgate.gate import late, load
 from limitgate.gate.admission import Admission
+from limitgate.gate.flow import arun, run
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
-from limitgate.gate.planning.planner import Planner, no_places
+from limitgate.gate.planning.planner import LateLimit, Planner, no_places
 from limitgate.gate.planning.prepared import PreparedPlan
 from limitgate.http.client_ip import Hop, Networks
 from limitgate.http.paths import PathIndex, segments
@@ -56,6 +57,8 @@ class Explanation(NamedTuple):
     """None if the application would answer."""
     fields: Fields
     """Fields of the refusal, or fields added to the application's response."""
+    unevaluated: Sequence[Rule] = ()
+    """Late limits whose keys need results of dependencies."""
 
 
 class LookingStore:
@@ -84,17 +87,28 @@ class LookingStore:
         """Do nothing, because the other store has an owner."""
 
 
-def explain(gate: Gate, request: Request) -> Explanation:
-    """Explain what a gate on a `LookingStore` would do. Raises `StoreError` if the store doesn't answer."""
-    return explained(gate, request, gate.check(request, waits=False))
+def explain(gate: Gate, request: Request, late_limits: Sequence[Rule] = ()) -> Explanation:
+    """Explain what a gate on a `LookingStore` would do. Raises `StoreError` if the store doesn't answer.
+
+    ``late_limits`` are those of the route's dependencies or throttles.
+    """
+    admission = gate.check(request, waits=False)
+    run(gate.store, late.further(gate, admission, _known(late_limits)), admission.budget)
+    return explained(gate, request, admission, late_limits)
 
 
-async def aexplain(gate: Gate, request: Request) -> Explanation:
+async def aexplain(gate: Gate, request: Request, late_limits: Sequence[Rule] = ()) -> Explanation:
     """`explain` for a gate with an async ``identify`` or async limits."""
-    return explained(gate, request, await gate.acheck(request))
+    admission = await gate.acheck(request)
+    await arun(gate.store, late.further(gate, admission, _known(late_limits)), admission.budget)
+    return explained(gate, request, admission, late_limits)
 
 
-def explained(gate: Gate, request: Request, admission: Admission) -> Explanation:
+def _known(late_limits: Sequence[Rule]) -> list[LateLimit]:
+    return [(rule, ()) for rule in late_limits if not rule.given_parts]
+
+
+def explained(gate: Gate, request: Request, admission: Admission, late_limits: Sequence[Rule] = ()) -> Explanation:
     """Explain an admission from a `LookingStore`. Raises `StoreError` if the store didn't answer."""
     planner = gate.rules.planner
     if gate.store.failure is not None:
@@ -112,7 +126,14 @@ def explained(gate: Gate, request: Request, admission: Admission) -> Explanation
         who = None, None, None, DEFAULT_TIER
         may_apply = [each.rule for each in planner.may_apply(request)[0]]
         reasons = [RuleReason(rule.name, rule.tier or DEFAULT_TIER, True, str(error)) for rule in may_apply]
-    return Explanation(hops, *who, request.path, reasons, decision, status, fields)
+    applying = [] if admission.marks is EVERYTHING else [rule for rule in late_limits if _applies(rule, request)]
+    reasons += [RuleReason(rule.name, None, True, "limits the route behind the gate") for rule in applying]
+    unevaluated = [rule for rule in applying if rule.given_parts]
+    return Explanation(hops, *who, request.path, reasons, decision, status, fields, unevaluated)
+
+
+def _applies(rule: Rule, request: Request) -> bool:
+    return rule.applies_to(request.method) and rule.admits(request)
 
 
 def _end(gate: Gate, admission: Admission) -> None:

@@ -1,12 +1,13 @@
 """The journal of bans, pardons and resets, kept in the store.
 
-It contains only masked names and store keys, so that Redis does not reveal the clients.
+It contains store keys, and names as the option ``names`` shows them: masked, so that Redis does not reveal the clients.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ MOST_BANS, MOST_EVENTS = 2_000, 1_000
 _BY_RULE = "rule "
 T = TypeVar("T")
 _TRIES = 20
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 _LONGEST = 500
 """Maximum length of a name or a reason."""
 
@@ -31,7 +33,7 @@ class Ban(NamedTuple):
     """A ban set by the command or by a rule with a ``ban``."""
 
     key: str
-    """Name for display, with the client masked."""
+    """Name for display, with the client as ``names`` shows it."""
     keys: Sequence[str]
     until: float
     """Unix time in seconds; infinite for a permanent ban."""
@@ -42,6 +44,12 @@ class Ban(NamedTuple):
     def by_rule(cls, rule: str, who: str, key: str, until: float, reason: str) -> Ban:
         """Return a ban by a rule. ``who`` is masked, ``until`` is Unix time in seconds."""
         return cls(f"{rule} {who}".rstrip()[:_LONGEST], (key,), until, reason, f"{_BY_RULE}{rule}")
+
+    @property
+    def digest(self) -> str | None:
+        """The digest at the end of the bucket's key, as in ids of refusals."""
+        found = _DIGEST.search(self.keys[0])
+        return found and found[0]
 
     @property
     def is_by_rule(self) -> bool:
@@ -153,6 +161,10 @@ class Journal(JournalFlows):
     def events(self) -> list[Event]:
         """Return the latest changes, newest first."""
         return [*reversed(run(self._store, self._reading())[2])]
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove the bans of these keys, if they are listed."""
+        run(self._store, self.removing(keys))
 
     def note(
         self,

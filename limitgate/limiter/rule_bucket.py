@@ -210,11 +210,12 @@ def rule_bucket(
     ipv6_prefix: int,
     templates: Sequence[str | None] | None = None,
     rules: RuleSet | None = None,
+    shadow: bool = False,
 ) -> RuleBucketOperations:
     """Return the bucket of a rule with these key parts; ``name`` selects a limit of an endpoint with several.
 
     ``templates`` replace the path if the routes are known, None for the rule's pattern. ``rules`` are those of the gate, with
-    its callers and tiers; by default those that the rule belongs to.
+    its callers and tiers; by default those that the rule belongs to. ``shadow`` is the option of the gate.
 
     Raises `ConfigError` for a missing or invalid part, `TypeError` for an unknown one.
     """
@@ -228,7 +229,7 @@ def rule_bucket(
             "counts clients"
         )
     compiled_rule = CompiledRule(
-        chosen, chosen.kind, key_prefix=key_prefix, secret=secret, shadow=False, cardinality=None, inventable=lambda _: False
+        chosen, chosen.kind, key_prefix=key_prefix, secret=secret, shadow=shadow, cardinality=None, inventable=lambda _: False
     )
     values = _values(chosen, parts)
     paths = _paths(chosen, parts.get("path")) if templates is None else templates

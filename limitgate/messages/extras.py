@@ -20,6 +20,12 @@ def extra(name: str, *packages: str) -> Iterator[None]:
         raise ModuleNotFoundError(message, name=missing, path=error.path) from error
 
 
+def require(package: str) -> None:
+    """Raise `ModuleNotFoundError` if a package is missing, without importing it."""
+    if not _is_there(package):
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
 def _is_there(package: str) -> bool:
     with suppress(ModuleNotFoundError):
         return find_spec(package) is not None

@@ -22,6 +22,7 @@ from limitgate.internal_errors import raise_interruption
 from limitgate.routes import Pattern, Route
 from limitgate.routes.overview import METHODS, Listed
 from limitgate.rules.decorators import Mark, class_of, marks_of
+from limitgate.rules.rule import Rule
 
 
 class DjangoRoutes:
@@ -169,15 +170,26 @@ def routes_of(urlconf: Any = None) -> list[Listed]:
     """Return the routes of a URLconf (default ``ROOT_URLCONF``) and its includes, for the overview."""
     resolver = get_resolver(urlconf)
     return [
-        Listed(shown, _segments(template), _methods(view), partial(_limits_of, view), partial(_takes, resolver, shown))
+        Listed(
+            shown,
+            _segments(template),
+            _methods(view),
+            partial(_limits_of, view),
+            partial(_takes, resolver, shown),
+            partial(_limits_of_throttles, view),
+        )
         for shown, template, view in _walk(resolver, "/", "/", frozenset())
     ]
 
 
 def _limits_of(view: Any, method: str) -> tuple[Mark, ...]:
+    return (*_marks(view, method), *_limits_of_throttles(view, method))
+
+
+def _limits_of_throttles(view: Any, _: str) -> tuple[Rule, ...]:
     rest = sys.modules.get("limitgate.django.rest")
     given = getattr(view, "initkwargs", None) or {}
-    return (*_marks(view, method), *(rest.rules_of_view(class_of(view), given) if rest is not None else ()))
+    return tuple(rest.rules_of_view(class_of(view), given)) if rest is not None else ()
 
 
 def _walk(resolver: Any, shown: str, template: str, around: frozenset[int]) -> Iterator[tuple[str, str, Any]]:

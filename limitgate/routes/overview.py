@@ -29,9 +29,11 @@ class Listed(NamedTuple):
     methods: tuple[str, ...]
     """HEAD only without GET; OPTIONS is shown only alone."""
     marks: Callable[[str], tuple[Mark, ...]]
-    """Decorators by method."""
+    """Decorators and late limits by method."""
     takes: Callable[[str], bool]
     """True if the router chooses this route for a matching path."""
+    late: Callable[[str], tuple[Rule, ...]] = lambda _: ()
+    """Limits by method that the route applies behind the gate: those of dependencies or throttles."""
 
 
 class Applied(NamedTuple):

@@ -13,6 +13,7 @@ from limitgate.routes import Routes
 from limitgate.routes.overview import METHODS, Listed
 from limitgate.routes.starlette import asgi_routes, flat, mounted, router_of, segments_of
 from limitgate.rules.decorators import Mark, effective, marks_of, note_routed
+from limitgate.rules.rule import Rule
 
 
 def routes_of(app: Any) -> list[Listed]:
@@ -60,7 +61,9 @@ def _listed(template: str, route: Any, routes: Routes) -> Listed:
         return (*marks_of(meant, method), *dependencies)
 
     methods = _methods(route, meant)
-    return Listed(template or "/", pattern, methods, marks, partial(_takes, routes, template, methods[0]))
+    return Listed(
+        template or "/", pattern, methods, marks, partial(_takes, routes, template, methods[0]), lambda _: dependencies
+    )
 
 
 def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
@@ -75,7 +78,7 @@ def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
     return tuple(sorted(set(given) - ({"HEAD"} if "GET" in given else set())))
 
 
-def _limits_of_dependencies(route: Any) -> tuple[Mark, ...]:
+def _limits_of_dependencies(route: Any) -> tuple[Rule, ...]:
     if not hasattr(route, "dependant"):
         return ()
     from limitgate.routes.fastapi_openapi import rules_within  # noqa: PLC0415 - only with FastAPI

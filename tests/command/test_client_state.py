@@ -16,7 +16,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from limitgate import Limiter, LimitGateWSGI, open_sync_store
+from limitgate import Limit, Limiter, LimitGateWSGI, open_sync_store
 from limitgate.command.group import limitgate
 from limitgate.gate.journal import MOST_EVENTS, Journal
 from limitgate.stores.base import ConfigRequest
@@ -273,7 +273,7 @@ def test_a_journal_that_is_damaged_keeps_nobody_from_banning(redis_server: Redis
     assert [ban["key"] for ban in world.json("bans")] == ["u…2"]
     kept = {"bans": [["later", ["a"], None, "why", "me", "more"]], "events": [[1.0, "me", "ban", "later", None, "more"]]}
     store.config(ConfigRequest(f"{world.prefix}:journal", json.dumps(kept)), 10)  # type: ignore[attr-defined]
-    assert world.json("bans") == [{"key": "later", "retry_after": None, "reason": "why"}]
+    assert world.json("bans") == [{"key": "later", "retry_after": None, "reason": "why", "by": "me", "digest": None}]
     assert world.json("bans", "--log")[0]["key"] == "later"
     store.close()
 
@@ -313,3 +313,94 @@ def test_the_journal_is_bounded_and_loses_nothing(redis_server: RedisServer, mon
         one.note("reset", str(number), ["k"], None)
     assert [event.key for event in one.events()] == [str(number) for number in range(10, 5, -1)]
     store.close()
+
+
+def test_a_rule_in_shadow_is_told_as_one(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By peek and explain; the verdict is about enforced rules."""
+    world = World(redis_server.url, tmp_path)
+    world.rules.write_text("rules: [{name: tried, path: /api/**, key: [ip], qpd: 1, shadow: true}]")
+    world.gate = LimitGateWSGI(_app, rules=world.rules, store=world.url, key_prefix=world.prefix, timeout=5)
+    whom = world.of("tried", "--ip", IP)
+    assert "rule tried is in shadow: refuses nothing\n" in world.run("peek", *whom).stdout
+    assert [world.request() for _ in range(2)] == ["200", "200"]
+    told = "a request would be admitted\nrule tried is in shadow: refuses nothing, but would refuse this request\n"
+    assert told in world.run("peek", *whom).stdout
+    monkeypatch.setenv("LIMITGATE_KEY_PREFIX", world.prefix)
+    explain = ["explain", "GET", "/api/hello", "--rules", str(world.rules), "--ip", IP, "--store", world.url, "--timeout", "10"]
+    result = CliRunner().invoke(limitgate, explain, catch_exceptions=False)
+    assert (result.exit_code, told in result.stdout) == (0, True)
+    world.rules.write_text(
+        "rules: [{name: tried, path: /api/**, key: [ip], qpd: 1, shadow: true}, {name: api, key: [ip], qpm: 9}]"
+    )
+    result = CliRunner().invoke(limitgate, explain, catch_exceptions=False)
+    assert "a request would be admitted, 8 of 9 remaining\nrule tried is in shadow" in result.stdout
+    world.rules.write_text("rules: [{name: tried, path: /api/**, key: [ip], qpd: 1}]")
+    assert world.run("peek", *whom).exit_code == 1
+    monkeypatch.setenv("LIMITGATE_SHADOW", "true")  # the whole gate
+    result = world.run("peek", *whom)
+    assert (result.exit_code, told in result.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("key", [None, "user:42"])
+def test_a_pardon_of_somebody_who_is_not_banned(redis_server: RedisServer, tmp_path: Path, key: str | None) -> None:
+    """It is no success, and the journal has none."""
+    world = World(redis_server.url, tmp_path)
+    whom = world.of("api", "--ip", IP) if key is None else [key]
+    result = world.run("pardon", *whom, "-y")
+    assert (result.exit_code, "was not banned" in result.stdout, "pardoned" in result.stdout) == (1, True, False)
+    assert "is not banned" in world.run("pardon", *whom, "--dry-run").stdout
+    assert world.json("bans", "--log") == []
+    assert world.json("pardon", *whom, "-y", status=1)["was_banned"] is False
+    world.json("ban", *whom, "-y")
+    assert world.json("pardon", *whom, "-y")["was_banned"] is True
+    assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "ban"]
+
+
+@pytest.mark.parametrize("key", [None, "user:42"])
+def test_a_shorter_ban_tells_the_time_in_force(redis_server: RedisServer, tmp_path: Path, key: str | None) -> None:
+    """A ban never shortens an earlier one."""
+    world = World(redis_server.url, tmp_path)
+    whom = world.of("keyed", "--ip", IP) if key is None else [key]
+    assert world.run("ban", *whom, "--for", "1h", "-y").stdout.endswith("banned for 1 h\n")
+    assert re.search(r"banned for (1 h|59 min .*), by an earlier ban\n", world.run("ban", *whom, "--for", "30", "-y").stdout)
+    assert 3500 < world.json("ban", *whom, "--for", "30", "-y")["retry_after"] <= 3600
+    assert world.json("ban", *whom, "-y")["retry_after"] is None
+    assert world.run("ban", *whom, "--for", "30", "-y").stdout.endswith("banned permanently, by an earlier ban\n")
+
+
+@pytest.mark.parametrize(("names", "shown"), [("full", f"keyed ip={IP} api_key=ses…now"), ("off", "keyed"), ("masked", None)])
+def test_names_in_bans(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, shown: str | None
+) -> None:
+    """As the option of the service says; API keys are never shown. JSON has the author and the digest of ids, too."""
+    world = World(redis_server.url, tmp_path)
+    monkeypatch.setenv("LIMITGATE_NAMES", names)
+    world.json("ban", *world.of("keyed", "--api-key", KEY, "--ip", IP), "-y")
+    (listed,) = world.json("bans")
+    assert listed["key"] == (shown or "keyed ip=20….7 api_key=ses…now")
+    assert "@" in listed["by"]
+    assert re.fullmatch("[0-9a-f]{32}", listed["digest"])
+    world.json("ban", "user:42", "--for", "1h", "-y")
+    assert world.json("bans")[0]["key"] == {"full": "user:42", "off": "key", "masked": "u…2"}[names]
+
+
+def test_rules_by_their_variable(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for explain; a Limiter's key needs none."""
+    world = World(redis_server.url, tmp_path)
+    monkeypatch.setenv("LIMITGATE_RULES", str(world.rules))
+    assert world.json("peek", "--rule", "keyed", "--ip", IP)["limit"] == 2
+    assert world.json("peek", "user:42", "2/day")["limit"] == 2
+    assert "LIMITGATE_RULES: there is no rule 'nope'" in world.run("peek", "--rule", "nope").stderr
+
+
+def test_the_algorithm_of_a_limiters_key(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Months need a fixed window."""
+    world = World(redis_server.url, tmp_path)
+    limit = Limit("1000/month", algorithm="fixed_window", align="utc")
+    with Limiter(world.url, key_prefix=world.prefix, timeout=5) as limiter:
+        limiter.hit("user:42", limit)
+        words = "user:42", "1000/month", "--algorithm", "fixed_window", "--align", "utc"
+        assert world.json("peek", *words)["remaining"] == 999
+        assert world.json("reset", *words, "-y")["remaining"] == 1000
+        assert limiter.peek("user:42", limit).remaining == 1000
+    assert world.run("peek", "user:42", "1/day", "--algorithm", "nonsense").exit_code == 2

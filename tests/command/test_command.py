@@ -160,12 +160,14 @@ def test_a_shell_completes_verbs_and_options() -> None:
     assert "check" in process.stdout.split(",")[1]
 
 
-def test_without_its_extra_it_says_what_to_install() -> None:
-    """One line, no traceback."""
-    code = "import sys; sys.modules['click'] = None; from limitgate.command import main; main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize("package", ["click", "rich"])
+@pytest.mark.parametrize("words", [[], *([name] for name in group.VERBS)], ids=lambda words: " ".join(words) or "none")
+def test_without_its_extra_it_says_what_to_install(package: str, words: list[str]) -> None:
+    """One line, no traceback, before a verb changes anything. click comes with uvicorn, rich does not."""
+    code = f"import sys; sys.modules[{package!r}] = None; from limitgate.command import main; main()"
+    result = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
-    assert result.stderr == "limitgate: click is not installed, expected it here: pip install 'limitgate[cli]'\n"
+    assert result.stderr == f"limitgate: {package} is not installed, expected it here: pip install 'limitgate[cli]'\n"
 
 
 def test_it_starts_without_what_a_verb_may_need() -> None:

@@ -367,7 +367,10 @@ def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:
     [
         ("SHOP:create_app(", "expected a call with literal arguments"),
         ("SHOP:create_app(url)", "expected a call with literal arguments"),
-        ("SHOP:create_app(1, 2, 3, 4)", "TypeError during the import"),
+        (
+            "SHOP:create_app(1, 2, 3, 4)",
+            "the factory does not take these arguments: too many positional arguments, expected some of: url",
+        ),
         ("SHOP:nothing()", "has no attribute 'nothing'"),
         ("SHOP:RULES", "is a list of rules, expected an application"),
         ("SHOP:NO_APP", "no LimitGate found around the application"),
@@ -434,3 +437,197 @@ def test_files_may_have_any_name(shop: Shop, tmp_path: Path) -> None:
     (tmp_path / f"{BYTES}.yaml").write_text(RULES)
     assert shop.run("check", f"{BYTES}.yaml").exit_code == 0
     assert shop.run("explain", "GET", "/", f"--rules={BYTES}.yaml").exit_code == 0
+
+
+PLANS = """\
+from limitgate import Caller, LimitGate, Rule
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+RULES = [
+    Rule("api", "5/day", path="/api", key=["caller"]),
+    Rule("plan", lambda request: "2/day", path="/plan", key=["caller"]),
+    Rule("dated", "5/day", path="/dated", key=["caller"], algorithm="fixed_window"),
+    Rule("given", lambda request: "2/day", path="/given", key=["caller"], algorithm="fixed_window"),
+]
+
+
+def identify(request):
+    key = request.headers.get("x-api-key")
+    return None if key is None else Caller(key, limits={"api": "2/hour"})
+
+
+async def hello(request):
+    return PlainTextResponse("hello")
+
+
+routes = [Route(path, hello) for path in ("/api", "/plan", "/dated", "/given")]
+app = LimitGate(Starlette(routes=routes), rules=RULES, identify=identify, store="URL", key_prefix="PREFIX")
+"""
+
+
+@pytest.fixture
+def plans(shop: Shop, tmp_path: Path) -> Shop:
+    (tmp_path / f"{shop.module}.py").write_text(PLANS.replace("URL", shop.url).replace("PREFIX", shop.prefix))
+    return shop
+
+
+def test_own_limits_of_a_caller_that_only_identify_knows(plans: Shop) -> None:
+    """A reset by those of the rule would miss its windows, so it is refused; a peek says so."""
+    ann = {"X-API-Key": "ann"}
+    assert [plans.get("/api", **ann) for _ in range(3)] == [200, 200, 429]
+    whom = "--app", "SHOP:app", "--rule", "api", "--caller", "ann"
+    told = "the application's identify may give this caller limits of its own; those of rule api are 5/day; expected --limits"
+    result = plans.run("reset", *whom, "-y")
+    assert result.exit_code == 2
+    assert " ".join(result.stderr.split()).count(told) == 1
+    assert told in plans.run("peek", *whom).stderr
+    assert plans.json("peek", *whom, "--limits", "2/hour", status=1)["remaining"] == 0
+    by_key = "--app", "SHOP:app", "--rule", "api", "--api-key", "ann", "--ip", IP
+    assert not plans.run("peek", *by_key).stderr
+    assert plans.json("reset", *whom, "--limits", "2/hour", "-y")["remaining"] == 2
+    time.sleep(1.1)  # a process that has refused may do so for a second more
+    assert plans.get("/api", **ann) == 200
+
+
+@pytest.mark.parametrize(("rule", "status"), [("api", 200), ("plan", 200)])
+def test_a_ban_needs_no_limits(plans: Shop, rule: str, status: int) -> None:
+    """Neither those of a caller nor those of a callable, and it keeps the usage."""
+    ann = {"X-API-Key": "ann"}
+    assert plans.get(f"/{rule}", **ann) == status
+    whom = "--app", "SHOP:app", "--rule", rule, "--caller", "ann"
+    banned = plans.run("ban", *whom, "--for", "1h", "-y")
+    assert (banned.exit_code, banned.stderr) == (0, "")
+    assert plans.get(f"/{rule}", **ann) == 429
+    pardoned = plans.run("pardon", *whom, "-y")
+    assert (pardoned.exit_code, pardoned.stderr) == (0, "")
+    time.sleep(1.1)  # a process that has refused may do so for a second more
+    assert [plans.get(f"/{rule}", **ann) for _ in range(2)] == [status, 429]
+
+
+def test_a_ban_that_depends_on_the_windows_says_so(plans: Shop) -> None:
+    """Only limits of GCRA share a bucket."""
+    whom = "--app", "SHOP:app", "--caller", "ann", "-y"
+    assert "may give this caller limits of its own" in plans.run("ban", *whom, "--rule", "dated").stderr
+    result = plans.run("ban", *whom, "--rule", "given")
+    assert (result.exit_code, "has its limits from a callable, expected --limits" in result.stderr) == (2, True)
+
+
+DEPENDENCIES = """\
+from fastapi import Depends, FastAPI
+from limitgate import LimitGate, Rule
+from limitgate.fastapi import RateLimit
+
+async def current_user():
+    return "ann"
+
+app = FastAPI()
+app.add_middleware(LimitGate, rules=[Rule("login", "5/minute", path="/login")])
+
+@app.get("/mine", dependencies=[Depends(RateLimit("5/minute", name="per-user", key=[current_user]))])
+async def mine(): ...
+
+@app.get("/open/{name}", dependencies=[Depends(RateLimit("5/minute", name="per-route", key=["path", "ip"]))])
+async def open_to_all(name): ...
+
+@app.get("/shut", dependencies=[Depends(RateLimit("0/minute", name="never"))])
+async def shut(): ...
+
+@app.get("/free")
+async def free(): ...
+"""
+
+
+@pytest.fixture
+def depending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    module = f"depending_{uuid.uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text(DEPENDENCIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return f"{module}:app"
+
+
+def test_explain_knows_the_limits_of_dependencies(depending: str) -> None:
+    """Those whose keys need no dependency are evaluated, others are named."""
+
+    def explain(path: str, *words: str) -> Result:
+        return CliRunner().invoke(limitgate, ["explain", "GET", path, "--app", depending, *words], catch_exceptions=False)
+
+    mine = explain("/mine")
+    assert "also limited by the dependency per-user: not evaluated, because it counts by current_user" in mine.stdout
+    assert "no rule limits this request" not in mine.stdout
+    assert json.loads(explain("/mine", "--json").stdout)["unevaluated"] == ["per-user"]
+    opened = json.loads(explain("/open/a", "--json").stdout)
+    assert (opened["decision"]["rule"], opened["decision"]["remaining"], opened["unevaluated"]) == ("per-route", 4, [])
+    assert [rule["name"] for rule in opened["rules"] if rule["applies"]] == ["per-route"]
+    shut = explain("/shut")
+    assert (shut.exit_code, "would be refused" in shut.stdout) == (1, True)
+    assert "no rule limits this request" in explain("/free").stdout
+
+
+def test_replay_names_the_limits_of_dependencies(depending: str, tmp_path: Path) -> None:
+    """It cannot call them."""
+    line = '203.0.113.7 - - [28/Nov/2026:10:05:03 +0000] "GET /mine HTTP/1.1" 200 1\n'
+    (tmp_path / "log").write_text(line)
+    words = ["replay", "log", "--app", depending]
+    text = CliRunner().invoke(limitgate, words, catch_exceptions=False).stdout
+    assert "also limited by the dependency per-user: not evaluated\n" in text
+    found = json.loads(CliRunner().invoke(limitgate, [*words, "--json"], catch_exceptions=False).stdout)
+    assert found["unevaluated"] == ["per-user", "per-route", "never"]
+
+
+def test_a_client_of_a_dependency(depending: str, redis_server: RedisServer) -> None:
+    """By the result of the dependency, as the message says."""
+    words = ["--app", depending, "--rule", "per-user", "--store", redis_server.url, "--key-prefix", f"t{uuid.uuid4().hex}"]
+
+    def run(verb: str, *more: str) -> Result:
+        return CliRunner().invoke(limitgate, [verb, *words, *more], catch_exceptions=False)
+
+    missing = run("peek")
+    assert (missing.exit_code, "expected --given current_user=..., or --ip" in missing.stderr) == (2, True)
+    ann, bob = ("--given", "current_user=ann"), ("--given", "current_user=bob")
+    banned = run("ban", *ann, "-y")
+    assert banned.stdout.startswith("per-user given=current_user:…: banned permanently")
+    assert [run("peek", *whom).exit_code for whom in (ann, bob)] == [1, 0]
+    assert run("pardon", *ann, "-y").exit_code == run("reset", *ann, "-y").exit_code == 0
+    assert run("peek", *ann).exit_code == 0
+    for wrong in ("current_user", "=ann", "user="):
+        assert "expected NAME=VALUE" in run("peek", "--given", wrong).stderr
+    assert "has no part 'user' in given" in run("peek", "--given", "user=ann", "--ip", IP).stderr
+
+
+def test_explain_does_not_announce_its_gate(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Its store only reads, and is none of the service."""
+    caplog.set_level("INFO", "limitgate")
+    shop.run("explain", "GET", "/api/orders/1", "--app", "SHOP:app")
+    assert "LookingStore" not in caplog.text
+
+
+HANDLERS = """\
+from flask import Flask
+from limitgate import LimitGate, Rule
+from limitgate.flask import LimitGate as FlaskGate
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+
+RULES = [Rule("api", "0/minute")]
+plain = LimitGate(Starlette(), rules=RULES)
+handled = Starlette(exception_handlers={429: lambda request, error: PlainTextResponse("slow down")})
+handled.add_middleware(LimitGate, rules=RULES)
+denied = LimitGate(Starlette(), rules=RULES, on_denied=PlainTextResponse("slow down"))
+flask_plain, flask_handled = Flask("plain"), Flask("handled")
+flask_handled.register_error_handler(429, lambda error: "slow down")
+for each in (flask_plain, flask_handled):
+    FlaskGate(each, rules=RULES)
+"""
+
+
+@pytest.mark.parametrize(
+    ("app", "is_told"),
+    [("plain", False), ("handled", True), ("denied", True), ("flask_plain", False), ("flask_handled", True)],
+)
+def test_explain_says_that_a_handler_answers(shop: Shop, tmp_path: Path, app: str, is_told: bool) -> None:  # noqa: FBT001
+    (tmp_path / f"{shop.module}.py").write_text(HANDLERS)
+    result = shop.run("explain", "GET", "/", "--app", f"SHOP:{app}")
+    assert (result.exit_code, "a handler of the application (or on_denied) makes the body" in result.stdout) == (1, is_told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from limitgate.command.client_state import (
 from limitgate.command.decisions import decision_fields, print_decision, seconds
 from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.errors import ConfigError
-from limitgate.gate.journal import Journal
+from limitgate.gate.journal import Ban, Journal
 from limitgate.limits.duration import seconds_of
 
 _LONGEST = FOR_EVER / 1e6
@@ -82,7 +83,7 @@ def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
     For example: limitgate peek --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, needs_limits=False)
+        state = state_of(opened, options, "peek")
         decision, hint = state.peek(), state.hint()
     if as_json:
         print_json(decision_fields(decision))
@@ -105,7 +106,7 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
     For example: limitgate reset --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --reason "ticket 7"
     """
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, needs_limits=True)
+        state = state_of(opened, options, "reset")
         hint = state.hint()
         if dry_run:
             decision = state.peek()
@@ -134,41 +135,58 @@ def ban(
 
     For example: limitgate ban --store redis://localhost --rules config/ --rule api --ip 203.0.113.7 --for 1h --reason scraper
     """
-    how_long = "permanently" if duration is None else f"for {seconds(duration)}"
+    how_long = _how_long(duration)
+    in_force = duration
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, needs_limits=False)
+        state = state_of(opened, options, "ban")
         hint = state.hint()
         if not dry_run:
             _confirm(f"Ban {state.name} {how_long}?", yes=yes)
-            state.ban(duration, reason)
+            in_force = state.ban(duration, reason)
             opened.journal.note("ban", state.name, state.keys, reason, duration, bans=True)
     if as_json:
-        print_json({"key": state.name, "retry_after": duration, "reason": reason})
+        print_json({"key": state.name, "retry_after": in_force, "reason": reason})
     else:
-        say(f"{state.name}: {'would be banned' if dry_run else 'banned'} {how_long}")
+        is_longer = duration is not None and in_force is not None and in_force > duration + 1
+        earlier = ", by an earlier ban" if is_longer else ""
+        say(f"{state.name}: {'would be banned' if dry_run else 'banned'} {_how_long(in_force)}{earlier}")
         _say_hint(hint)
+
+
+def _how_long(duration: float | None) -> str:
+    return "permanently" if duration is None or duration == math.inf else f"for {seconds(duration)}"
 
 
 @click.command("pardon")
 @change_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def pardon(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]) -> None:
+@click.pass_context
+def pardon(
+    ctx: click.Context, *, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]
+) -> None:
     """Lift the ban of one client. Keeps the client's usage: see reset.
 
-    Processes that have just refused the client may do so for one more second.
+    Processes that have just refused the client may do so for one more second. Exit status 1: the client was not banned.
 
     For example: limitgate pardon --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, needs_limits=False)
+        state = state_of(opened, options, "ban")
+        was_banned = state.is_banned
         if not dry_run:
             _confirm(f"Lift the ban of {state.name}?", yes=yes)
             state.pardon(reason)
-            opened.journal.note("pardon", state.name, state.keys, reason)
+            if was_banned:
+                opened.journal.note("pardon", state.name, state.keys, reason)
+            else:
+                opened.journal.remove(state.keys)
     if as_json:
-        print_json({"key": state.name, "retry_after": 0.0, "reason": reason})
-    else:
+        print_json({"key": state.name, "retry_after": 0.0, "reason": reason, "was_banned": was_banned})
+    elif was_banned:
         say(f"{state.name}: {'would be pardoned' if dry_run else 'pardoned'}")
+    else:
+        say(f"{state.name}: {'is' if dry_run else 'was'} not banned")
+    ctx.exit(0 if was_banned or dry_run else FOUND)
 
 
 @click.command("bans")
@@ -189,12 +207,17 @@ def bans(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> Non
         bans = opened.journal.bans()
     now = time.time()
     if as_json:
-        print_json([{"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason} for ban in bans])
+        print_json([_listed(ban, now) for ban in bans])
     elif bans:
         rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
         print_table(("Client", "Ends in", "By", "Reason"), rows)
     else:
         say("no client is banned by this command")
+
+
+def _listed(ban: Ban, now: float) -> dict[str, Any]:
+    left = ban.retry_after(now)
+    return {"key": ban.key, "retry_after": left, "reason": ban.reason, "by": ban.by, "digest": ban.digest}
 
 
 def _print_events(journal: Journal, *, as_json: bool) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypedDict, Unpack
 from urllib.parse import unquote
 
@@ -14,12 +17,15 @@ from limitgate.command.client_state import app_option, header_of, target_of, tel
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.command.rule_sets import RULES
-from limitgate.command.service import Service, lenient, service
+from limitgate.command.service import Service, lenient, service, tell_unidentified
 from limitgate.command.stores import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
 from limitgate.gate.lifecycle.build import build_gate
-from limitgate.http.client_ip import canonical
+from limitgate.http.client_ip import Hop, canonical
+from limitgate.messages.suggestions import expected_of
+from limitgate.messages.text import listed
+from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore, SyncStore, open_sync_store
 
@@ -44,6 +50,8 @@ class Described(TypedDict):
     ip: str
     header: tuple[str, ...]
     user: str | None
+    caller: str | None
+    tier: str | None
 
 
 @click.command("explain")
@@ -55,6 +63,8 @@ class Described(TypedDict):
 @click.option("--ip", default="203.0.113.1", metavar="ADDRESS", show_default=True, help="The peer's address.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
 @click.option("--user", metavar="ID", help="The user that the service authenticates.")
+@click.option("--caller", metavar="ID", help="The caller, instead of the one that the headers identify.")
+@click.option("--tier", metavar="NAME", help="With --caller: its tier, unless the rules list the caller.")
 @app_option
 @click.option("--store", metavar="URL", help="Store of the service; default: that of --app. memory:// has full buckets.")
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Trusted proxy of the service: address, CIDR or list.")
@@ -102,7 +112,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
     if as_json:
         print_json(_as_json(found))
     else:
-        _print(found)
+        _print(found, asked)
     ctx.exit(0 if found.status is None else FOUND)
 
 
@@ -118,15 +128,47 @@ def _explained(asked: Service, store: SyncStore, described: Described, timeout: 
         raise ConfigError("LimitGate is disabled (enabled, LIMITGATE_ENABLED), expected it enabled")
     options: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
     options |= {**_OF_THE_PROCESS, "headers": settings.headers, "store": LookingStore(store), "timeout": timeout}
-    if settings.identify is not None:
+    if (caller := _caller(described, asked)) is not None:
+        options["identify"] = lambda _: caller
+    elif settings.identify is not None:
         options["identify"] = lenient(settings.identify)
-    gate = build_gate(asked.routes, open_sync_store, **options).gate
+    with _unannounced():
+        gate = build_gate(asked.routes, open_sync_store, **options).gate
     if gate is None:
         raise TypeError("a gate that is switched on was not built")
     request = _request(described, asked)
-    if asked.awaits:
-        return asyncio.run(aexplain(gate, request))
-    return explain(gate, request)
+    late_limits = asked.late_limits(request)
+    found = asyncio.run(aexplain(gate, request, late_limits)) if asked.awaits else explain(gate, request, late_limits)
+    if settings.identify is not None and found.caller is None and described["header"]:
+        tell_unidentified("--caller ID")
+    return found
+
+
+@contextmanager
+def _unannounced() -> Iterator[None]:
+    """Keep the application's log from a gate that serves no requests."""
+    log = logging.getLogger("limitgate")
+    level = log.level
+    log.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _caller(described: Described, asked: Service) -> Caller | None:
+    """The caller named on the command line."""
+    name, tier, tiers = described["caller"], described["tier"], asked.rules.tiers
+    if name is None and tier is not None:
+        raise click.UsageError("--tier needs --caller, expected both")
+    if tier is not None and tier not in tiers:
+        raise click.UsageError(f"no file describes tier {tier!r:.80}, {expected_of(tier, tiers)}")
+    if name is None:
+        return None
+    known = asked.rules.callers.named(name)
+    if known is None and asked.settings.identify is not None:
+        say("limitgate: identify may give this caller limits of its own, which --caller ID does not know", err=True)
+    return known or Caller(name, tier or DEFAULT_TIER)
 
 
 def _tell_of_routes(found: Explanation, asked: Service) -> None:
@@ -140,14 +182,13 @@ def _tell_of_routes(found: Explanation, asked: Service) -> None:
 def _explain_refusal(
     ctx: click.Context, refused: str, asked: Service, logs: tuple[str, ...], timeout: float, *, as_json: bool
 ) -> None:
-    """Exit status 1: no rule matches, or the client would still be refused."""
+    """Exit status 1: no rule matches, the client would still be refused, or its limits are not known."""
     found = refusal.resolve(refused, asked, logs, timeout=timeout)
     if as_json:
         print_json(refusal.as_json(found))
     else:
         refusal.show(found)
-    decisions = [each.decision for each in found.found]
-    ctx.exit(0 if found.found and all(each is None or each.allowed for each in decisions) else FOUND)
+    ctx.exit(0 if found.found and all(each.is_admitting or not found.is_state_known for each in found.found) else FOUND)
 
 
 def _request(described: Described, asked: Service) -> Any:
@@ -177,6 +218,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "decision": None if found.decision is None else decision_fields(found.decision),
         "status": found.status or 200,
         "headers": [list(field) for field in found.fields],
+        "unevaluated": [rule.name for rule in found.unevaluated],
         "hops": [hop._asdict() for hop in found.hops],
         "buckets": [
             {"key": each.charge.key, "rule": each.charge.rule, "windows": [window_fields(window) for window in each.windows()]}
@@ -185,8 +227,13 @@ def _as_json(found: Explanation) -> dict[str, Any]:
     }
 
 
-def _print(found: Explanation) -> None:
-    print_table(("From", ""), [(hop.address or "a unix socket", hop.why) for hop in found.hops])
+def _hop(hop: Hop) -> tuple[str, str]:
+    is_socket = hop.address is None and hop.why.startswith("the peer")
+    return ("a unix socket" if is_socket else hop.address or "-"), hop.why
+
+
+def _print(found: Explanation, asked: Service) -> None:
+    print_table(("From", ""), [_hop(hop) for hop in found.hops])
     caller = "no known caller" if found.caller is None else f"caller {found.caller.id}"
     client = found.counted_as or "a client without an address"
     say("", f"Counted as {client}, {caller}, tier {found.tier}, path {found.path}", "")
@@ -194,8 +241,10 @@ def _print(found: Explanation) -> None:
     print_table(("Rule", "Tier", "Applies", "Why"), rows)
     decision = found.decision
     say()
+    for rule in found.unevaluated:
+        say(f"also limited by the {asked.late_kind} {rule.name}: not evaluated, because it counts by {listed(rule.counted_by)}")
     if decision is None:
-        say("no rule limits this request")
+        say("no other rule limits this request" if found.unevaluated else "no rule limits this request")
     else:
         for each in decision.standings:
             say(f"{each.charge.rule}: {each.charge.key}")
@@ -203,3 +252,5 @@ def _print(found: Explanation) -> None:
     say("", f"{found.status or 'the application answers'}" + (", with" if found.fields else ""))
     for name, value in found.fields:
         say(f"{name}: {value}")
+    if found.status is not None and asked.answers_refusals:
+        say("a handler of the application (or on_denied) makes the body, and may change the status and other fields")

@@ -84,10 +84,16 @@ def verb(  # noqa: PLR0917 - click passes them by name
         with _progress(opened) as progress:
             found = replay(opened, first, others[0] if others else None, progress=progress)
     suggestions = None if arrivals is None else arrivals.suggestions()
+    late = [rule.name for rule in asked.every_late_limit]
     if as_json:
-        print_json(_as_json(found, suggestions, _MOST_CLIENTS if clients is None else clients))
-    else:
-        _print(found, suggestions, 10 if clients is None else clients)
+        value = _as_json(found, suggestions, _MOST_CLIENTS if clients is None else clients)
+        print_json({**value, "unevaluated": late})
+        return
+    _print(found, suggestions, 10 if clients is None else clients)
+    if late:
+        say("")
+    for name in late:
+        say(f"also limited by the {asked.late_kind} {name}: not evaluated")
 
 
 def _engine(rules: RuleSet, asked: Service) -> Engine:

@@ -104,12 +104,13 @@ class CompiledRule:
     def admitted_charges(self, subject: Subject, values: Sequence[Value]) -> list[Charge]:
         """Return the charges of a request, and open its bucket. ``values`` are further key parts."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
-        key = self._key_of(subject, values)
+        key = self.key_of(subject, values)
         if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
             key = self.admitted_key(key, subject, values)
         return self.charges(key, cost, subject.priority if self.is_graded else NORMAL)
 
-    def _key_of(self, subject: Subject, values: Sequence[Value]) -> str:
+    def key_of(self, subject: Subject, values: Sequence[Value] = ()) -> str:
+        """Return the key without suffix. ``values`` are further key parts."""
         text = self._key.text(subject)
         return self._prefix + self._key.digest(text + given(values, subject) if values else text)
 
@@ -123,7 +124,7 @@ class CompiledRule:
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
         """Return the charges without opening a bucket. A cost that depends on the request counts as 1."""
-        return self.charges(self._key_of(subject, values), self._cost or 1, subject.priority)
+        return self.charges(self.key_of(subject, values), self._cost or 1, subject.priority)
 
     @property
     def cost(self) -> int | None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import time
 import uuid
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,22 @@ def test_an_identify_that_misses_something_is_told() -> None:
     result = run("GET", "/", "--app", f"{__name__}:RAISING", "--json")
     assert json.loads(result.stdout)["caller"] is None
     assert "identify raised KeyError: 'session' outside the service, so the request has no caller" in result.stderr
+
+
+def test_an_identify_that_finds_nobody_is_told() -> None:
+    """It may need the application's startup, so the caller can be named."""
+    app = "--app", f"{__name__}:GATE"
+    found = "identify found no caller for these headers (the application's startup was not run)"
+    assert found in run("GET", "/", *app, "-H", "X-API-Key: other").stderr
+    assert found not in run("GET", "/", *app).stderr
+    assert found not in run("GET", "/", *app, "-H", "X-API-Key: anns").stderr
+    named = told("GET", "/", *app, "--caller", "bob", "--tier", "paid")
+    assert (named["caller"], named["tier"]) == ("bob", "paid")
+    assert [rule["name"] for rule in named["rules"] if rule["applies"]] == ["api", "mine"]
+    listed = told("GET", "/api/x", "--rules", CONFIG, "--caller", "acme")
+    assert (listed["caller"], listed["tier"]) == ("acme", "vip")
+    assert "no file describes tier 'gold'" in run("GET", "/", *app, "--caller", "a", "--tier", "gold", status=2).stderr
+    assert "--tier needs --caller" in run("GET", "/", *app, "--tier", "paid", status=2).stderr
 
 
 def test_behind_a_proxy() -> None:
@@ -390,3 +407,93 @@ def test_the_documentation_shows_what_it_prints() -> None:
     printed = page.split("```text\n")[1].split("```")[0]
     text = run(*shlex.split(command)[2:]).stdout
     assert text.startswith(printed)
+
+
+OWN_LIMITS = """
+callers:
+  - {id: acme, api_key: "sha256:%s", limits: {api: 2/minute}}
+  - {id: plain, api_key: "sha256:%s"}
+rules:
+  - {name: api, path: /api/**, key: [%s], limits: [100/minute, 1000/day]}
+"""
+ACME, PLAIN = (sha256(key).hexdigest() for key in (b"acmes", b"plains"))
+
+
+class Own:
+    """A service on Redis whose callers have limits of their own, and a caller that it has refused."""
+
+    def __init__(self, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, **options: Any) -> None:
+        self.prefix = f"t{uuid.uuid4().hex}"
+        monkeypatch.setenv("LIMITGATE_KEY_PREFIX", self.prefix)
+        monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+        self.rules = folder / "rules.yaml"
+        self.rules.write_text(OWN_LIMITS % (ACME, PLAIN, key))
+        gate = LimitGateWSGI(lambda _, start: start("200 OK", []) or [], rules=self.rules, store=url, timeout=5, **options)
+        asked = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/x", "REMOTE_ADDR": "203.0.113.7", "HTTP_X_API_KEY": "acmes"}
+        bodies = [b"".join(gate(dict(asked), lambda *_: None)) for _ in range(3)]
+        self.words = "--id", json.loads(bodies[-1])["instance"], "--store", url, "--timeout", "10"
+
+
+@pytest.mark.parametrize("key", ["caller", "api_key", "path, caller", "method, api_key|ip, tier"])
+def test_an_id_finds_the_own_limits_of_a_listed_caller(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """The key of its bucket shows which caller it is."""
+    own = Own(redis_server.url, tmp_path, monkeypatch, key)
+    (found,) = told(*own.words, "--rules", str(own.rules), status=1)["found"]
+    assert (found["caller"], found["decision"]["allowed"], found["decision"]["limit"]) == ("acme", False, 2)
+    text = run(*own.words, "--rules", str(own.rules), status=1).stdout
+    assert "by rule api of tier default: 2/minute of caller acme, counted by" in text
+    assert "would be refused" in text
+    Path(own.rules).write_text(own.rules.read_text().replace("2/minute", "20/minute"))
+    assert told(*own.words, "--rules", str(own.rules))["found"][0]["decision"]["limit"] == 20
+
+
+def test_an_id_whose_caller_may_have_own_limits_is_not_called_admitted(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key by address doesn't show the caller, and an application's identify may give limits."""
+    own = Own(redis_server.url, tmp_path, monkeypatch, "ip")
+    (found,) = told(*own.words, "--rules", str(own.rules), status=1)["found"]
+    assert (found["caller"], found["decision"]) == (None, None)
+    text = run(*own.words, "--rules", str(own.rules), status=1).stdout
+    assert "its caller may have limits of its own; expected limitgate peek --rule api --limits LIMIT" in text
+    own.rules.write_text(own.rules.read_text().replace(", limits: {api: 2/minute}", ""))
+    assert told(*own.words, "--rules", str(own.rules))["found"][0]["decision"]["limit"] == 100
+    app = f"{__name__}:OF_IDENTIFY"
+    assert told(*own.words, "--app", app, "--rules", str(own.rules), status=1)["found"][0]["decision"] is None
+
+
+OF_IDENTIFY = LimitGate(PlainTextResponse("hello"), rules=RULES, identify=known)
+
+
+def test_a_client_of_an_access_log_is_told_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever its port, by the refusal nearest to the id's time."""
+    refused = Refused(redis_server.url, monkeypatch)
+    lines = [f'INFO:     203.0.113.7:{50_000 + number} - "POST /login HTTP/1.1" 200 OK' for number in range(3)]
+    lines += [f'INFO:     203.0.113.7:{51_000 + number} - "POST /login HTTP/1.1" 429 Too Many' for number in range(3)]
+    (tmp_path / "uvicorn.log").write_text("\n".join(lines))
+    at = told("--id", refused.id, "--rules", CONFIG, *refused.store, status=1)["at"]
+    moments = [time.strftime("%d/%b/%Y:%H:%M:%S +0000", time.gmtime(at + offset)) for offset in (-90, 0, 90)]
+    line = LINE.format(client="203.0.113.7", method="POST", path="/login")
+    (tmp_path / "access.log").write_text("".join([line.replace("28/Nov/2026:10:05:03 +0000", each) for each in moments]))
+    for name, number in (("uvicorn.log", 4), ("access.log", 2)):
+        words = "--id", refused.id, "--rules", CONFIG, *refused.store, "--log", str(tmp_path / name)
+        assert [each["line"] for each in told(*words, status=1)["log"]] == [number]
+
+
+def test_a_key_that_an_access_log_lacks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "mine paid", f"limitgate:mine:{'0f' * 16}").decode()
+    (tmp_path / "log").write_text(LINE.format(client="203.0.113.7", method="GET", path="/"))
+    text = run("--id", made, "--rules", f"{__name__}:RULES", "--log", str(tmp_path / "log")).stdout
+    assert "rule mine counts by caller, which an access log does not have" in text
+
+
+def test_only_a_peer_without_an_address_is_a_unix_socket() -> None:
+    """Not a header that is missing."""
+    text = run("GET", "/", "--rules", CONFIG, "--ip", "127.0.0.1", "--trusted-proxy", "loopback").stdout
+    assert "unix socket" not in text
+    assert "no address in x-forwarded-for, so the one before is the client" in text
