@@ -25,6 +25,7 @@ from limitgate import (
     Rule,
     StoreError,
 )
+from limitgate.testing import frozen
 from tests.stores.test_stores import AsyncDoor, Door, a_plan
 from tests.support.doors import PATIENCE, wsgi_reply
 from tests.support.impostor import Impostor
@@ -268,6 +269,37 @@ def test_a_closed_store_is_not_renewed(own_redis: RedisServer, open_door: Any) -
     assert answers(door)
     asked = logins.asked
     eventually(lambda: answers(door) and logins.asked > asked + 1, "renewal to go on")
+
+
+def test_nothing_is_renewed_while_clocks_are_frozen(own_redis: RedisServer, open_door: Any, caplog: Any) -> None:
+    """`frozen` promises that Redis is not used. The connection is renewed afterwards."""
+    logins = Logins(own_redis, valid=0.4)
+    door = open_door(own_redis.url, logins)
+    assert answers(door)
+    with frozen():
+        door.idle(0.1)
+        asked, first = logins.asked, connections(own_redis)
+        door.idle(1.0)
+        assert (logins.asked, connections(own_redis)) == (asked, first)
+    eventually(lambda: answers(door) and connections(own_redis).isdisjoint(first), "a connection with a new login")
+    assert lines(caplog) == lines(caplog, logging.WARNING) == []
+
+
+def test_nothing_is_probed_while_clocks_are_frozen(own_redis: RedisServer, open_door: Any) -> None:
+    """A store that looks for its server goes on to look for it afterwards."""
+    logins = Logins(own_redis)
+    door = open_door(own_redis.url, logins)
+    own_redis.kill()
+    for _ in range(10):
+        assert not answers(door)
+    with frozen():
+        door.idle(0.1)
+        asked = logins.asked
+        own_redis.start()
+        logins.rotate()
+        door.idle(1.0)
+        assert (logins.asked, connections(own_redis)) == (asked, set())
+    finds(door)
 
 
 def test_a_store_that_is_dropped(own_redis: RedisServer) -> None:
