@@ -25,6 +25,7 @@ from limitgate import (
     Rule,
     StoreError,
 )
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
 from limitgate.testing import frozen
 from tests.stores.test_stores import AsyncDoor, Door, a_plan
 from tests.support.doors import PATIENCE, wsgi_reply
@@ -220,6 +221,42 @@ def test_a_login_is_renewed_before_it_expires(own_redis: RedisServer, open_door:
     assert logins.asked - 1 <= len(seen) <= logins.asked
     assert len(connections(own_redis)) <= 2
     assert lines(caplog, logging.WARNING) == lines(caplog) == []
+
+
+def test_a_later_login_that_expires_sooner(own_redis: RedisServer, open_door: Any) -> None:
+    """Each connection has a login of its own, and is replaced before that expires."""
+    logins = Logins(own_redis, valid=1000.0)
+    door = open_door(own_redis.url, logins)
+    assert answers(door)
+    door.idle(0.1)
+    ended(own_redis)
+    logins.valid = 0.4
+    assert door.spend(a_plan(), 5.0).admitted
+    asked = logins.asked
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        assert door.spend(a_plan(), 5.0).admitted
+        door.idle(0.02)
+    assert 2 <= logins.asked - asked <= 4
+    assert len(connections(own_redis)) <= 2
+
+
+def test_connections_of_several_logins(own_redis: RedisServer) -> None:
+    """The soonest to expire decides, and a login that does not expire ends that until another one does."""
+    logins = Logins(own_redis)
+    validity = iter([1000.0, 0.4, None, 0.4])
+    logins.behaves = lambda: ("app", logins.password, *([] if (valid := next(validity, 1000.0)) is None else [valid]))
+    with contextlib.closing(RedisStore(own_redis.url, credentials=logins)) as store:
+        pool = store._servers._connections  # type: ignore[attr-defined]  # a single server's
+        both = [pool.take(ListenDeadline(PATIENCE)) for _ in range(2)]
+        for each in both:
+            pool.give(each)
+        eventually(lambda: logins.asked == 3, "the login that does not expire")
+        eventually(lambda: len(connections(own_redis)) == 1, "the connections before to end")
+        ended(own_redis)
+        assert store.spend(a_plan(), PATIENCE).admitted
+        eventually(lambda: logins.asked == 5, "the login after one that expires")
+        assert store.spend(a_plan(), PATIENCE).admitted
 
 
 def test_a_crowd_meets_a_renewal(own_redis: RedisServer, open_door: Any) -> None:
