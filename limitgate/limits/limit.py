@@ -360,7 +360,7 @@ def _expected(text: object) -> str:
 def _check(limit: Limit) -> None:
     if (reason := _mistake(limit)) is not None:
         in_flight = limit.algorithm == "concurrency"
-        text = f"{limit.count} at once" if in_flight else f"{limit.count} per {limit.period} s, burst {limit.burst}"
+        text = f"{limit.count} at once" if in_flight else f"{limit.count} per {limit.period} s, burst {limit.burst!s:.40}"
         raise ConfigError(f"limit {text}{reason}")
 
 
