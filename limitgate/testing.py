@@ -1,7 +1,7 @@
 """For tests of limited applications: `off`, `frozen` and `reset`, for all gates, limiters and memory stores of the process.
 
-They also affect objects made before, in all threads and event loops. `off` sets `limitgate.process.switch`. `frozen` replaces
-the clocks of memory stores and of `limitgate.process.waiting`, and uses a memory store instead of each Redis.
+They also affect objects made before, in all threads and event loops. `off` and `frozen` set `limitgate.process.switch`.
+`frozen` replaces the clocks of memory stores and of `limitgate.process.waiting`, and uses a memory store instead of each Redis.
 """
 
 from __future__ import annotations
@@ -241,8 +241,10 @@ def _set_clock(clocks: Sequence[FrozenClock]) -> None:
         for kind, name, method in _own_methods:
             setattr(kind, name, method)
         _own_methods.clear()
+        switch.stand_in = None
         _memory.clear()
         return
+    switch.stand_in = _in_memory
     if _CLOCK not in vars(MemoryStore):
         _own_functions.update({name: getattr(waiting, name) for name in _REPLACED})
         for kind, name in _ASK_REDIS:
@@ -257,7 +259,7 @@ def _asks_memory(name: str) -> Callable[..., Any]:
 
 
 def _in_memory(store: object) -> MemoryStore | None:
-    """A memory store, or the one that replaces a store on Redis; None for other stores."""
+    """Return a memory store, or the one that replaces a store on Redis; None for other stores."""
     if isinstance(store, RedisStore | AsyncRedisStore):
         with _lock:
             return _memory.setdefault(store._dialer._where, MemoryStore())  # noqa: SLF001 - only tests need it

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import uuid4
@@ -53,7 +54,7 @@ from limitgate.process import waiting
 from limitgate.testing import FrozenClock, frozen, off, reset
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, hello
-from tests.support.doors import asgi_reply, wsgi_reply
+from tests.support.doors import ASGISite, WSGISite, asgi_reply, wsgi_reply
 from tests.support.proxy import in_a_loop
 from tests.support.redis_server import RedisServer
 
@@ -498,6 +499,62 @@ def test_the_clock_goes_on_when_told_on_redis(make: Callable[..., Ask]) -> None:
             reset()
             assert statuses(ask, 3) == [200, 200, 429]
     assert statuses(before, 1) == [503]
+
+
+class _Counted:
+    """Credentials, which each new connection asks."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self) -> tuple[str, str]:
+        self.asked += 1
+        return "app", "secret"
+
+
+@pytest.mark.parametrize(
+    "url", [f"{NOWHERE}/0", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"], ids=["one", "cluster", "sentinel"]
+)
+def test_a_start_connects_to_no_redis(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither a WSGI application that is made meanwhile nor ASGI's lifespan. Both stores are used afterwards."""
+    credentials = _Counted()
+    answer = Starlette(routes=[Route("/", lambda _: PlainTextResponse(""))])
+    there = AsyncRedisStore(url, credentials=credentials)
+    gate = LimitGate(answer, rules=[TWICE], store=there)
+    with closing(RedisStore(url, credentials=credentials)) as store:
+        with frozen():
+            ask = wsgi(store=store, on_error="closed")
+            with TestClient(gate) as client:
+                assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
+                time.sleep(0.4)
+            assert statuses(ask, 3) == [200, 200, 429]
+            assert (credentials.asked, store.failures, there.failures, caplog.messages) == (0, 0, 0, [])
+        assert statuses(ask, 1) == [503]
+        with TestClient(gate) as client:
+            client.get("/")
+        assert store.failures
+        assert there.failures
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "asyncio"])
+def test_open_connections_are_not_used(is_async: Any, own_redis: RedisServer) -> None:
+    """Neither to give back leases that end meanwhile, nor to agree on the key of refusals' ids."""
+    leased = Rule("leased", Limit("20/minute", lease=9), key=["global"])
+    closed = Rule("closed", "1/minute", path="/closed", key=["global"])
+    kind: Any = ASGISite if is_async else WSGISite
+    with kind(leased, closed, store=own_redis.url) as site, own_redis.client() as client:
+
+        def commands() -> int:
+            return int(client.info("stats")["total_commands_processed"])
+
+        assert site.statuses(1) == [200]
+        site.idle(0.2)
+        with frozen():
+            before = commands()
+            assert site.statuses(2, "/closed") == [200, 429]
+            site.idle(1.5)
+            assert commands() == before + 1
+        assert site.statuses(2, "/closed") == [200, 429]
 
 
 def test_redis_is_as_it_was_afterwards(redis_server: RedisServer) -> None:

@@ -69,7 +69,7 @@ class Around:
     def __del__(self) -> None:
         """Log a gate that is dropped right after its creation (LG039)."""
         gate = self.gate
-        if gate is None or gate.outages.has_answered or sys.is_finalizing():
+        if gate is None or gate.has_begun or gate.outages.has_answered or sys.is_finalizing():
             return
         if time.time() - gate.loads.at < AT_ONCE:
             Diagnosis.DROPPED.log(type(self).__name__, self.PUT_AROUND)

@@ -57,6 +57,8 @@ class Gate:
         self.store = store
         self.rules = rules
         """Replaceable at any time, because a request reads them once."""
+        self.has_begun = False
+        """True after a request that was not decided by a first answer of the store. See also `Outages.has_answered`."""
         self.loads = ReloadStats()
         self.at_other_rules: list[Callable[[], None]] = []
         """Called after a reload, in any thread."""
@@ -186,6 +188,7 @@ class Gate:
         else:
             admission, identified = known
         if switch.null_store is not None:
+            self.has_begun = True
             nesting.pass_by(admission, outer)
             return admission
         planner = admission.rules.planner
@@ -223,6 +226,7 @@ class Gate:
     def _begin_otherwise(
         self, admission: Admission, outer: Admission | None, identified: Any, error: BaseException, *, is_again: bool
     ) -> bool:
+        self.has_begun = True
         if identified is UNASKED and self._identify is not None and isinstance(error, Exception):
             self._identify.note(error)
         if isinstance(error, HeadersTooLargeError):
@@ -237,6 +241,7 @@ class Gate:
         return True
 
     def _bind(self, admission: Admission, outer: Admission | None, prepared: PreparedPlan, keys: Sequence[str]) -> None:
+        self.has_begun = True
         request, permits = admission.request, admission.permits
         if prepared.messages is not None:
             admission.messages = admission.rules.planner.messages(prepared.messages, request)
@@ -250,6 +255,7 @@ class Gate:
             admission.is_plain = True
 
     def _put_off(self, admission: Admission, outer: Admission | None, identified: Any) -> None:
+        self.has_begun = True
         permits = admission.permits
         if permits is not None and permits.refusal is not None:
             self.load.shed(admission, outer)
@@ -265,6 +271,7 @@ class Gate:
         self, admission: Admission, outer: Admission | None, identified: Any, *, wants_user: bool = False
     ) -> Flow[None]:
         """Run `begin` again after a wait, and charge the request."""
+        self.has_begun = True
         request = admission.request
         while True:
             try:
@@ -319,6 +326,7 @@ class Gate:
         Return None for errors other than `StoreError`, which the caller raises. Slots are released later, in case they were
         taken.
         """
+        self.has_begun = True
         plan, prepared = admission.plan, admission.prepared
         if not isinstance(error, StoreError) or plan is None or prepared is None:
             self.outages.release_later(plan)

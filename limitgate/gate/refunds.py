@@ -17,6 +17,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyPlan
+from limitgate.process import switch
 
 Corrections = tuple[AnyPlan | None, Taken]
 """The plan for the store, or None, and the charges whose slots it releases."""
@@ -37,17 +38,20 @@ class Refunds:
     def settle(self, admission: Admission) -> None:
         """Refund a request by its outcome and the costs from `Decision.settle`, as far as these are known."""
         plan, slots = self._due(admission)
-        if plan is not None and self._answers_at_once:
-            try:
-                self._store.spend(plan, self._timeout)
-            except BaseException as error:  # noqa: BLE001 - interruptions are raised again
-                self._failed(slots, error)
-        elif plan is not None:
+        if plan is None:
+            return
+        store = self._store if self._answers_at_once else switch.stand_in and switch.stand_in(self._store)
+        if store is None:
             run(self._store, self._adjust(plan, slots), admission.budget)
+            return
+        try:
+            store.spend(plan, self._timeout)
+        except BaseException as error:  # noqa: BLE001 - interruptions are raised again
+            self._failed(slots, error)
 
     async def asettle(self, admission: Admission) -> None:
         """`settle` on an `AsyncStore`. Completes even if the request is cancelled or out of time."""
-        if self._answers_at_once:
+        if self._answers_at_once or (switch.stand_in is not None and switch.stand_in(self._store) is not None):
             self.settle(admission)
             return
         plan, slots = self._due(admission)

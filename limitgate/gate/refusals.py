@@ -26,6 +26,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.limits.refusal_id import RefusalKey
 from limitgate.observing.episodes import log
+from limitgate.process import switch
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores import MemoryStore
@@ -111,7 +112,7 @@ class Refusals:
 
         If the store is closed meanwhile, this leaves no connection open.
         """
-        if self._store is None:
+        if self._store is None or switch.stand_in is not None:
             return
         self._next_look, closings = monotonic() + _AGAIN, self._closings
         if isinstance(self._store, AsyncConfigStore):

@@ -24,6 +24,7 @@ from limitgate.gate.flow import Flow, arun, run
 from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.template import PlainSpend
+from limitgate.process import switch
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.aio.loop_end import begin
@@ -239,8 +240,12 @@ class _ThreadRenewer(_Renewer):
             raise
 
     def _renew(self) -> None:
+        store = self.slot_keeper.store
+        if switch.stand_in is not None:
+            # Under trio, it replaces a store without `spend`.
+            store = switch.stand_in(store) or store
         try:
-            run(self.slot_keeper.store, self.renewal())
+            run(store, self.renewal())
         except Exception as error:  # noqa: BLE001 - renewals have to continue
             self.renewal_failed(error)
 

@@ -363,7 +363,7 @@ def _expected(text: object) -> str:
 
 def _check(limit: Limit, written: str) -> None:
     if (reason := _mistake(limit)) is not None:
-        text = f"{limit.count} per {limit.period} s, burst {limit.burst}"
+        text = f"{limit.count} per {limit.period} s, burst {limit.burst!s:.40}"
         if limit.months:
             text = repr(written)
         elif limit.algorithm == "concurrency":

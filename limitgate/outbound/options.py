@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypedDict, get_args
+from typing import Any, NamedTuple, TypedDict, TypeGuard, get_args
 
 from limitgate.errors import ConfigError
 from limitgate.limits.duration import Duration, as_seconds
@@ -60,11 +61,11 @@ class CheckedOptions(NamedTuple):
             given.get("on_error", "local"),
             as_seconds(given.get("timeout", 120.0), "timeout"),
         )
-        if not (isinstance(longest_pause, int | float) and longest_pause > 0):
+        if not _is_seconds(longest_pause) or longest_pause == 0:
             raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        if timeout is not None and not _is_seconds(timeout):
             raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         for switch in ("strict", "throttle"):
             if not isinstance(given.get(switch, False), bool):
@@ -77,3 +78,10 @@ class CheckedOptions(NamedTuple):
             adaptive=as_adaptive(given.get("adaptive")),
             throttle=bool(given.get("throttle")),
         )
+
+
+def _is_seconds(value: object) -> TypeGuard[float]:
+    """Return True for numbers of at least 0 that a float can hold."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 <= value <= sys.float_info.max or value == math.inf

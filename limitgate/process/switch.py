@@ -1,8 +1,14 @@
-"""The switch of `limitgate.testing.off`, for this process."""
+"""The switches of `limitgate.testing`, for this process."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 null_store: Any = None
 """A store that admits everything, used while limits are off; otherwise None."""
+stand_in: Callable[[Any], Any] | None = None
+"""Returns the memory store that replaces a store on Redis, None for any other store, while clocks are frozen; otherwise None.
+
+While it is set, stores on Redis neither connect nor send anything.
+"""

@@ -13,6 +13,10 @@ _NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
 _OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
 """Numbers in YAML 1.2 and JSON that are text in YAML 1.1, and octal numbers with an 8 or 9."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+_LONGEST = 40
+"""Characters of the longest number that a message repeats as decimal digits."""
+_LARGEST = 1e15
+"""Larger floats are written with an exponent."""
 _ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
 
 
@@ -52,12 +56,21 @@ def hint(node: Any) -> str:
     if node.tag == f"{_TAG}timestamp":
         return f"; {text} is a date in YAML; write {text!r} in quotes for text"
     if node.tag == f"{_TAG}str" and _OTHER_NUMBER.fullmatch(text):
-        return f"; {text} is text in YAML; write {_number(text):g} for the number"
+        number = _decimal(text) if len(text) <= _LONGEST else None
+        return f"; {text:.40} is text in YAML; write {number or 'decimal digits'} for the number"
     return ""
 
 
-def _number(text: str) -> float:
-    try:
-        return int(text, 8) if "o" in text else float(text)
-    except ValueError:  # an octal number with an 8 or 9
-        return float(text.replace("o", ""))
+def _decimal(text: str) -> str:
+    """Return a number as YAML reads it, exactly."""
+    if "e" not in text.lower():
+        try:
+            return str(int(text, 8))
+        except ValueError:  # an octal number with an 8 or 9
+            return str(int(text.replace("o", "")))
+    number = float(text)
+    if number.is_integer() and abs(number) < _LARGEST:
+        return str(int(number))
+    mantissa, exponent, power = str(number).partition("e")
+    # Without the point, it would be text again.
+    return f"{mantissa}{exponent and '.0' * ('.' not in mantissa)}{exponent}{power}"

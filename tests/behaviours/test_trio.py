@@ -19,6 +19,7 @@ from hypercorn.utils import LifespanFailureError
 from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, LimitGate, Rule
 from limitgate.httpx import AsyncRateLimitTransport
 from limitgate.httpx2 import AsyncRateLimitTransport as AsyncRateLimitTransport2
+from limitgate.testing import FrozenClock, frozen
 from tests.support.redis_server import RedisServer
 
 RULES = [Rule("all", "1/day", key=["global"])]
@@ -293,3 +294,30 @@ def test_anyio_on_asyncio(redis_server: RedisServer) -> None:
         return [await ask(gate), await ask(gate)]
 
     assert on_asyncio(served) == [200, 429]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_store_that_is_replaced_needs_no_asyncio(url: str, monkeypatch: Any, caplog: Any) -> None:
+    """While clocks are frozen, also for slots in flight, refunds and lifespans."""
+    rules = [Rule("slots", "1 at once", key=["global"]), Rule("failures", "2/minute", charge_if={"status": ["5xx"]})]
+    got: list[int] = []
+
+    async def requests(clock: FrozenClock) -> None:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            clock.advance(3600)
+            if not got:
+                got.append(await ask(gate))
+                await trio.sleep(0.3)
+            await app(scope, receive, send)
+
+        gate = LimitGate(answer, rules=rules, store=url, on_error="closed")
+        assert await lifespan(LimitGate(app, rules=rules, store=url)) == [
+            {"type": "lifespan.startup.complete"},
+            {"type": "lifespan.shutdown.complete"},
+        ]
+        got.extend([await ask(gate) for _ in range(3)])
+
+    monkeypatch.setattr("limitgate.gate.slot_keeper.RENEW", 0.1)
+    with frozen() as clock:
+        trio.run(requests, clock)
+    assert (got, caplog.messages) == ([429, 200, 200, 200], [])

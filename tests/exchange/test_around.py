@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import gc
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
+from limitgate.testing import off
 from tests.support.doors import asgi_reply, wsgi_reply
 
 RULES = [Rule("api", "5/minute")]
@@ -60,6 +63,62 @@ def test_a_gate_that_was_used_or_kept_for_a_while_is_not(
     now = time.time()
     monkeypatch.setattr("limitgate.exchange.around.time", SimpleNamespace(time=lambda: now + AT_ONCE))
     del kept
+    assert told(caplog) == []
+
+
+def fail(_: Any) -> Any:
+    raise ZeroDivisionError
+
+
+async def fail_later(_: Any) -> Any:
+    await asyncio.sleep(0)
+    raise ZeroDivisionError
+
+
+ONLY_REQUESTS: dict[str, dict[str, Any]] = {
+    "identify": {"rules": RULES, "identify": fail},
+    "cost": {"rules": [Rule("api", "5/minute", cost=fail)]},
+    "when": {"rules": [Rule("api", "5/minute", when=fail)]},
+    "limits": {"rules": [Rule("api", fail)]},
+    "no rule": {"rules": [Rule("api", "5/minute", path="/other")]},
+    "exempt": {"rules": [*RULES, Rule("all", exempt=True)]},
+    "denied": {"rules": [Rule("all", deny=True)]},
+    "slots": {"rules": [Rule("api", "5 at once")]},
+    "shed": {"rules": [Rule("api", adaptive=True)]},
+    "no store": {"rules": RULES, "store": "redis://127.0.0.1:1"},
+}
+
+
+@pytest.mark.parametrize("options", ONLY_REQUESTS.values(), ids=ONLY_REQUESTS)
+def test_a_gate_whose_only_request_met_no_store_is_not(options: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if an application's callable failed."""
+    with contextlib.suppress(ZeroDivisionError):
+        wsgi_reply(LimitGateWSGI(wsgi, **options))
+    with contextlib.suppress(ZeroDivisionError):
+        asyncio.run(asgi_reply(LimitGate(asgi, **options)))
+    gc.collect()
+    assert told(caplog) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rules": RULES, "identify": fail_later},
+        {"rules": [Rule("api", fail_later)]},
+    ],
+    ids=["identify", "limits"],
+)
+def test_a_gate_whose_only_request_failed_later_is_not(options: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        asyncio.run(asgi_reply(LimitGate(asgi, **options)))
+    gc.collect()
+    assert told(caplog) == []
+
+
+def test_a_gate_that_was_used_while_switched_off_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    with off():
+        wsgi_reply(LimitGateWSGI(wsgi, rules=RULES))
+        asyncio.run(asgi_reply(LimitGate(asgi, rules=RULES)))
     assert told(caplog) == []
 
 

@@ -554,7 +554,7 @@ def test_no_response_keeps_everybody_away_for_long(
     assert [each.ask(side).status for each in (caller, other)] == [200, 200]
 
 
-@pytest.mark.parametrize("longest", [0, -1, math.nan, "1 x", None, True])
+@pytest.mark.parametrize("longest", [0, -1, math.nan, 10**400, "1 x", None, True])
 def test_a_longest_pause_that_is_none(kind: Kind, world: World, longest: Any) -> None:
     """Anything but seconds above 0 is a mistake."""
     with pytest.raises(ConfigError, match=r"longest_pause is .*, expected seconds"):
@@ -776,6 +776,7 @@ def test_results_of_steps_that_take_no_steps() -> None:
 MISTAKES: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((), {"on_error": "ignore"}, "on_error is 'ignore', expected one of"),
     ((), {"timeout": -1}, "timeout is -1, expected seconds"),
+    ((), {"timeout": 10**400}, "timeout is 1000.*, expected seconds"),
     ((), {"timeout": math.nan}, "timeout is nan, expected seconds"),
     ((), {"timeout": "5 x"}, "timeout is '5 x', expected seconds"),
     (("5/fortnight",), {}, "expected"),

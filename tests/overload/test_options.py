@@ -52,6 +52,7 @@ def test_the_queue_that_is_allowed(base_s, allowed_s) -> None:
         ("tolerance", math.nan, "not nan"),
         ("tolerance", math.inf, "not inf"),
         ("tolerance", "2", "not '2'"),
+        ("tolerance", 10**400, f"not 1{'0' * 79}"),
         ("delay", 0, "adaptive: delay: expected a duration above 0 and up to 10 s, such as 20ms or 0.02, not 0"),
         ("delay", "11s", "not '11s'"),
         ("delay", "soon", "not 'soon'"),

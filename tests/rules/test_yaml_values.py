@@ -119,13 +119,44 @@ def test_a_word_that_is_true_or_false_to_yaml(tmp_path: Path, text: str, field: 
 
 
 @pytest.mark.parametrize(
-    ("written", "number"), [("1e3", "1000"), ("1E3", "1000"), ("2.5e1", "25"), ("0o10", "8"), ("08", "8"), ("0o9", "9")]
+    ("written", "number"),
+    [
+        ("1e3", "1000"),
+        ("1E3", "1000"),
+        ("2.5e1", "25"),
+        ("0o10", "8"),
+        ("08", "8"),
+        ("0o9", "9"),
+        ("0o" + "7" * 18, "18014398509481983"),
+        ("1234567e0", "1234567"),
+        ("1e30", "1.0e+30"),
+        ("25e-9", "2.5e-08"),
+    ],
 )
 @pytest.mark.parametrize("field", ["qps", "cost", "max_delay", "lease", "concurrency"])
 def test_a_number_that_is_text_to_yaml(tmp_path: Path, field: str, written: str, number: str) -> None:
     (found,) = mistakes(tmp_path, f"rules:\n  - name: a\n    qpd: 5\n    {field}: {written}")
     assert found.line == 5
     assert found.reason.endswith(f"; {written} is text in YAML; write {number} for the number")
+
+
+HUGE = ["0o" + "7" * 400, "0o" + "7" * 5000, "0o" + "9" * 400, "9" * 400 + "e9", "9" * 5000 + "e9", "9" * 5000]
+HUGE += ["9" * 400 + ".5", "1e999", "1.0e+999", ".inf", "0x" + "f" * 5000, "9" * 400 + ":30"]
+
+
+@pytest.mark.parametrize("text", FIELDS)
+@pytest.mark.parametrize("written", HUGE, ids=lambda written: f"{written:.8}-{len(written)}")
+def test_a_huge_number(tmp_path: Path, text: str, written: str) -> None:
+    """It is a mistake, or an ordinary name. The message is short, and asks for decimal digits where YAML reads text."""
+    (tmp_path / "rules.yaml").write_text(text.replace("*", written))
+    try:
+        read_rule_files(tmp_path / "rules.yaml")
+    except ConfigError as error:
+        for mistake in error.every:
+            assert mistake.line == 1 + text[: text.index("*")].count("\n")
+            assert len(mistake.reason) < 600
+            if "is text in YAML" in mistake.reason:
+                assert mistake.reason.endswith("is text in YAML; write decimal digits for the number")
 
 
 @pytest.mark.parametrize("written", ["0b_", "0x_"])

@@ -25,6 +25,8 @@ from limitgate import (
     Rule,
     StoreError,
 )
+from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.testing import frozen
 from tests.stores.test_stores import AsyncDoor, Door, a_plan
 from tests.support.doors import PATIENCE, wsgi_reply
 from tests.support.impostor import Impostor
@@ -221,6 +223,42 @@ def test_a_login_is_renewed_before_it_expires(own_redis: RedisServer, open_door:
     assert lines(caplog, logging.WARNING) == lines(caplog) == []
 
 
+def test_a_later_login_that_expires_sooner(own_redis: RedisServer, open_door: Any) -> None:
+    """Each connection has a login of its own, and is replaced before that expires."""
+    logins = Logins(own_redis, valid=1000.0)
+    door = open_door(own_redis.url, logins)
+    assert answers(door)
+    door.idle(0.1)
+    ended(own_redis)
+    logins.valid = 0.4
+    assert door.spend(a_plan(), 5.0).admitted
+    asked = logins.asked
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        assert door.spend(a_plan(), 5.0).admitted
+        door.idle(0.02)
+    assert 2 <= logins.asked - asked <= 4
+    assert len(connections(own_redis)) <= 2
+
+
+def test_connections_of_several_logins(own_redis: RedisServer) -> None:
+    """The soonest to expire decides, and a login that does not expire ends that until another one does."""
+    logins = Logins(own_redis)
+    validity = iter([1000.0, 0.4, None, 0.4])
+    logins.behaves = lambda: ("app", logins.password, *([] if (valid := next(validity, 1000.0)) is None else [valid]))
+    with contextlib.closing(RedisStore(own_redis.url, credentials=logins)) as store:
+        pool = store._servers._connections  # type: ignore[attr-defined]  # a single server's
+        both = [pool.take(ListenDeadline(PATIENCE)) for _ in range(2)]
+        for each in both:
+            pool.give(each)
+        eventually(lambda: logins.asked == 3, "the login that does not expire")
+        eventually(lambda: len(connections(own_redis)) == 1, "the connections before to end")
+        ended(own_redis)
+        assert store.spend(a_plan(), PATIENCE).admitted
+        eventually(lambda: logins.asked == 5, "the login after one that expires")
+        assert store.spend(a_plan(), PATIENCE).admitted
+
+
 def test_a_crowd_meets_a_renewal(own_redis: RedisServer, open_door: Any) -> None:
     """Calls under way are answered on the connection that they were sent on."""
     logins = Logins(own_redis, valid=0.2)
@@ -268,6 +306,37 @@ def test_a_closed_store_is_not_renewed(own_redis: RedisServer, open_door: Any) -
     assert answers(door)
     asked = logins.asked
     eventually(lambda: answers(door) and logins.asked > asked + 1, "renewal to go on")
+
+
+def test_nothing_is_renewed_while_clocks_are_frozen(own_redis: RedisServer, open_door: Any, caplog: Any) -> None:
+    """`frozen` promises that Redis is not used. The connection is renewed afterwards."""
+    logins = Logins(own_redis, valid=0.4)
+    door = open_door(own_redis.url, logins)
+    assert answers(door)
+    with frozen():
+        door.idle(0.1)
+        asked, first = logins.asked, connections(own_redis)
+        door.idle(1.0)
+        assert (logins.asked, connections(own_redis)) == (asked, first)
+    eventually(lambda: answers(door) and connections(own_redis).isdisjoint(first), "a connection with a new login")
+    assert lines(caplog) == lines(caplog, logging.WARNING) == []
+
+
+def test_nothing_is_probed_while_clocks_are_frozen(own_redis: RedisServer, open_door: Any) -> None:
+    """A store that looks for its server goes on to look for it afterwards."""
+    logins = Logins(own_redis)
+    door = open_door(own_redis.url, logins)
+    own_redis.kill()
+    for _ in range(10):
+        assert not answers(door)
+    with frozen():
+        door.idle(0.1)
+        asked = logins.asked
+        own_redis.start()
+        logins.rotate()
+        door.idle(1.0)
+        assert (logins.asked, connections(own_redis)) == (asked, set())
+    finds(door)
 
 
 def test_a_store_that_is_dropped(own_redis: RedisServer) -> None:

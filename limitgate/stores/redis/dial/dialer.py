@@ -21,6 +21,7 @@ from redis.retry import Retry
 
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import logged_errors, raise_interruption
+from limitgate.process import switch
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.credentials import Credentials, Login
 from limitgate.stores.redis.dial.inspection import Inspection, TLSCheck
@@ -155,6 +156,7 @@ class Dialer:
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
         """Open a sync connection, optionally to a cluster node. See `Dial`."""
+        _check_not_frozen()
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
             connection = self._dial(address, options)
@@ -182,6 +184,7 @@ class Dialer:
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
         """`dial`, for asyncio. ``clock`` belongs to the event loop."""
+        _check_not_frozen()
         try:
             connection = await self._adial(clock, address)
         except Exception as error:
@@ -207,6 +210,7 @@ class Dialer:
 
     def slots(self, node: Address) -> Any:
         """Ask a cluster node for CLUSTER SLOTS."""
+        _check_not_frozen()
         try:
             connection = self._connection(node, self._login(LOGIN_TIMEOUT), **self._brief)
             return _asked(self._reached(server_name(node), connection), _SLOTS)
@@ -216,6 +220,7 @@ class Dialer:
 
     async def aslots(self, clock: ListeningClock, node: Address) -> Any:
         """`slots`, for asyncio."""
+        _check_not_frozen()
         try:
             login = await self._alogin()
             async with clock.within(ASK_TIMEOUT):
@@ -334,6 +339,12 @@ class Dialer:
     @staticmethod
     def _nobody_knows(failures: Sequence[Exception]) -> NoMasterError:
         return NoMasterError(f"no Sentinel knows where the master is: {'; '.join(map(str, failures))}")
+
+
+def _check_not_frozen() -> None:
+    """Raise an error if no server may be asked, before credentials, host names or anything else are."""
+    if switch.stand_in is not None:
+        raise RedisConnectionError("Redis is not used while limitgate.testing.frozen() is open")
 
 
 class _Packer:

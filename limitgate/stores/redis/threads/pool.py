@@ -9,7 +9,7 @@ import math
 import threading
 from collections import deque
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, raise_interruption
@@ -22,7 +22,7 @@ from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.protocol.session import Doubts
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
-from limitgate.stores.redis.threads.renewal import keep_renewing
+from limitgate.stores.redis.threads.renewal import Renewal, keep_renewing
 
 MAX_CONNECTING = 4
 """Maximum connecting threads per server."""
@@ -45,9 +45,11 @@ class ConnectionPool:
         self._closings = 0
         self._made_at = -math.inf
         self.doubts = Doubts()
-        self._expiring: WeakSet[SyncConnection] = WeakSet()
+        self._logins: WeakKeyDictionary[SyncConnection, Login] = WeakKeyDictionary()
+        """Expiring logins by connection."""
+        self._logins_changed = threading.Event()
         self._renewed_by = -1
-        """Closings before the renewal thread was started."""
+        """Closings before the renewal thread was started, -1 without such a thread."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
         """Return an open connection without unread data. Raises `StoreError` after ``listen_deadline``.
@@ -199,29 +201,35 @@ class ConnectionPool:
     def _renew_in_time(self, connection: SyncConnection, login: Login) -> None:
         """Start the thread that replaces connections before their logins expire."""
         with self._lock:
-            self._expiring.add(connection)
+            self._logins[connection] = login
             is_renewed, self._renewed_by = self._renewed_by == self._closings, self._closings
+        self._logins_changed.set()
         if not is_renewed:
             try:
-                background.start("renewal", keep_renewing, ref(self), login, self._closings)
+                background.start("renewal", keep_renewing, ref(self), self._logins_changed, self._closings)
             # The next connection tries again.
             except RuntimeError:
                 self._renewed_by = -1
 
-    def closed_since(self, closings: int) -> bool:
-        """True if the pool was closed after ``closings`` closings."""
-        return closings != self._closings
+    def next_renewal(self, closings: int) -> Renewal | None:
+        """See `Renewing.next_renewal`."""
+        with self._lock:
+            logins = list(self._logins.values())
+            if logins and closings == self._closings:
+                return Renewal(min([each.renew_at for each in logins]), min([each.retry_every for each in logins]))
+            if self._renewed_by == closings:
+                self._renewed_by = -1
+        return None
 
-    def renew(self, closings: int) -> Login | None:
+    def renew(self, closings: int) -> None:
         """See `Renewing.renew`. Connections in use close after their calls."""
         with self._lock:
-            old = list(self._expiring)
-        opened = self._dial()
-        connection, login = self._driven(opened, closings), renewable_login(opened)
-        if login is None:
-            self._renewed_by = -1
+            old = list(self._logins)
+        connection = self._driven(self._dial(), closings)
+        with self._lock:
+            for each in old:
+                self._logins.pop(each, None)
         for each in old:
             each.session.retire()
         self.close_idle()
         self.give(connection)
-        return login

@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-import time
+import math
 from contextlib import suppress
-from typing import Protocol
+from threading import Event
+from typing import NamedTuple, Protocol
 from weakref import ref
 
 from redis.exceptions import RedisError
 
+from limitgate.internal_errors import logged_errors
 from limitgate.process.clock import monotonic
-from limitgate.stores.redis.dial.credentials import Login
 
 LOOK_EVERY = 1.0
 """Seconds between two checks for closed connections."""
 
 
+class Renewal(NamedTuple):
+    """When to replace all connections: before the first of their logins expires."""
+
+    due_at: float
+    """A time of `time.monotonic`."""
+    retry_every: float
+    """Seconds between two attempts."""
+
+
 class Renewing(Protocol):
     """A connection pool."""
 
-    def closed_since(self, closings: int) -> bool:
-        """True if the pool was closed after ``closings`` closings."""
+    def next_renewal(self, closings: int) -> Renewal | None:
+        """Return None if no login expires, or if the pool was closed after ``closings`` closings."""
 
-    def renew(self, closings: int) -> Login | None:
-        """Replace the connections and return the new login, if it expires. Raises the error of connecting."""
+    def renew(self, closings: int) -> None:
+        """Replace the connections. Raises the error of connecting."""
 
 
-def keep_renewing(pool: ref[Renewing], login: Login | None, closings: int) -> None:
-    """Replace connections in time while the pool is open."""
-    retry_at = 0.0
-    while login is not None:
-        left = max(login.renew_at, retry_at) - monotonic()
-        time.sleep(min(max(left, 0.0), LOOK_EVERY))
-        renewing = pool()
-        if renewing is None or renewing.closed_since(closings):
-            return
-        if left <= LOOK_EVERY:
-            retry_at = monotonic() + login.retry_every
-            with suppress(OSError, RedisError):
-                login = renewing.renew(closings)
-                retry_at = 0.0
+def keep_renewing(pool: ref[Renewing], logins_changed: Event, closings: int) -> None:
+    """Replace connections in time while the pool is open and has logins that expire."""
+    failed_at = -math.inf
+    while (renewing := pool()) is not None and (renewal := renewing.next_renewal(closings)) is not None:
+        left = max(renewal.due_at, failed_at + renewal.retry_every) - monotonic()
+        if left <= 0:
+            failed_at = monotonic()
+            with logged_errors(), suppress(OSError, RedisError):
+                renewing.renew(closings)
+                failed_at = -math.inf
         del renewing
+        if left > 0:
+            logins_changed.wait(min(left, LOOK_EVERY))
+            logins_changed.clear()

@@ -15,6 +15,7 @@ from limitgate.errors import StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
+from limitgate.process import switch
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.process.remaking import Remade
@@ -119,7 +120,7 @@ class RedisStore(RedisStoreBase, Remade):
     def connect_soon(self, *, in_children: bool = False) -> None:
         """Connect in a background thread, or with ``in_children`` in each forked process."""
         self._connects_in_children = in_children
-        if not in_children:
+        if not in_children and switch.stand_in is None:
             with contextlib.suppress(RuntimeError):  # no thread can be started now
                 self._connecting = background.start("start", _connect, ref(self), self.closings)
 
@@ -210,6 +211,8 @@ class RedisStore(RedisStoreBase, Remade):
 
     def _give_back(self, age: float = LONGEST) -> None:
         plans = self.leases.ended(monotonic(), age)
+        if switch.stand_in is not None:
+            return
         with contextlib.suppress(StoreError):
             for together in calls_of(plans):
                 self._servers.exchange(together, ListenDeadline(CONNECT_TIMEOUT))
