@@ -56,12 +56,14 @@ class Caller:
         become(self, "tier", tier)
         become(self, "limits", {} if limits is None else limits)
         become(self, "priority", priority)
-        if not isinstance(self.limits, Mapping):
+        if type(limits) is not dict and not isinstance(self.limits, Mapping):
             raise TypeError(
                 f"the limits of a Caller are a {type(limits).__name__}, expected a mapping such as {{'api': '500/minute'}}"
             )
         for rule, given in self.limits.items():
-            _check_given(rule, given)
+            # Applications make a caller for each request.
+            if type(given) is not str or not given:
+                _check_given(rule, given)
         if not isinstance(self.id, str) or not isinstance(self.tier, str):
             raise TypeError(
                 f"a Caller has an id of type {type(self.id).__name__} and a tier of type {type(self.tier).__name__}, "

@@ -208,7 +208,10 @@ def test_names_in_a_document() -> None:
         ({"header_names": {"X-RateLimit-Limits": "Q"}}, "did you mean 'X-RateLimit-Limit'?"),
         ({"header_names": {"RateLimit": "Q"}}, "header_names.RateLimit: no style in headers has the field"),
         ({"header_names": {"Retry-After": "Q"}}, "no style in headers has the field, expected"),
-        ({"header_names": {"X-RateLimit-Limit": "Q"}, "headers": []}, "expected none, as no styles are sent"),
+        (
+            {"header_names": {"X-RateLimit-Limit": "Q"}, "headers": []},
+            "it is of the style x-ratelimit, expected 'x-ratelimit' in headers",
+        ),
         ({"header_names": {"X-RateLimit-Limit": "X-RateLimit-Reset"}}, "sent for X-RateLimit-Limit already"),
         ({"header_names": {"X-RateLimit-Limit": "Q", "X-RateLimit-Reset": "q"}}, "sent for X-RateLimit-Limit already"),
         ({"header_names": {"X-RateLimit-Limit": "retry-after"}}, "sent for a refusal already"),

