@@ -198,8 +198,9 @@ local function opened$b(value)
 end
 --asked
 most$w, cost$w, held$w, place = unpack('<ddd', text, place) --window
---charge
+--read
 local at$b, text$b, lasts$b = opened$b(value)
+--charge
 local name$b = pack('<I7', unpack('<d', ARGV[#ARGV], 8 * (first - 1) / $buckets + 1))
 if not at$b or text$b:find(name$b, 1, true) then is_known, at$b, text$b, lasts$b = false, 0, '', 0 end
 reply[size + $r], reply[size + ($r + 1)], reply[size + ($r + 2)], reply[size + ($r + 3)] = #text$b / 14, lasts$b, 0, 0 --window
@@ -209,7 +210,6 @@ local new$b = (name$b .. pack('<I7', at$b + lasts$b)):rep(cost$w) --window
 --value
 value, lifetime = pack('<BI7I7', VERSION, now, at$b) .. text$b .. new$b, lasts$b
 --refund
-local at$b, text$b, lasts$b = opened$b(value)
 local new$b = ''
 if not at$b then
   is_known = false

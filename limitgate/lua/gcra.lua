@@ -220,30 +220,7 @@ local mark$w, count$w, tolerance$w, tolerance_rest$w, increment$w, increment_res
 local layout$b = '<BI7' .. ('c12I7I6'):rep($windows)
 --asked
 mark$w, count$w, tolerance$w, tolerance_rest$w, increment$w, increment_rest$w, place = unpack('<c12ddddd', text, place) --window
---charge
-local whole$w, rest$w = 0, 0 --window
-if value and #value ~= 8 + 25 * $windows then
-  is_known = false
-elseif value then
-  local version, written,
-    stored$w, owed$w, owed_rest$w, --window
-    _ = unpack(layout$b, value)
-  local elapsed = now - written
-  if version ~= VERSION or elapsed < 0 then is_known = false end
-  if stored$w ~= mark$w or owed_rest$w >= count$w or owed$w > MAX_OWED then is_known = false end --window
-  if owed$w >= elapsed then whole$w, rest$w = owed$w - elapsed, owed_rest$w end --window
-end
-local after$w, after_rest$w = whole$w + increment$w, rest$w + increment_rest$w --window
-if after_rest$w >= count$w then after$w, after_rest$w = after$w + 1, after_rest$w - count$w end --window
-if after$w > tolerance$w or (after$w == tolerance$w and after_rest$w > tolerance_rest$w) then fits$b = false end --window
-reply[size + $r], reply[size + ($r + 1)] = whole$w, rest$w --window
---value
-lifetime = 0
-if after$w >= lifetime then lifetime = after_rest$w > 0 and after$w + 1 or after$w end --window
-value = pack(layout$b, VERSION, now,
-  mark$w, after$w, after_rest$w, --window
-  0)
---refund
+--read
 local after$w, after_rest$w = 0, 0 --window
 if value and #value ~= 8 + 25 * $windows then
   is_known = false
@@ -256,6 +233,18 @@ elseif value then
   if stored$w ~= mark$w or owed_rest$w >= count$w or owed$w > MAX_OWED then is_known = false end --window
   if owed$w >= elapsed then after$w, after_rest$w = owed$w - elapsed, owed_rest$w end --window
 end
+--charge
+reply[size + $r], reply[size + ($r + 1)] = after$w, after_rest$w --window
+after$w, after_rest$w = after$w + increment$w, after_rest$w + increment_rest$w --window
+if after_rest$w >= count$w then after$w, after_rest$w = after$w + 1, after_rest$w - count$w end --window
+if after$w > tolerance$w or (after$w == tolerance$w and after_rest$w > tolerance_rest$w) then fits$b = false end --window
+--value
+lifetime = 0
+if after$w >= lifetime then lifetime = after_rest$w > 0 and after$w + 1 or after$w end --window
+value = pack(layout$b, VERSION, now,
+  mark$w, after$w, after_rest$w, --window
+  0)
+--refund
 do
   local back$w, last$w = increment$w - max(0, since - grace$w), increment$w + grace$w + 1 - since --window
   local is_turn$w = last$w > tolerance$w or (last$w == tolerance$w and increment_rest$w > tolerance_rest$w) --window

@@ -3,14 +3,15 @@
 --
 -- limitgate/stores/redis/protocol/plain.py generates a script from this file for plans of one shape. Lines from
 -- "--bucket" to "--end" are repeated for each bucket of a plan: $b is its place from 0, $windows its number of
--- windows, and "--names", "--asked", "--charge" and "--value" are the pieces after "--PLAIN" of its algorithm.
+-- windows, and "--names", "--asked", "--read", "--charge" and "--value" are the pieces after "--PLAIN" of its algorithm.
 -- Lines from "--ban" to "--end" are repeated for each ban, which must not exist. Within these, a line that ends in
 -- "--window" is repeated for each window of the bucket: $w is its place in the plan from 1, $r the place of its
 -- reported values. The pieces of the algorithm:
 --   names   declares the variables of a charge
 --   asked   reads them from a text at a place
---   charge  reads a bucket from its value, if any, and advances it in time; sets fits$b to false if the charge does not
---           fit, and is_known if the bucket is not written in this form; reports the state of its windows
+--   read    reads a bucket from its value, if any, and advances it in time; sets is_known to false if the bucket is not
+--           written in this form. An algorithm without refunds does this in its charge.
+--   charge  sets fits$b to false if the charge does not fit; reports the state of its windows
 --   value   sets value and lifetime, in us, of the bucket after the charge
 --
 -- KEYS     the buckets, plan after plan, the same number for each.
@@ -43,6 +44,7 @@ for first = 1, #KEYS, $buckets do
 --bucket
   local key$b, fits$b = KEYS[first + $b], true
   value = pcall('GET', key$b)
+--read
 --charge
   if not fits$b and $refuses then is_admitted = false end
   if not fits$b then all_fit = false end

@@ -2,9 +2,8 @@
 -- plan.
 --
 -- limitgate/stores/redis/protocol/plain.py generates a script from this file as from plain.lua, with the pieces
--- "--names", "--asked" and "--value", and
---   refund  reads a bucket from its value, if any, advances it in time, and refunds the charge made ``since`` us ago;
---           sets is_known to false if the bucket is not written in this form
+-- "--names", "--asked", "--read" and "--value", and
+--   refund  refunds the charge made ``since`` us ago; sets is_known to false if the bucket is not written in this form
 --
 -- KEYS     the buckets, refund after refund, the same number for each.
 -- ARGV[1]  for each refund the number n of its charges, 16 bits; empty if all refunds have the same charges.
@@ -39,6 +38,7 @@ for first = 1, #KEYS, $buckets do
   local grace$w --window
   grace$w, at = unpack('<d', given, at) --window
   value = pcall('GET', key$b)
+--read
 --refund
 --end
   reply[#reply + 1] = is_known and 1 or -1
