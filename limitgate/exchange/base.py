@@ -45,7 +45,7 @@ class Exchange:
             load.show(admission)
 
     def open_admission(self) -> Admission:
-        """Return the admission, which is no longer plain, for any use beyond rate fields."""
+        """Return the admission for use beyond rate fields, and mark it as not plain."""
         admission = self._admission
         admission.is_plain = False
         return admission

@@ -125,7 +125,9 @@ class JournalFlows:
             change(listed, events)
             if (yield from self._writing(version, listed, events)):
                 return
-        raise StoreError("the journal is being changed by others all the time, expected to be able to write to it", "reply")
+        raise StoreError(
+            f"the journal changed before each of {_TRIES} writes, expected a write without a concurrent change", "reply"
+        )
 
     def _reading(self) -> ConfigFlow[tuple[int, dict[str, Ban], list[Event]]]:
         stored: StoredConfig = yield ConfigRequest(self._key), self._timeout
@@ -184,7 +186,7 @@ class Journal(JournalFlows):
         try:
             run(self._store, self.noting(action, key, keys, reason, seconds, bans=bans))
         except StoreError as error:
-            message = f"the {action} of {key} is in effect, but the journal does not tell of it: {error}"
+            message = f"the {action} of {key} is in effect, but is missing in the journal: {error}"
             raise StoreError(message, error.fault) from error
 
 
@@ -224,11 +226,11 @@ def _event(kept: Any) -> Event:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
+        raise TypeError(f"{value!r:.80} is not text")
     return value
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, int | float):
-        raise TypeError(f"{value!r:.80} is no number")
+        raise TypeError(f"{value!r:.80} is not a number")
     return value

@@ -52,7 +52,7 @@ def seconds_of(value: object) -> float:
         value = value.total_seconds()
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
         return float(value)
-    raise ConfigError(f"{value!r:.80} is no duration, {EXPECTED}")
+    raise ConfigError(f"{value!r:.80} is not a duration, {EXPECTED}")
 
 
 def _milliseconds(unit: str | None) -> int:

@@ -333,7 +333,7 @@ def _parse(text: object) -> tuple[int, int, int, int | None]:
     if unit not in SECONDS and unit != MONTH:
         *most, last = SECONDS
         raise ConfigError(
-            f"{text!r:.80} is not a limit: {match['unit'].lower()!r} is no unit, expected {', '.join(most)} or {last}, or "
+            f"{text!r:.80} is not a limit: {match['unit'].lower()!r} is not a unit, expected {', '.join(most)} or {last}, or "
             f"several of them, such as '30 days' for a month; a fixed_window also knows {MONTH}"
         )
     if not many:
@@ -391,7 +391,7 @@ def _mistake(limit: Limit) -> str | None:  # noqa: PLR0911 - one return per erro
 
 
 def _no_algorithm(algorithm: object) -> str:
-    return f"{algorithm!r:.80} is no algorithm, {expected_of(algorithm, NAMES)}"
+    return f"{algorithm!r:.80} is not an algorithm, {expected_of(algorithm, NAMES)}"
 
 
 def _mistake_by_algorithm(limit: Limit) -> str | None:

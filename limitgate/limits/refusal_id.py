@@ -1,7 +1,7 @@
 """Ids of refusals: 32 characters that contain the time, the rule and the bucket.
 
 Nothing is stored for an id. You can read it as long as you have the rules and the key; without the key, it reveals only the
-time. It is no proof of a refusal, because it can be forged.
+time. It does not prove a refusal, because it can be forged.
 """
 
 from __future__ import annotations

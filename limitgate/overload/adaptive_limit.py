@@ -20,8 +20,8 @@ from limitgate.overload.thinning import Thinning
 from limitgate.overload.waiting_line import WaitingLine
 
 Outcome = Literal["ok", "failed", "untaught"]
-"""Result of a request: its duration is a sample (ok); it failed (timeout, client disconnect, 503); or it is no sample, such as
-a stream, HEAD, 304, or an error before the handler.
+"""Result of a request: its duration is a sample (ok); it failed (timeout, client disconnect, 503); or it is not a sample,
+such as a stream, HEAD, 304, or an error before the handler.
 """
 
 WINDOW_S = 0.1

@@ -76,7 +76,7 @@ class Caller:
 
 
 def _check_given(rule: object, given: object) -> None:
-    """Check types only: text that is no limit is reported with the request."""
+    """Check types only. Invalid text is reported with the request."""
     several = isinstance(given, list | tuple)
     if several and not given:
         raise ConfigError(f"the limits of a Caller for {rule!r:.80} are empty, expected limits, or None for no limit")

@@ -87,7 +87,7 @@ def open_sync_store(url: str) -> SyncStore:
 def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
     """Return ``store``, opened by ``open_url`` if it is a URL, for keys with ``key_prefix``.
 
-    Raises `ConfigError` if ``store`` is no store or of the other kind.
+    Raises `ConfigError` if ``store`` is not a store, or is of the other kind.
     """
     found = open_url(store) if isinstance(store, str) else store
     if isinstance(found, type):

@@ -502,9 +502,9 @@ MISTAKES = [
     ({"warm_up": "1126s", "limit": "1000000/second"}, "at most 1125.9 s"),
     ({"warm_up": "10s", "limit": "10/second burst 10"}, "expected a rate without burst"),
     ({"warm_up": 1e300}, "at most 1.1259e\\+08 s"),
-    ({"warm_up": 10**400}, "is no duration"),
+    ({"warm_up": 10**400}, "is not a duration"),
     ({"warm_up": 0}, "at least 1 ms"),
-    ({"warm_up": "soon"}, "'soon' is no duration, expected seconds"),
+    ({"warm_up": "soon"}, "'soon' is not a duration, expected seconds"),
 ]
 
 

@@ -203,7 +203,7 @@ def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
         (["peek", "--rules", "{rules}", "--rule", "api", "--ip", "nowhere"], 2, "expected an address"),
         (["peek", "--rules", "{rules}", "--rule", "api", "--tier", "gold"], 2, "no file describes tier 'gold'"),
         (["peek", "--rules", "{rules}", "--rule", "api", "-H", "nonsense"], 2, "expected 'Name: value'"),
-        (["ban", "key", "--for", "soon"], 2, "is no duration, expected seconds"),
+        (["ban", "key", "--for", "soon"], 2, "is not a duration, expected seconds"),
         (["ban", "key", "--for", "0"], 2, "expected more than 0"),
         (["ban", "key", "--for", "36601d"], 2, "at most 100 years"),
         (["bans", "--timeout", "0"], 2, "0<x<=60"),
@@ -284,7 +284,7 @@ def test_a_change_that_cannot_be_noted_is_told_as_made(redis_server: RedisServer
     client.lpush(f"{world.prefix}:journal", "no journal")
     result = world.run("ban", *world.of("keyed", "--ip", IP), "-y")
     assert result.exit_code == 3
-    assert result.stderr.startswith("limitgate: the ban of keyed ip=20….7 is in effect, but the journal does not tell of it: ")
+    assert result.stderr.startswith("limitgate: the ban of keyed ip=20….7 is in effect, but is missing in the journal: ")
     assert "banned" in world.run("peek", *world.of("keyed", "--ip", IP)).stdout
 
 

@@ -81,7 +81,7 @@ def test_limits_from_code_are_said(run: Run, redis_server: RedisServer) -> None:
     given = run(*words, "--limits", "7/minute", "--limits", "9/day")
     assert (given.exit_code, "7 of 7 remaining" in given.stdout) == (0, True)
     wrong = run(*words, "--limits", "7/fortnight")
-    assert (wrong.exit_code, "'fortnight' is no unit" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "'fortnight' is not a unit" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

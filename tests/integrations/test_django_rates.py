@@ -360,7 +360,11 @@ def test_any_text_is_a_scope(project: Open, scope: str) -> None:
 
 def test_rates_that_are_none(project: Open) -> None:
     """What is no limit is told, with the scope and what was expected."""
-    for rate, expected in (("5/fortnight", "'fortnight' is no unit"), ({"a": 1}, "for example '100/day'"), (5, "for example")):
+    for rate, expected in (
+        ("5/fortnight", "'fortnight' is not a unit"),
+        ({"a": 1}, "for example '100/day'"),
+        (5, "for example"),
+    ):
         it = project(path("x", view(rest.UserRateThrottle)), rates={"user": rate})
         with pytest.raises(ConfigError, match=expected):
             ask(it)

@@ -61,7 +61,7 @@ def test_what_a_duration_is_in_seconds(given: Any, seconds: float) -> None:
 )
 def test_what_is_no_duration(wrong: Any) -> None:
     """Anything else is a mistake, and the error says what was expected."""
-    with pytest.raises(ConfigError, match=r"is no duration, expected seconds, or text such as '2s', '500ms'"):
+    with pytest.raises(ConfigError, match=r"is not a duration, expected seconds, or text such as '2s', '500ms'"):
         seconds_of(wrong)
 
 

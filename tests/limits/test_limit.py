@@ -320,7 +320,7 @@ def test_a_week_is_a_unit(text: str) -> None:
 def test_what_is_no_unit_is_told_with_those_that_are(unit: str) -> None:
     """Months are the commonest: it is said how to write one."""
     expected = (
-        f"'{unit}' is no unit, expected second, minute, hour, day or week, or several of them, such as '30 days' for a month"
+        f"'{unit}' is not a unit, expected second, minute, hour, day or week, or several of them, such as '30 days' for a month"
     )
     with pytest.raises(ConfigError, match=re.escape(expected)):
         Limit(f"5/{unit}")
@@ -395,7 +395,7 @@ def test_a_count_of_0_is_a_limit(text: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "expected"),
     [
-        ("0/day", {"algorithm": "gcrb"}, "'gcrb' is no algorithm, did you mean 'gcra'?"),
+        ("0/day", {"algorithm": "gcrb"}, "'gcrb' is not an algorithm, did you mean 'gcra'?"),
         ("0/day", {"algorithm": "concurrency"}, "expected '20 at once' for a concurrency"),
         ("0/day", {"align": "Europe/Berln"}, "did you mean 'Europe/Berlin'?"),
         ("0 per 400 days", {}, "expected a period of at most 366 days"),

@@ -34,15 +34,15 @@ def _confirm(question: str, *, yes: bool) -> None:
     """Raises `click.Abort` if the answer is no, and `click.UsageError` if standard input is closed."""
     if yes:
         return
-    nobody = click.UsageError(f"{question} Standard input is closed, expected -y")
+    unconfirmed = click.UsageError(f"{question} Standard input is closed, expected -y")
     if sys.stdin is None:
-        raise nobody
+        raise unconfirmed
     try:
         click.confirm(question, abort=True, err=True)
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
             click.echo(err=True)  # end the line of the question
-            raise nobody from None
+            raise unconfirmed from None
         raise
 
 

@@ -80,7 +80,6 @@ class Credentials:
         if is_async(give) and not may_await:
             raise ConfigError("credentials: an async callable, expected a plain one, or an AsyncRedisStore")
         self._give = give
-        self._may_await = may_await
         self._in_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[_Answer]] = WeakKeyDictionary()
         self.reset_after_fork()
         reset_in_children(self)

@@ -97,7 +97,7 @@ def _resolve(host: str) -> Addresses:
     try:
         listed = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror:
-        # Raises if file descriptors are exhausted, which is no fault of the name server.
+        # Raises if file descriptors are exhausted: the name server is not at fault.
         os.close(os.open(os.devnull, os.O_RDONLY))
         raise
     return tuple(dict.fromkeys(str(address[0]) for *_, address in listed))
