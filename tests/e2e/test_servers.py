@@ -19,6 +19,7 @@ import urllib3
 import websockets.exceptions
 import websockets.sync.client
 
+from limitgate import RedisStore
 from tests.e2e.app import flask_twin
 from tests.support.doors import PATIENCE, threaded_wsgi, uvicorn_process
 from tests.support.redis_server import RedisServer
@@ -154,7 +155,10 @@ def test_two_servers_of_two_kinds_share_their_buckets(served: str, redis_server:
 
 def test_a_crowd_before_threads(redis_server: RedisServer, who: dict[str, str]) -> None:
     """A threaded WSGI server by itself admits exactly the limit."""
-    with threaded_wsgi(flask_twin(store=redis_server.url, timeout=10, on_error="closed")) as url:
+    with (
+        contextlib.closing(RedisStore(redis_server.url)) as store,
+        threaded_wsgi(flask_twin(store=store, timeout=10, on_error="closed")) as url,
+    ):
         assert asyncio.run(crowd([f"{url}/daily"] * 100, who)) == {200: 50, 429: 50}
 
 

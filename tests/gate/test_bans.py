@@ -226,6 +226,8 @@ def test_a_ban_is_begun_once_however_many_race(url: str) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: sites[number % 4].ask().status, range(200)))
     assert [60 < site.ask().wait <= 100 for site in sites] == [True] * 4
+    for site in sites:
+        site.close()
     assert sum(seen.of("rule.bans")[("api", "default")] for seen in observers) == 1
 
 

@@ -363,6 +363,8 @@ class WSGISite(Site):
 
     def close(self) -> None:
         if self.app.gate is not None:
+            # Written later, the journal would open a connection again.
+            self.app.gate.charging.bans.notes.end()
             self.app.gate.store.close()
 
     def _gated(self, app: Any, options: dict[str, Any]) -> Any:
