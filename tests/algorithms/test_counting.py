@@ -448,6 +448,17 @@ def test_windows_of_several_days(hit: Callable[..., Decision], monkeypatch: pyte
     assert hit(limit).retry_after == 1
 
 
+def assert_window_ends(hit: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch, limit: Limit, now: int, end: int) -> None:
+    """The window in which five requests come ``now`` ends at ``end``, to the microsecond."""
+    monkeypatch.setattr(fixed_window, "time", SimpleNamespace(time_ns=lambda: hit.clock.now * 1000))
+    hit.clock.now = now
+    assert hit(limit, 5).reset_after == (end - now) / US
+    hit.clock.now = end - 1
+    assert hit(limit).retry_after == 0.000_001
+    hit.clock.now = end
+    assert hit(limit, 5).allowed
+
+
 WEEKS = [
     ("utc", "5/week", "2026-11-25T10:00+00:00", "2026-11-30T00:00+00:00"),
     ("utc", "5 per 7 days", "2026-11-29T23:59:59+00:00", "2026-11-30T00:00+00:00"),
@@ -464,14 +475,7 @@ def test_aligned_weeks_begin_on_monday(
     hit: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch, align: str, text: str, now: str, *, end: str
 ) -> None:
     """In UTC and in any time zone, also where clocks change within the week."""
-    monkeypatch.setattr(fixed_window, "time", SimpleNamespace(time_ns=lambda: hit.clock.now * 1000))
-    limit = Limit(text, algorithm="fixed_window", align=align)
-    hit.clock.now = moment(now)
-    assert hit(limit, 5).reset_after == (moment(end) - moment(now)) / US
-    hit.clock.now = moment(end) - 1
-    assert hit(limit).retry_after == 0.000_001
-    hit.clock.now = moment(end)
-    assert hit(limit, 5).allowed
+    assert_window_ends(hit, monkeypatch, Limit(text, algorithm="fixed_window", align=align), moment(now), moment(end))
 
 
 def test_weeks_without_align_begin_as_before(hit: Callable[..., Decision]) -> None:
@@ -502,14 +506,7 @@ def test_a_month_ends_with_its_last_day(
     hit: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch, align: str | None, text: str, now: str, *, end: str
 ) -> None:
     """However long it is, leap years and changes of clocks included; several months are counted from January."""
-    monkeypatch.setattr(fixed_window, "time", SimpleNamespace(time_ns=lambda: hit.clock.now * 1000))
-    limit = Limit(text, algorithm="fixed_window", align=align)
-    hit.clock.now = moment(now)
-    assert hit(limit, 5).reset_after == (moment(end) - moment(now)) / US
-    hit.clock.now = moment(end) - 1
-    assert hit(limit).retry_after == 0.000_001
-    hit.clock.now = moment(end)
-    assert hit(limit, 5).allowed
+    assert_window_ends(hit, monkeypatch, Limit(text, algorithm="fixed_window", align=align), moment(now), moment(end))
 
 
 def test_a_month_finds_what_was_used_in_days(hit: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch) -> None:
