@@ -17,6 +17,7 @@ from limitgate.gate.turns import WaitQueues
 from limitgate.limiter.adaptive import AdaptiveOptions, AdaptiveWork, AsyncAdaptiveWork, adaptive_work
 from limitgate.limiter.functions import KeyOf, check_async, check_key_of, check_named, check_plain, key_of
 from limitgate.limiter.operations import (
+    AnyLimit,
     ChargedOperation,
     Limits,
     Operations,
@@ -89,7 +90,7 @@ class AsyncLimiter(Operations):
         self._adaptive: dict[str, AsyncAdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
 
-    async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+    async def hit(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Charge ``cost`` to every limit of ``key``, or to none if one lacks room."""
         plan = self._prepared(key, limits, cost) if self._takes_plain else None
         if plan is None:
@@ -106,24 +107,24 @@ class AsyncLimiter(Operations):
             self._figures.decided(decision, reading.source)
         return decision
 
-    async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+    async def peek(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Return the decision that `hit` would make, without a charge."""
         return await self._arun(self._deciding("peek", key, limits, cost))
 
-    async def reset(self, key: str, *limits: Limit | str | Configured, reason: str | None = None) -> Decision:
+    async def reset(self, key: str, *limits: AnyLimit, reason: str | None = None) -> Decision:
         """Reset these limits of ``key`` and return their state. ``reason`` is for the audit log."""
         return await self._arun(audited(self._deciding("reset", key, limits, 1), "reset", partial(masked, key), reason))
 
-    async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+    async def refund(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Refund ``cost`` to these limits of ``key``, up to a full bucket, and return their state."""
         return await self._arun(self._refunding(key, limits, cost))
 
-    async def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
+    async def hit_up_to(self, key: str, *limits: AnyLimit, cost: int) -> Decision:
         """Charge as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is for a cost of 1."""
         return await self._arun(self._hitting_up_to(key, limits, cost))
 
     async def wait(
-        self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: Duration | None = None
+        self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None
     ) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
@@ -176,7 +177,7 @@ class AsyncLimiter(Operations):
             if operation.decision.allowed:
                 await self._arun(operation.giving_back([*charged, *(turn.charged if turn else ())]))
 
-    async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
+    async def reserve(self, key: str, *limits: AnyLimit, cost: int = 1) -> AsyncReservation:
         """Charge an estimated cost like `hit`; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` refunds it."""
         store = switch.null_store or self._store
         return AsyncReservation(await self._arun(self._reserving(key, limits, cost)), store)
@@ -244,7 +245,7 @@ class AsyncLimiter(Operations):
         return arun(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
-        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: Duration | None = 0
+        self, *limits: AnyLimit, key: KeyOf = None, cost: int = 1, timeout: Duration | None = 0
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Limit an async function; a refused call raises `RateLimited`.
 
@@ -361,7 +362,7 @@ class Limiter(Operations):
         self._adaptive: dict[str, AdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
 
-    def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+    def hit(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Charge ``cost`` to every limit of ``key``, or to none if one lacks room."""
         plan = self._prepared(key, limits, cost) if self._takes_plain else None
         if plan is None:
@@ -378,23 +379,23 @@ class Limiter(Operations):
             self._figures.decided(decision, reading.source)
         return decision
 
-    def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+    def peek(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Return the decision that `hit` would make, without a charge."""
         return self._run(self._deciding("peek", key, limits, cost))
 
-    def reset(self, key: str, *limits: Limit | str | Configured, reason: str | None = None) -> Decision:
+    def reset(self, key: str, *limits: AnyLimit, reason: str | None = None) -> Decision:
         """Reset these limits of ``key`` and return their state. ``reason`` is for the audit log."""
         return self._run(audited(self._deciding("reset", key, limits, 1), "reset", partial(masked, key), reason))
 
-    def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+    def refund(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Refund ``cost`` to these limits of ``key``, up to a full bucket, and return their state."""
         return self._run(self._refunding(key, limits, cost))
 
-    def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
+    def hit_up_to(self, key: str, *limits: AnyLimit, cost: int) -> Decision:
         """Charge as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is for a cost of 1."""
         return self._run(self._hitting_up_to(key, limits, cost))
 
-    def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: Duration | None = None) -> Decision:
+    def wait(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
         Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or
@@ -425,7 +426,7 @@ class Limiter(Operations):
                 raise
         return operation
 
-    def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
+    def reserve(self, key: str, *limits: AnyLimit, cost: int = 1) -> Reservation:
         """Charge an estimated cost like `hit`; `Reservation.settle` corrects it, `Reservation.cancel` refunds it."""
         store = switch.null_store or self._store
         return Reservation(self._run(self._reserving(key, limits, cost)), store)
@@ -487,7 +488,7 @@ class Limiter(Operations):
         return run(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
-        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: Duration | None = 0
+        self, *limits: AnyLimit, key: KeyOf = None, cost: int = 1, timeout: Duration | None = 0
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Limit a function; a refused call raises `RateLimited`.
 

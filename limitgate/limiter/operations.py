@@ -19,10 +19,11 @@ from limitgate.gate.turns import book
 from limitgate.keys import Key
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rule_bucket
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
-from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of
+from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of, parts_of
 from limitgate.limits.decision import SECOND, Decision, decide
 from limitgate.limits.duration import Duration, as_seconds
 from limitgate.limits.limit import Limit, as_limit, kept_as
+from limitgate.limits.own_costs import with_own_costs
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
 from limitgate.limits.remembered import Remembered
@@ -37,7 +38,9 @@ from limitgate.rules.options import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import MemoryStore
 
-Limits = tuple[Limit | str | Configured, ...]
+AnyLimit = Limit | str | Configured | tuple[Limit | str, int]
+"""A limit, or a limit and its own cost."""
+Limits = tuple[AnyLimit, ...]
 
 _BANS = Bucket((kept_as("ban"),))
 LOOK_AGAIN = 1.0
@@ -53,17 +56,41 @@ _ATTEMPTS = 64
 class ChargedOperation:
     """A charge that can be corrected once."""
 
-    def __init__(self, decision: Decision, plan: Plan, reading: Reading, timeout: float) -> None:
+    def __init__(self, decision: Decision, plan: Plan, reading: Reading, timeout: float, costed: Sequence[int]) -> None:
         self.decision = decision
         self.source = reading.source
         self._plan = plan
+        self._costed = costed
+        """Charges whose limits have their own cost."""
         self._reading = reading
         self._timeout = timeout
         self._counts = decision.allowed
 
-    def settling(self, cost: int) -> Flow[None]:
-        """Correct the charge. Raises `RuntimeError` if it was refused or already corrected."""
-        costs = [check_cost(cost)] * len(self._plan.charges)
+    def settling(self, cost: int | Sequence[int]) -> Flow[None]:
+        """Correct the charge. Raises `RuntimeError` if it was refused or already corrected.
+
+        ``cost`` is that of the limits with their own cost, if there are any; of several, a list.
+        """
+        yield from self._correcting(self._final_costs(cost))
+
+    def cancelling(self) -> Flow[None]:
+        """Refund the charge. Raises `RuntimeError` like `settling`."""
+        yield from self._correcting([0] * len(self._plan.charges))
+
+    def _final_costs(self, cost: int | Sequence[int]) -> list[int]:
+        costs = [charge.cost for charge in self._plan.charges]
+        if not self._costed:
+            if isinstance(cost, int):
+                return [check_cost(cost)] * len(costs)
+            raise TypeError(f"cost is {cost!r:.80}, expected one integer, because no limit has its own cost")
+        own = [cost] if isinstance(cost, int) else list(cost)
+        if len(own) != len(self._costed):
+            raise ValueError(f"cost is {cost!r:.80}, expected a list of {len(self._costed)}, one for each limit with its own cost")
+        for place, final in zip(self._costed, own):
+            costs[place] = check_cost(final)
+        return costs
+
+    def _correcting(self, costs: Sequence[int]) -> Flow[None]:
         if not self._counts:
             why = "it was settled or cancelled already" if self.decision.allowed else "nothing was taken, as it was refused"
             raise RuntimeError(f"this reservation cannot be settled: {why}, expected that once where the decision allowed it")
@@ -212,7 +239,7 @@ class Operations(Remade):
         return self._counted(decide(plan, reading), reading)
 
     def _reserving(self, key: str, limits: Limits, cost: int) -> ConfigFlow[ChargedOperation]:
-        operation = yield from self._taking((yield from self._planned("spend", key, limits, cost)))
+        operation = yield from self._taking((yield from self._planned("spend", key, limits, cost)), limits)
         self._count(operation.decision, operation.source)
         return operation
 
@@ -220,12 +247,18 @@ class Operations(Remade):
         check_cost(cost)
         plan = yield from self._planned("peek", key, limits, 1)
         _check_are_no_slots(charge.bucket for charge in plan.charges)
-        charges = [charge if not charge.bucket.algorithm.IS_LIMIT else _refunded(charge, cost) for charge in plan.charges]
+        costed = _costed(limits)
+        charges = [
+            _refunded(charge, charge.cost if place in costed else cost) if charge.bucket.algorithm.IS_LIMIT else charge
+            for place, charge in enumerate(plan.charges)
+        ]
         plan = Plan.adjust(charges)
         return decide(plan, (yield plan, self._timeout))
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         """Charge as much as fits, in several attempts under contention."""
+        if _costed(limits):
+            raise ConfigError(f"{limits!r:.80} have their own costs, expected hit or reserve, or limits without own costs")
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
             reading = yield from self._spending(plan)
@@ -241,7 +274,7 @@ class Operations(Remade):
         """Book a turn: the operation, its charges, and the turn, None if it is now."""
         began = waiting.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
-        operation = yield from self._taking(plan)
+        operation = yield from self._taking(plan, limits)
         charged, turn = operation.turn()
         if timeout is not None and turn is not None and turn.due_at - began - _ROUNDING > timeout:
             delay = operation.decision.delay
@@ -250,9 +283,9 @@ class Operations(Remade):
             turn = None
         return operation, charged, turn
 
-    def _taking(self, plan: Plan) -> Flow[ChargedOperation]:
+    def _taking(self, plan: Plan, limits: Limits) -> Flow[ChargedOperation]:
         reading = yield from self._spending(plan)
-        return ChargedOperation(decide(plan, reading), plan, reading, self._timeout)
+        return ChargedOperation(decide(plan, reading), plan, reading, self._timeout, _costed(limits))
 
     def _banning(self, key: str, seconds: Duration | None, *, longer: bool = False) -> Flow[Decision]:
         if longer and seconds is None:
@@ -332,7 +365,7 @@ class Operations(Remade):
                 return self._plan(verb, key, stored.limits, cost, self._known.process if stored.per_process else None)
         return self._plan(verb, key, limits, cost)
 
-    def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: Duration | None = 0) -> None:
+    def validate(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = 0) -> None:
         """Raise the errors of `hit`, or of `wait` with a ``timeout`` other than 0, for invalid arguments. No store call."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
@@ -362,19 +395,23 @@ class Operations(Remade):
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self._name(key), check_cost(cost)
+        given, own = with_own_costs(limits)
         try:
-            buckets = _buckets(limits)
+            parts = _parts(given, tuple(own))
         except TypeError:  # Unhashable values aren't limits either.
-            buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
+            parts = parts_of(tuple([as_limit(limit) for limit in given]), own)
         except ConfigError as error:
             raise _in_their_order(key, error) from None
         if verb == "spend":
-            _check_are_no_slots(buckets)
+            _check_are_no_slots([bucket for bucket, _ in parts])
         counted = name if process is None else self._name(f"{key}:{process}")
-        charges = [Charge(bucket_key(counted, each), each, cost, enforced=True, rule=None) for each in buckets]
+        charges = [
+            Charge(bucket_key(counted, bucket), bucket, cost if place is None else own[place], enforced=True, rule=None)
+            for bucket, place in parts
+        ]
         # `reset` doesn't lift bans.
         if verb != "reset":
-            charges.append(_ban_of(name, cost))
+            charges.append(_ban_of(name, max(charge.cost for charge in charges)))
         return Plan(tuple(charges), verb)
 
     def _name(self, key: str) -> str:
@@ -416,16 +453,28 @@ def _check_are_no_slots(buckets: Iterable[Bucket]) -> None:
         raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
 
 
-_known_buckets = Remembered[Limits, tuple[Bucket, ...]]()
+_Parts = tuple[tuple[Bucket, int | None], ...]
+_known_parts = Remembered[tuple[Limits, tuple[int, ...]], _Parts]()
 _known_templates = Remembered[tuple[int, Limits], PlanTemplate | None]()
 
 
-def _buckets(limits: Limits) -> tuple[Bucket, ...]:
-    buckets = _known_buckets.values.get(limits)
-    if buckets is None:
-        buckets = buckets_of(tuple([as_limit(limit) for limit in limits]))
-        _known_buckets.add(limits, buckets)
-    return buckets
+def _parts(limits: Limits, costed: tuple[int, ...] = ()) -> _Parts:
+    """Return the buckets of limits without costs, see `parts_of`."""
+    key = limits, costed
+    parts = _known_parts.values.get(key)
+    if parts is None:
+        parts = parts_of(tuple([as_limit(limit) for limit in limits]), costed)
+        _known_parts.add(key, parts)
+    return parts
+
+
+def _costed(limits: Limits) -> tuple[int, ...]:
+    """Return the places of the charges whose limits have their own cost, in the order of the limits."""
+    given, own = with_own_costs(limits)
+    if not own:
+        return ()
+    places = {limit: charge for charge, (_, limit) in enumerate(_parts(given, tuple(own)))}
+    return tuple([places[limit] for limit in own])
 
 
 def _template(cost: int, limits: Limits) -> PlanTemplate | None:
@@ -433,7 +482,9 @@ def _template(cost: int, limits: Limits) -> PlanTemplate | None:
     key = cost, limits
     template = _known_templates.values.get(key)
     if template is None and key not in _known_templates.values:
-        buckets = _buckets(limits)
+        if any(isinstance(limit, tuple) for limit in limits):
+            return None
+        buckets = [bucket for bucket, _ in _parts(limits)]
         _check_are_no_slots(buckets)
         charges = [Charge("", bucket, cost, enforced=True, rule=None) for bucket in buckets]
         with suppress(ValueError):

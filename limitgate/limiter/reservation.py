@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from limitgate.gate.flow import arun, run
 from limitgate.limiter.operations import ChargedOperation
 from limitgate.limits.decision import Decision
@@ -20,8 +22,10 @@ class AsyncReservation:
         """Decision as of `AsyncLimiter.hit`. A refusal charges nothing."""
         return self._booked.decision
 
-    async def settle(self, cost: int) -> None:
+    async def settle(self, cost: int | Sequence[int]) -> None:
         """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
+
+        If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order.
 
         Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
         store fails; then the estimate remains charged.
@@ -30,7 +34,7 @@ class AsyncReservation:
 
     async def cancel(self) -> None:
         """Refund everything. Raises the errors of `settle`."""
-        await arun(self._store, self._booked.settling(0))
+        await arun(self._store, self._booked.cancelling())
 
 
 class Reservation:
@@ -45,8 +49,10 @@ class Reservation:
         """Decision as of `Limiter.hit`. A refusal charges nothing."""
         return self._booked.decision
 
-    def settle(self, cost: int) -> None:
+    def settle(self, cost: int | Sequence[int]) -> None:
         """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
+
+        If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order.
 
         Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
         store fails; then the estimate remains charged.
@@ -55,4 +61,4 @@ class Reservation:
 
     def cancel(self) -> None:
         """Refund everything. Raises the errors of `settle`."""
-        run(self._store, self._booked.settling(0))
+        run(self._store, self._booked.cancelling())

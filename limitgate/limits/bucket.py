@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache, reduce
 from typing import Any
 from weakref import WeakValueDictionary
@@ -115,7 +115,7 @@ def _load(windows: tuple[Load, ...]) -> Load:
 @lru_cache(maxsize=4096)
 def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
     strictest = None if bucket._strictest is None else bucket._strictest.share(processes, cost)  # noqa: SLF001 - same class
-    return Bucket(tuple([limit.share(processes, cost) for limit in bucket.limits]), strictest=strictest)
+    return Bucket(tuple([limit.share(processes, cost) for limit in bucket.limits]), bucket.ids, strictest)
 
 
 @lru_cache(maxsize=4096)
@@ -142,10 +142,19 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
     Buckets in use are returned as the same objects, so that caches, leases and the memory store survive a reload. Raises
     `ConfigError` for too many limits, or if they exceed `MAX_LOAD`.
     """
-    together: dict[int, list[int]] = {}
+    return tuple([bucket for bucket, _ in parts_of(limits, ())])
+
+
+def parts_of(limits: tuple[Limit, ...], costed: Collection[int]) -> tuple[tuple[Bucket, int | None], ...]:
+    """`buckets_of`, where each limit at a place in ``costed`` has a `Bucket` for itself, because it has a cost for itself.
+
+    Returns each bucket with that place, None for the other buckets. Buckets of the same key are parts of one stored bucket.
+    """
+    together: dict[tuple[int, int | None], list[int]] = {}
     ids = _numbered(limits)
     for place, limit in enumerate(limits):
-        together.setdefault(0 if ALGORITHMS[limit.algorithm] is gcra else ids[place], []).append(place)
+        kind = 0 if ALGORITHMS[limit.algorithm] is gcra else ids[place]
+        together.setdefault((kind, place if place in costed else None), []).append(place)
     if len(together) == 1:
         buckets = [_bucket(limits, ids)]
     else:
@@ -156,7 +165,7 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
             f"{len(limits)} limits that are to be checked together may hold Redis up for {load:,.0f} µs, expected at most "
             f"{MAX_LOAD:,}: fewer of them, or lower counts of a sliding_log or of 'at once'"
         )
-    return tuple(buckets)
+    return tuple([(bucket, place) for bucket, (_, place) in zip(buckets, together)])
 
 
 def _bucket(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:

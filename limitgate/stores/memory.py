@@ -477,6 +477,9 @@ class MemoryStore(Remade):
         """
         buckets, key, value, entry, layout = home
         cost = asked or 1
+        # Another charge of the plan may have changed the bucket.
+        if (live := buckets.get(key)) is not value and live is not None:
+            entry = self._bucket(key, live)
         if entry is not None:
             _, last, stored, _ = entry
             if last != asked and (not asked or (last > asked and _wait_us(bucket, states, last))):
