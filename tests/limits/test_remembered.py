@@ -123,7 +123,7 @@ def test_a_plan_that_is_not_remembered_is_freed_at_once() -> None:
 def test_a_limiter_has_no_cliff_either(monkeypatch: pytest.MonkeyPatch, cost: int) -> None:
     """Of limits that are hit in turn most are known, with a prepared plan or without, when there is one more than fits."""
     monkeypatch.setattr(remembered, "MOST", 64)
-    monkeypatch.setattr(operations, "_known_buckets", Remembered())
+    monkeypatch.setattr(operations, "_known_parts", Remembered())
     monkeypatch.setattr(operations, "_known_templates", Remembered())
     read: list[object] = []
     as_limit = operations.as_limit
