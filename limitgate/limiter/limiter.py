@@ -64,7 +64,8 @@ class AsyncLimiter(Operations):
     receive metrics: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; by default none.
 
     Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
-    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
+    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its own cost:
+    ``hit("model", "500/minute", ("200000/minute", 900))`` charges one request and 900 tokens.
     """
 
     @called_as(
@@ -123,9 +124,7 @@ class AsyncLimiter(Operations):
         """Charge as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is for a cost of 1."""
         return await self._arun(self._hitting_up_to(key, limits, cost))
 
-    async def wait(
-        self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None
-    ) -> Decision:
+    async def wait(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
         Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or
@@ -337,7 +336,8 @@ class Limiter(Operations):
     ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; by default none.
 
     Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
-    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
+    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its own cost:
+    ``hit("model", "500/minute", ("200000/minute", 900))`` charges one request and 900 tokens.
     """
 
     @called_as(

@@ -85,7 +85,8 @@ class ChargedOperation:
             raise TypeError(f"cost is {cost!r:.80}, expected one integer, because no limit has its own cost")
         own = [cost] if isinstance(cost, int) else list(cost)
         if len(own) != len(self._costed):
-            raise ValueError(f"cost is {cost!r:.80}, expected a list of {len(self._costed)}, one for each limit with its own cost")
+            many = len(self._costed)
+            raise ValueError(f"cost is {cost!r:.80}, expected a list of {many}, one for each limit with its own cost")
         for place, final in zip(self._costed, own):
             costs[place] = check_cost(final)
         return costs

@@ -214,6 +214,6 @@ async def crowd(limiter: AsyncLimiter) -> int:
 @pytest.mark.parametrize("store", ["memory", "redis"])
 def test_a_crowd_never_exceeds_the_tokens(store: str, clock: Clock, redis_server: RedisServer) -> None:
     with opened("async", store, clock, redis_server) as subject:
-        total = subject.run(crowd(subject._limiter))  # noqa: SLF001 - all at once
+        total = subject.run(crowd(subject._limiter))
         assert 986 <= total <= 1_000
         assert used(subject, "1000/day") == [total]
