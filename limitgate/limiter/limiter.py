@@ -64,8 +64,8 @@ class AsyncLimiter(Operations):
     receive metrics: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; by default none.
 
     Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
-    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its own cost:
-    ``hit("model", "500/minute", ("200000/minute", 900))`` charges one request and 900 tokens.
+    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its
+    own cost: ``hit("model", "500/minute", ("200000/minute", 900))`` charges one request and 900 tokens.
     """
 
     @called_as(
@@ -336,8 +336,8 @@ class Limiter(Operations):
     ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; by default none.
 
     Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
-    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its own cost:
-    ``hit("model", "500/minute", ("200000/minute", 900))`` charges one request and 900 tokens.
+    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its
+    own cost: ``hit("model", "500/minute", ("200000/minute", 900))`` charges one request and 900 tokens.
     """
 
     @called_as(
