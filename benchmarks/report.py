@@ -27,44 +27,36 @@ Cell = Callable[[Outcomes, str], str]
 """What to write about one contender."""
 
 _LEAD = """\
-After reading this page, you know what LimitGate and its peers cost per request in CPU, Redis commands and memory.
-`make bench` writes this page."""
+With this page you can compare what LimitGate and its peers cost per request in CPU, Redis commands and memory. `make bench`
+writes it."""
 _HOW = """\
 Each limiter protects the same application with one route, by README's first rule: 5 per second, 100 per minute and 2,000
-per day for each client. LimitGate uses `key: [path, ip]` and sends rate headers; the peers count by address. A limiter that
-returns any status but 200 is shown as failing.
+per day for each client. LimitGate uses `key: [path, ip]` and sends rate headers; the peers count by address.
 
-CPU is that of the process that handles requests, called without a server, on uvloop, minus the bare application's. The
-machine's speed varies, so all contenders take turns in many short rounds. A figure is the median over the rounds; the best
-round is in parentheses. A ratio is the median of the ratios within each round.
+CPU is that of the process that handles requests, called without a server, on uvloop, minus the bare application's. All
+contenders take turns in many short rounds. A figure is the median over the rounds; the best round is in parentheses. A ratio
+is the median of the ratios within each round. A client's previous request has drained from the second and the minute before
+the next one.
 
-Buckets drain during the run: a client's previous request has drained from the second and the minute before the next one.
-
-Redis runs on the same machine, on a unix socket. Its CPU comes from INFO; MONITOR counts its commands in a round that isn't
-timed. "All or nothing" means that a refused request is charged to no window. Smooth windows admit at most their burst at
-once; fixed windows admit twice as much around an edge. All limiters use redis-py's defaults. Its pool refuses the 101st
-simultaneous connection."""
+Redis runs on the same machine, on a unix socket. Its CPU comes from INFO, its commands from MONITOR. "All or nothing" means
+that a refused request is charged to no window. Smooth windows admit at most their burst at once; fixed windows admit twice as
+much around an edge. All limiters use redis-py's defaults, whose pool refuses the 101st simultaneous connection."""
 _CALLS = """\
-The rows below the limiters don't limit: one redis-py call for each request, and prepacked calls of LimitGate's script that
-concurrent requests share, which is the minimum for a call to Redis. The last row adds LimitGate in memory."""
+The rows below the limiters don't limit. Prepacked calls that concurrent requests share are the minimum for a call to Redis."""
 _KINDS = """\
-The whole example is `config/` with its tiers, a trusted proxy, and a login with a decorator in addition to its rule. Of 32
-requests, one has a VIP's API key, three are logins, one is a health check, and the others request `/api/hello`."""
+The whole example is `config/` with its tiers, a trusted proxy, and a login with a decorator. Of 32 requests, one has a VIP's
+API key, three are logins, one is a health check."""
 _COMPARED = """\
-"Times README's rule" is LimitGate's CPU with the option, divided by its CPU for README's rule. "Times the peer" is
-LimitGate's CPU with the option, divided by the CPU of the cheapest peer with the same feature: below 1, LimitGate is
-cheaper. "No peer" means that no peer on this page has the option.
+"Times the peer" is LimitGate's CPU divided by that of the cheapest peer with the same feature: below 1, LimitGate is
+cheaper. Each option changes one thing in README's rule:
 
-Every client has an API key and a tenant header. Each option changes one thing in README's rule:
-
-* `ip` to `path+ip+header` and the callers change its key. `global` and the lease have one bucket for all clients and 1,000
-  times the limits. "Two rules" have the same limits.
+* `global` and the lease have one bucket for all clients and 1,000 times the limits.
 * The window algorithms, `max_delay`, a caller's own limits and limits by a callable have one limit instead of three: 100
-  per minute, by address or by caller.
+  per minute.
 * `charge_if` charges the status 401, which no request gets. `concurrency` has 50 slots for each address and no limit.
 
-The peers lack what the tables above list, such as rate headers, which LimitGate sends here. Flask-Limiter runs in Flask
-with one request at a time, and is compared with bare Flask. `benchmarks/options.py` has the setup of every peer."""
+The peers send no rate headers, LimitGate does. Flask-Limiter runs in Flask with one request at a time, and is compared with
+bare Flask. `benchmarks/options.py` has the setup of every peer."""
 _EASY = """\
 An easier case: `key: [ip]`, 250 clients, 1,000 per second, 5,000 per minute, 10,000 per day, without pauses, so no bucket
 drains."""
@@ -271,7 +263,9 @@ def _frameworks(results: Results) -> str:
     if not results.frameworks:
         return ""
     known = [framework for framework in frameworks() if framework.name in results.frameworks]
-    setups = {limiter.name: limiter.remark for framework in known for limiter in framework.limiters}
+    elsewhere = {contender.name for contender in (*ASGI, WSGI[1])}
+    limiters = {limiter.name: limiter.remark for framework in known for limiter in framework.limiters}
+    setups = {name: remark for name, remark in limiters.items() if name not in elsewhere}
     tables = [_framework(framework, results.frameworks[framework.name]) for framework in known]
     how = "\n".join(f"* {name}: {remark}" for name, remark in setups.items())
     return "\n\n".join([*tables, "All of this ran on one core. Django ran without its own middleware.", how])
