@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import sqlite3
@@ -26,7 +27,7 @@ from tests.support import examples
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, Lines, Reply, Wire, asgi_through_httpx, http_scope, wsgi_reply
 from tests.support.markdown import blocks
 from tests.support.redis_server import RedisServer
-from tests.support.task_queues import TaskQueue, rq_job
+from tests.support.task_queues import TaskQueue, arq_job, rq_job
 
 PAGE = "docs/recipes.md"
 JSON = {"Content-Type": "application/json"}
@@ -398,6 +399,33 @@ def test_mails_wait_for_a_store_that_fails(
         assert capsys.readouterr().out == ""
         tasks.run()
         assert capsys.readouterr().out == "a mail to ann\n"
+
+
+def test_exports_leave_in_turn_and_none_is_lost(kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose turn is far away goes back until it is near, and so does one that finds no Redis."""
+    context: dict[str, Any] = {}
+    tasks, results = TaskQueue(kitchen.clock), []
+    number = 30 if kitchen.clock else 3
+    with kitchen.recipe("exports.py") as exports, asyncio.Runner() as runner:
+        runner.run(exports.startup(context))
+        runner.run(context["limiter"].ban("exports", 300))
+        for each in range(number):
+            arq_job(tasks, runner, functools.partial(exports.export, context, f"customer {each}"), results)
+        tasks.run_one()
+        assert 2 < tasks.countdowns[0] <= 300
+        if kitchen.clock is None:
+            runner.run(context["limiter"].pardon("exports"))
+            with monkeypatch.context() as outage:
+                outage.setitem(context, "limiter", exports.AsyncLimiter("redis://127.0.0.1:1/0"))
+                tasks.run_one()
+                runner.run(context["limiter"].aclose())
+            assert tasks.countdowns[1:] == [10]
+        began = kitchen.clock.now if kitchen.clock else 0
+        tasks.run()
+        runner.run(exports.shutdown(context))
+        assert sorted(results) == sorted(f"an export for customer {each}" for each in range(number))
+        if kitchen.clock:
+            assert kitchen.clock.now - began == pytest.approx(300 + 0.1 * (number - 1))
 
 
 def test_reports_come_back(kitchen: Kitchen) -> None:

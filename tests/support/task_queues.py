@@ -1,12 +1,13 @@
-"""Stand-ins for Celery and RQ, as far as docs/recipes.md uses them: tasks run in this process, in the order of their times.
+"""Stand-ins for Celery, arq and RQ, as docs/recipes.md uses them: tasks run in this process, in the order of their times.
 
-Neither package is among what the tests need. The recipes were tried with workers of both, see the page.
+None of these packages is among what the tests need. The recipes were tried with workers of all three, see the page.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import count
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -129,8 +130,35 @@ def rq_job(queue: TaskQueue, function: Callable[..., object], *arguments: object
     queue.put(work)
 
 
+class Deferred(RuntimeError):  # noqa: N818 - it stands for arq's Retry
+    """arq's ``Retry``: the job is back in the queue."""
+
+    def __init__(self, defer: float) -> None:
+        super().__init__(defer)
+        self.defer = defer
+
+
+class RedisSettings:
+    """arq's, as far as the recipe makes them."""
+
+    from_dsn = staticmethod(str)
+
+
+def arq_job(queue: TaskQueue, runner: asyncio.Runner, job: Callable[[], Coroutine[Any, Any, str]], results: list[str]) -> None:
+    """Enqueue a coroutine function as arq does: it is put back for as long as it raises a `Deferred`."""
+
+    def work() -> None:
+        try:
+            results.append(runner.run(job()))
+        except Deferred as deferred:
+            queue.put_back(work, deferred.defer)
+
+    queue.put(work)
+
+
 def modules() -> dict[str, ModuleType]:
     """The modules to import them from, by name."""
-    celery, rq = ModuleType("celery"), ModuleType("rq")
+    celery, rq, arq, connections = map(ModuleType, ("celery", "rq", "arq", "arq.connections"))
     vars(celery)["Celery"], vars(rq)["Retry"] = Celery, Retry
-    return {"celery": celery, "rq": rq}
+    vars(arq)["Retry"], vars(connections)["RedisSettings"] = Deferred, RedisSettings
+    return {"celery": celery, "rq": rq, "arq": arq, "arq.connections": connections}
