@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FRAMEWORKS = {"django", "fastapi", "flask", "starlette", "uvicorn", "werkzeug"}
-HANDED_OUT = ("limitgate", "tests", "benchmarks", "handbook", "docs", "deploy", "example_app", "config", "scripts")
+HANDED_OUT = ("limitgate", "changes", "tests", "benchmarks", "handbook", "docs", "deploy", "example_app", "config", "scripts")
 """The folders of the sdist."""
 
 
