@@ -1,0 +1,298 @@
+"""Rate fields of language model providers: OpenAI, Azure, Anthropic and Groq. Pure.
+
+A field that is malformed, longer than `MOST_READ`, or sent several times with different values is unknown. So is a window whose
+fields contradict each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Literal, NamedTuple, TypeVar
+
+from limitgate.limits.limit import MAX_RATE, SECONDS, Limit
+from limitgate.outbound.response_fields import LONGEST, Field, answer_of
+
+Kind = Literal["requests", "tokens", "input_tokens", "output_tokens"]
+Provider = Literal["openai", "azure", "anthropic", "groq"]
+T = TypeVar("T")
+
+MOST_READ = 256
+"""Maximum length of a field in characters."""
+OVERLOADED = 529
+"""Status of a provider without capacity, which is no refusal of a limit."""
+IMPLAUSIBLE = 10
+"""A limit that changes by this factor is believed if two answers agree."""
+_SKEW = 2.0
+"""Tolerated difference from the provider's clock in seconds, see response_fields.py."""
+_PAST = 5.0
+"""A reset that is longer ago, in seconds, is wrong."""
+_ROUNDED = 1000
+"""Anthropic rounds remaining tokens to thousands."""
+_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", re.ASCII)
+_DURATION = re.compile(
+    r"(?=[0-9])(?:([0-9]{1,7})h)?(?:([0-9]{1,9})m(?!s))?(?:([0-9]{1,9})(?:\.([0-9]{1,9}))?s)?|"
+    r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(ms|us|\u00b5s|\u03bcs|\u00c2\u00b5s|\u00ce\u00bcs|ns)",
+    re.ASCII,
+)
+"""What Go's time.Duration prints. The micro sign may have been decoded as Latin-1."""
+_PER_SECOND = {"ms": 1000, "ns": 1_000_000_000}
+_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})", re.ASCII
+)
+_OPENAI: tuple[tuple[Kind, str, str], ...] = (
+    ("requests", "requests", ""),
+    ("tokens", "tokens", ""),
+    ("tokens", "project-tokens", "project"),
+)
+_ANTHROPIC: tuple[tuple[Kind, str], ...] = (
+    ("requests", "requests"),
+    ("tokens", "tokens"),
+    ("input_tokens", "input-tokens"),
+    ("output_tokens", "output-tokens"),
+)
+_RESOLUTION = 0.001
+"""Resolution of OpenAI's resets in seconds."""
+_TOLERANCE = 1.25
+"""Tolerated ratio of a computed period to the true one."""
+_MINUTE, _DAY = SECONDS["minute"], SECONDS["day"]
+
+
+class Window(NamedTuple):
+    """One limit of a provider."""
+
+    kind: Kind
+    limit: int | None
+    remaining: int | None
+    """Rounded to thousands by Anthropic."""
+    reset_after: float | None
+    """Seconds until the limit is full again, or until Azure's window ends."""
+    period: int | None
+    """Seconds; None if unknown."""
+    scope: str = ""
+    """``project`` for the limit of a project, otherwise that of the organization."""
+
+
+class Told(NamedTuple):
+    """What a provider said in one response."""
+
+    status: int
+    provider: Provider | None
+    """None if no field names a limit."""
+    windows: tuple[Window, ...]
+    retry_after: float | None
+    """Seconds to wait according to ``retry-after-ms`` or ``retry-after``; None for a success."""
+    may_retry: bool | None
+    """``x-should-retry``."""
+
+    @property
+    def is_overloaded(self) -> bool:
+        """True if the provider lacks capacity."""
+        return self.status == OVERLOADED
+
+    @property
+    def exhausted(self) -> float | None:
+        """Seconds until the last of the exhausted windows is full again; None if none is exhausted, or its reset is unknown."""
+        return max(
+            [each.reset_after for each in self.windows if each.remaining == 0 and each.reset_after is not None], default=None
+        )
+
+
+def told(status: int, field: Field, now: float, host: str = "") -> Told:
+    """Read the limits in a response of ``host``, received at ``now`` in Unix seconds."""
+    provider, windows = _anthropic_windows(field, now)
+    if not windows:
+        provider, windows = _openai_windows(field, host)
+    return Told(status, provider if windows else None, windows, _retry_after(status, field, now), _may_retry(field))
+
+
+def limit_of(window: Window) -> str | None:
+    """Return a window's limit, such as ``200000/minute``; None if the period is unknown or the rate exceeds `MAX_RATE`."""
+    if window.limit is None or window.period is None or window.limit > MAX_RATE * window.period:
+        return None
+    return f"{window.limit}/{_UNITS[window.period]}"
+
+
+_UNITS = {seconds: unit for unit, seconds in SECONDS.items() if unit != "week"}
+"""Periods of providers."""
+
+
+class ToldLimit:
+    """The limit that a provider states, protected from a wrong answer.
+
+    A rate of at most a tenth of the current one, or of at least ten times it, is accepted if the next answer has it too.
+    """
+
+    __slots__ = ("_suspect", "current")
+
+    def __init__(self, current: str | None = None) -> None:
+        self.current = current
+        """Limit in force; None before the first answer."""
+        self._suspect: str | None = None
+
+    def hear(self, limit: str | None) -> bool:
+        """Take the result of `limit_of`; return True if the limit in force changes. None says nothing."""
+        if limit is None:
+            self._suspect = None
+            return False
+        if self.current is None or limit == self._suspect or _is_plausible(limit, self.current):
+            self._suspect = None
+            is_new = self.current is None or _rate(limit) != _rate(self.current)
+            if is_new:
+                self.current = limit
+            return is_new
+        self._suspect = limit
+        return False
+
+
+def _is_plausible(limit: str, current: str) -> bool:
+    (count, period), (current_count, current_period) = _rate(limit), _rate(current)
+    ours, theirs = current_count * period, count * current_period
+    return ours == theirs or (ours < IMPLAUSIBLE * theirs and theirs < IMPLAUSIBLE * ours)
+
+
+def _rate(limit: str) -> tuple[int, int]:
+    parsed = Limit(limit)
+    return parsed.count, parsed.period
+
+
+def duration(value: str) -> float | None:
+    """Return the seconds of a duration as Go prints it, such as ``1h2m3.5s`` or ``12ms``; None for another value.
+
+    The result is the float that is nearest to it, at most `LONGEST`.
+    """
+    match = _DURATION.fullmatch(value) if len(value) <= 64 else None
+    if match is None:
+        return None
+    hours, minutes, seconds, fraction, small, small_fraction, unit = match.groups()
+    if unit:
+        nanoseconds = _nanoseconds(small, small_fraction, _PER_SECOND.get(unit, 1_000_000))
+    else:
+        nanoseconds = (int(hours or 0) * 3600 + int(minutes or 0) * 60) * 10**9 + _nanoseconds(seconds or "0", fraction, 1)
+    return _bounded(nanoseconds / 10**9)
+
+
+def _nanoseconds(whole: str, fraction: str | None, per_second: int) -> int:
+    """Return whole nanoseconds; Go prints no part of one."""
+    digits = (fraction or "").ljust(9, "0")
+    return int(whole + digits) // per_second
+
+
+def _bounded(seconds: float) -> float | None:
+    return seconds if seconds <= LONGEST else None
+
+
+def _retry_after(status: int, field: Field, now: float) -> float | None:
+    """Read the fields in the order of the providers' clients."""
+    if status < 400:
+        return None
+    milliseconds = _agreed(field("retry-after-ms"), _decimal)
+    if milliseconds is not None:
+        return _bounded(milliseconds / 1000)
+    return answer_of(status, lambda name: field(name) if name in ("retry-after", "date") else None, now).retry_after
+
+
+def _may_retry(field: Field) -> bool | None:
+    return _agreed(field("x-should-retry"), {"true": True, "false": False}.get)
+
+
+def _openai_windows(field: Field, host: str) -> tuple[Provider, tuple[Window, ...]]:
+    is_groq = host.partition(":")[0].endswith("groq.com") or field("x-groq-region") is not None
+    provider: Provider = "groq" if is_groq else "openai"
+    windows = []
+    for kind, name, scope in _OPENAI:
+        given, reset = field(f"x-ratelimit-limit-{name}"), field(f"x-ratelimit-reset-{name}")
+        limit, remaining = _agreed(given, _count), _agreed(field(f"x-ratelimit-remaining-{name}"), _count)
+        if given is not None and not limit:
+            # Azure says 0 and -1 for unknown.
+            limit, remaining = None, remaining or None
+        if _agreed(reset, _decimal) is not None and not is_groq:
+            provider = "azure"
+        after = _agreed(reset, _reset)
+        windows.append(Window(kind, limit, remaining, after, None, scope))
+    known = [each for each in windows if _is_sound(each)]
+    if provider == "groq":
+        known = [each._replace(period=_DAY if each.kind == "requests" else _MINUTE) for each in known]
+    elif provider == "openai":
+        known = [each._replace(period=_period(each)) for each in known]
+    return provider, tuple(known)
+
+
+def _anthropic_windows(field: Field, now: float) -> tuple[Provider, tuple[Window, ...]]:
+    windows, clock = [], _clock(field("date"), now)
+    for kind, name in _ANTHROPIC:
+        prefix = f"anthropic-ratelimit-{name}-"
+        limit, remaining = _agreed(field(prefix + "limit"), _count), _agreed(field(prefix + "remaining"), _count)
+        reset = _agreed(field(prefix + "reset"), _time)
+        if limit and remaining and limit < remaining <= limit + _ROUNDED:
+            remaining = limit
+        after = None if reset is None or reset - clock < -_PAST else _bounded(max(0.0, reset - clock))
+        windows.append(Window(kind, limit or None, remaining, after, _MINUTE))
+    return "anthropic", tuple([each for each in windows if _is_sound(each)])
+
+
+def _is_sound(window: Window) -> bool:
+    """Return True if a window says something, and nothing contradictory."""
+    limit, remaining = window.limit, window.remaining
+    return (limit, remaining) != (None, None) and (limit is None or remaining is None or remaining <= limit)
+
+
+def _period(window: Window) -> int | None:
+    """Compute the period of a limit that fills evenly; ``reset_after`` is the time until it is full."""
+    if window.limit is None or window.remaining is None or not window.reset_after or window.remaining == window.limit:
+        return None
+    share = window.limit / (window.limit - window.remaining)
+    least = (window.reset_after - _RESOLUTION) * share / _TOLERANCE
+    most = (window.reset_after + _RESOLUTION) * share * _TOLERANCE
+    found = [period for period in _UNITS if least <= period <= most]
+    return found[0] if len(found) == 1 else None
+
+
+def _agreed(value: str | None, read: Callable[[str], T | None]) -> T | None:
+    """Return the value of all lines of a field, or None if one differs or is malformed."""
+    if value is None or len(value) > MOST_READ:
+        return None
+    found = {read(line.strip()) for line in value.split(",")}
+    return found.pop() if len(found) == 1 else None
+
+
+def _count(value: str) -> int | None:
+    return int(value) if _NUMBER.fullmatch(value) else None
+
+
+def _decimal(value: str) -> float | None:
+    return float(value) if _DECIMAL.fullmatch(value) else None
+
+
+def _reset(value: str) -> float | None:
+    """Parse a duration, or Azure's seconds; 0 seconds means unknown."""
+    seconds = _decimal(value)
+    return duration(value) if seconds is None else _bounded(seconds) or None
+
+
+def _time(value: str) -> float | None:
+    """Parse RFC 3339, in Unix seconds."""
+    if not _TIME.fullmatch(value):
+        return None
+    # Unix time has no leap seconds, so a leap second is the second after it.
+    is_leap = value[17:19] == "60"
+    try:
+        at = datetime.fromisoformat((value[:17] + "59" + value[19:] if is_leap else value).upper())
+        return (at + timedelta(seconds=is_leap)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _clock(date: str | None, now: float) -> float:
+    """Return the time on the provider's clock, or on ours if they agree."""
+    if date is None or len(date) > MOST_READ:
+        return now
+    try:
+        at = parsedate_to_datetime(date)
+        theirs = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return now
+    return now if abs(theirs - now) <= _SKEW else theirs
