@@ -14,9 +14,8 @@ from pydantic import BaseModel
 
 from handbook.fields import docstrings
 from limitgate import Limit, Rule
-from limitgate.limits.duration import PATTERN
-from limitgate.limits.limit import ABBREVIATIONS, MONTH, NAMES, SECONDS
-from limitgate.limits.priority import MOST, RESERVES
+from limitgate.limits.bucket import MAX_RESERVE, RESERVES
+from limitgate.limits.limit import ABBREVIATIONS, MONTH, NAMES, PATTERN, SECONDS
 from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, LONGEST_DELAY_S, Adaptive
 from limitgate.rules.ban import HIGHEST_GROWTH, LONGEST_S, MOST_REFUSALS, Ban
 from limitgate.rules.callers import KnownCaller
@@ -145,7 +144,7 @@ FORMS: dict[type, dict[str, Schema]] = {
         "reserve": {
             "anyOf": [
                 {"type": "string", "pattern": r"^\s*[0-9]{1,3}(?:\.[0-9]{1,6})?\s*%\s*$"},
-                {"type": "number", "exclusiveMinimum": 0, "maximum": float(MOST)},
+                {"type": "number", "exclusiveMinimum": 0, "maximum": float(MAX_RESERVE)},
                 {"type": "null"},
             ]
         },

@@ -17,8 +17,7 @@ from handbook.frame import WIDTH, framed
 from limitgate import Limit, MemoryStore
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import decide
-from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.refund import full_refund
+from limitgate.limits.plan import Charge, Plan, full_refund
 
 SECOND = 1_000_000
 SECONDS = 60

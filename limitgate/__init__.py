@@ -5,7 +5,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     middleware.py    LimitGate (ASGI) and LimitGateWSGI, the entry points for requests
     keys.py          turns the parts of a key into the digest that names a bucket
     algorithms/      one pure module per algorithm, with a counterpart in lua/
-    limits/          limits, buckets, plans, decisions, refunds, priorities, durations; pure
+    limits/          limits, durations, buckets, plans, refunds, decisions; pure
     overload/        adaptive concurrency limits for this process; pure, except for concurrency_limiter.py and
                      heartbeat.py, which use threads and event loops
     http/            requests, client addresses, paths, responses (header styles, 429, 503); pure
@@ -14,11 +14,12 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     routes/          routes of the frameworks, for rules, overviews and OpenAPI
     stores/          carry out plans and return readings, the only I/O: memory, and redis/ with protocol/ (bytes),
                      cluster/, dial/ (from a URL to a connection), aio/ and threads/
-    gate/            decides about requests: gate, admission, charging, denied, late (further limits, messages, usage),
+    gate/            decides about requests: gate, admission, charging, late (further limits, messages, usage),
                      outage, turns, load (adaptive limits), refunds, slots, explanations; planning/ finds rules,
                      buckets and charges; lifecycle/ builds, starts and reloads a gate
-    exchange/        connects application and server: ASGI, WSGI, in_flight (adaptive limits), denials, usage
-    limiter/         limits without HTTP: limiter, operations, reservations, slots, pace, adaptive work, stored limits
+    exchange/        connects application and server: ASGI, WSGI, in_flight (adaptive limits), application (handlers of
+                     refusals, usage)
+    limiter/         limits without HTTP: limiter, operations, slots, pace, adaptive work, stored limits
     outbound/        limits for HTTP clients: httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
     llm/             costs of requests to language models: estimates, usage in responses, fields of providers; pure
     fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics
@@ -26,7 +27,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     replay/          runs access logs through rules
     testing.py       helpers for tests of applications: limits off, a controlled clock
     process/         state of the process: forks, clocks, polling for changes, the listen queue
-    messages/        diagnostics (LG codes), masked names, suggestions, missing extras
+    messages/        diagnostics (LG codes), text (masked names, suggestions, missing extras)
     errors.py        public errors; internal_errors.py handles unexpected ones
 """
 
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from limitgate.errors import ConfigError, LimitGateError, StoreError
-    from limitgate.exchange.usage import ausage, usage
+    from limitgate.exchange.application import ausage, usage
     from limitgate.http.request import Request
     from limitgate.limiter.limiter import AsyncLimiter, Limiter
     from limitgate.limiter.stored_limits import Configured
@@ -111,13 +112,13 @@ _HOMES = {
     "Settings": "rules.settings",
     "StoreError": "errors",
     "Window": "limits.decision",
-    "ausage": "exchange.usage",
+    "ausage": "exchange.application",
     "exempt": "rules.decorators",
     "limit": "rules.decorators",
     "load_rules": "rules.files",
     "open_store": "stores",
     "open_sync_store": "stores",
-    "usage": "exchange.usage",
+    "usage": "exchange.application",
 }
 """Imports are lazy, so that the command starts fast."""
 
@@ -155,7 +156,7 @@ if not TYPE_CHECKING:
         if name in _ELSEWHERE:
             raise ImportError(f"{name} is not in limitgate, expected: from limitgate.{_ELSEWHERE[name]} import {name}")
         if home is None:
-            from limitgate.messages.suggestions import not_of  # noqa: PLC0415 - needed for errors only
+            from limitgate.messages.text import not_of  # noqa: PLC0415 - needed for errors only
 
             not_of("limitgate", _STAND_INS)(name)
         value = globals()[name] = getattr(import_module(f"limitgate.{home}"), name)

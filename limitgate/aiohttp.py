@@ -10,7 +10,7 @@ from ipaddress import AddressValueError, IPv6Address
 from types import TracebackType
 from typing import Self, Unpack
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("aiohttp", "aiohttp", "http_sf"):
     import http_sf  # noqa: F401 - raises here if the extra is missing

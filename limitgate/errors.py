@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from limitgate.messages.suggestions import expected_of
+from limitgate.messages.text import expected_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMappi
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Unpack, get_origin
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("fastapi", "fastapi", "starlette"):
     from fastapi import HTTPException, params
@@ -22,7 +22,7 @@ from limitgate.http.response import Refusal
 from limitgate.keys import Value, value_of
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
-from limitgate.messages.suggestions import not_of
+from limitgate.messages.text import not_of
 from limitgate.routes import fastapi_openapi
 from limitgate.rules.decorators import decided_marks, note_none, place_named, without_a_gate
 from limitgate.rules.options import DependencyOptions, LimitsBy, check_names, show_options

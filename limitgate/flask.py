@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("flask", "flask", "werkzeug", "click"):
     import click
@@ -16,12 +16,12 @@ with extra("flask", "flask", "werkzeug", "click"):
     from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
 
 from limitgate.errors import ConfigError, called_as
-from limitgate.exchange.around import OF_LIMITERS
+from limitgate.exchange.application import OF_LIMITERS
 from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.lifecycle.build import WSGIOptions
 from limitgate.gate.planning.identity import AnyIdentify
 from limitgate.http.request import Request
-from limitgate.messages.suggestions import expected_of, lacking, not_of
+from limitgate.messages.text import expected_of, lacking, not_of
 from limitgate.middleware import LimitGateWSGI
 from limitgate.routes import NoRoutes
 from limitgate.routes.flask import pattern_of, wsgi_routes

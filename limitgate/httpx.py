@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("httpx", "httpx", "http_sf"):
     import http_sf  # noqa: F401 - raises here if the extra is missing

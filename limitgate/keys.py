@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from limitgate.gate.planning.identity import Subject
-from limitgate.gate.planning.user_ids import NoIdError, user_id
+from limitgate.gate.planning.identity import NoIdError, Subject, user_id
 from limitgate.http.client_ip import grouped
 from limitgate.http.request import LONGEST_VALUE, value_too_long
 from limitgate.rules.options import check_part

@@ -12,10 +12,9 @@ from types import GeneratorType
 from typing import Any, NoReturn, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
-from limitgate.exchange.around import Around
+from limitgate.exchange.application import Around, Denials, Message, RaisingApp, Receive, Send, denials, denials_by
 from limitgate.exchange.asgi import ASGIExchange, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, PASSED, Exchange, admission_around
-from limitgate.exchange.denials import Denials, Message, RaisingApp, Receive, Send, denials, denials_by
 from limitgate.exchange.in_flight import MessagesInFlight, turn_shed_away, turn_shed_away_here, watch_upload
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.admission import Admission

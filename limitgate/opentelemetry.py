@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("opentelemetry", "opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter

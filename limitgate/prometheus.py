@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from limitgate.errors import ConfigError
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("prometheus", "prometheus_client"):
     from prometheus_client import (

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Unpack
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("requests", "requests", "urllib3", "http_sf"):
     import http_sf  # noqa: F401 - raises here if the extra is missing

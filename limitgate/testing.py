@@ -20,9 +20,9 @@ from typing import Any, Generic, NoReturn, TypeVar
 from limitgate.errors import called_as
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
-from limitgate.limits.duration import Duration, as_seconds
+from limitgate.limits.limit import Duration, as_seconds
 from limitgate.limits.plan import BucketReading, Plan, Reading
-from limitgate.messages.suggestions import lacking
+from limitgate.messages.text import lacking
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process import switch, waiting
 from limitgate.process.forking import living

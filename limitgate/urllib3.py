@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("urllib3", "urllib3", "http_sf"):
     import http_sf  # noqa: F401 - raises here if the extra is missing

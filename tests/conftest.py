@@ -16,7 +16,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from limitgate import AsyncLimiter, Limiter
-from limitgate.exchange import around
+from limitgate.exchange import application
 from limitgate.observing.episodes import Episodes
 from limitgate.process.forking import living
 from tests.support import guarantees
@@ -30,7 +30,7 @@ TESTS = Path(__file__).parent
 LONG = {"test_failover.py", "test_instructions.py", "test_testing.py", "test_typing.py", "test_worker.py", "test_yaml.py"}
 """Modules with tests of many seconds, which begin first: begun last, one would run while the other processes have ended."""
 
-around.AT_ONCE = 0.0
+application.AT_ONCE = 0.0
 """Gates that tests have dropped are not told of in the midst of others, see test_around.py."""
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(TESTS / "data")

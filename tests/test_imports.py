@@ -20,6 +20,7 @@ LAYERS = (
     "rules.review",
     "observing",
     "routes stores",
+    "gate.flow",
     "gate.planning keys",
     "gate",
     "gate.lifecycle",

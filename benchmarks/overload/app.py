@@ -17,7 +17,7 @@ from starlette.routing import Route
 from benchmarks.overload.backend import connect
 from limitgate import Caller, LimitGate, Rule
 from limitgate.http.request import Request as Identified
-from limitgate.limits.priority import RESERVES
+from limitgate.limits.bucket import RESERVES
 
 CPU_S = 0.002
 """Seconds of CPU for which a handler keeps the loop."""

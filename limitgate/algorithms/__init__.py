@@ -7,8 +7,7 @@ from importlib.resources import files
 from typing import Final
 
 from limitgate.algorithms import ban, concurrency, fixed_window, gcra, refusals, sliding_log, sliding_window, warm_up
-from limitgate.algorithms.base import Algorithm
-from limitgate.algorithms.each import Each
+from limitgate.algorithms.base import Algorithm, Each
 
 SCRIPTS: Final[dict[str, Algorithm]] = {
     "gcra": gcra,

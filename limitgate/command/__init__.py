@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from limitgate.messages.extras import extra, require
+from limitgate.messages.text import extra, require
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from limitgate.errors import LimitGateError
-from limitgate.routes import starlette_listing
+from limitgate.routes import starlette
 from limitgate.routes.overview import Listed
 
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
@@ -131,4 +131,4 @@ def routes_of(app: Any) -> list[Listed]:
         from limitgate.flask import routes_of as routes_of_flask  # noqa: PLC0415 - Flask is installed if the application uses it
 
         return list(routes_of_flask(flask))
-    return starlette_listing.routes_of(app)
+    return starlette.routes_of(app)

@@ -27,10 +27,8 @@ from limitgate.http.request import Request
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
 from limitgate.limits.decision import Decision
-from limitgate.limits.duration import as_seconds
-from limitgate.limits.limit import Limit
-from limitgate.messages.suggestions import expected_of
-from limitgate.messages.text import Names, listed, shown
+from limitgate.limits.limit import Limit, as_seconds
+from limitgate.messages.text import Names, expected_of, listed, shown
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part

@@ -14,8 +14,7 @@ import click
 
 from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, say
 from limitgate.errors import ConfigError, StoreError
-from limitgate.messages.suggestions import meant
-from limitgate.messages.text import printable
+from limitgate.messages.text import meant, printable
 
 VERBS = {
     "check": "Check rule files and print every error.",

@@ -16,7 +16,7 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.offline import offline_gate
 from limitgate.http.client_ip import canonical
 from limitgate.http.request import DescribedRequest
-from limitgate.limits.refusal_id import LENGTH, RefusalId, RefusalKey
+from limitgate.http.response import LENGTH, RefusalId, RefusalKey
 from limitgate.replay.access_log import Entry, Log, TextParser, parse_json
 from limitgate.stores import MemoryStore
 

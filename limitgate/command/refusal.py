@@ -20,10 +20,10 @@ from limitgate.errors import ConfigError
 from limitgate.gate.journal import Ban, Journal
 from limitgate.gate.planning.compiled_rule import id_name
 from limitgate.gate.refusals import kept_keys, place_of_keys
+from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.refusal_id import RefusalId, RefusalKey, tag_of, time_of
 from limitgate.messages.text import listed, printable, shortened
 from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule

@@ -23,9 +23,8 @@ from limitgate.command.rule_sets import is_in_python, is_rules, limits_in_code, 
 from limitgate.errors import ConfigError
 from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
-from limitgate.routes import NoRoutes, Pattern, Routes
+from limitgate.routes import STATUS, NoRoutes, Pattern, Routes, application_behind, handler_of_refusals
 from limitgate.routes.flask import wsgi_routes
-from limitgate.routes.handlers import STATUS, application_behind, handler_of_refusals
 from limitgate.routes.overview import Listed
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("django", "django", "asgiref"):
     from limitgate.django.middleware import LimitGateMiddleware

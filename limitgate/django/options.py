@@ -9,7 +9,7 @@ from django.conf import settings
 
 from limitgate.errors import ConfigError
 from limitgate.gate.lifecycle.build import GateOptions
-from limitgate.messages.suggestions import expected_of
+from limitgate.messages.text import expected_of
 from limitgate.rules.settings import PREFIX, Settings
 
 DjangoOptions = GateOptions[Any, Any, Any]

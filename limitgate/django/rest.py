@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from asgiref.sync import async_to_sync
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 with extra("rest", "rest_framework"):
     from django.core.exceptions import ImproperlyConfigured
@@ -24,11 +24,11 @@ with extra("rest", "rest_framework"):
 from limitgate.django.request import DjangoRequest
 from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.exchange.base import EXCHANGE, Exchange
-from limitgate.gate.planning.user_ids import NoIdError, user_id
+from limitgate.gate.planning.identity import NoIdError, user_id
 from limitgate.keys import text_of, value_of
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
-from limitgate.messages.suggestions import expected_of
+from limitgate.messages.text import expected_of
 from limitgate.rules.decorators import EVERYTHING, place_named, without_a_gate
 from limitgate.rules.options import ThrottleOptions
 from limitgate.rules.rule import Rule

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from limitgate.exchange.application import ASGIApp, Denials, Message, Receive, Send
 from limitgate.exchange.base import EXCHANGE, OUTCOME, REFUSAL_ID, Exchange
-from limitgate.exchange.denials import ASGIApp, Denials, Message, Receive, Send
 from limitgate.gate import late, load
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
@@ -22,7 +22,7 @@ from limitgate.http.rate_fields import Fields, raw, raw_without
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
-from limitgate.routes.handlers import STATUS
+from limitgate.routes import STATUS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from types import CoroutineType, coroutine
 from typing import Any, TypeVar
 
+from limitgate.exchange.application import Message, Send
 from limitgate.exchange.asgi import BEGINNINGS, CLIENT_GONE, ASGIExchange, marked_as_coroutine
 from limitgate.exchange.base import EXCHANGE, OUTCOME
-from limitgate.exchange.denials import Message, Send
 from limitgate.gate.admission import Admission
 from limitgate.gate.permits import MOST_DIGITS, Permits
 from limitgate.http.rate_fields import Fields, raw

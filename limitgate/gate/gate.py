@@ -14,14 +14,12 @@ from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Turn
 from limitgate.gate.bans import Bans
-from limitgate.gate.charging import Charging
-from limitgate.gate.denied import deny, refuse_without_headers
+from limitgate.gate.charging import Charging, deny, refuse_without_headers
 from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, limits_awaited, run, takes_plain
-from limitgate.gate.identify import UNASKED, Identify
 from limitgate.gate.load import Load, end_undecided, show
 from limitgate.gate.outage import Outages
 from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
-from limitgate.gate.planning.identity import AnyIdentify
+from limitgate.gate.planning.identity import UNASKED, AnyIdentify, Identify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from limitgate.errors import HeadersTooLargeError
 from limitgate.gate.admission import Admission, Refund, Turn
-from limitgate.gate.denied import refuse_unread
+from limitgate.gate.charging import refuse_unread
 from limitgate.gate.flow import Budget, Flow, limits_awaited
 from limitgate.gate.gate import Gate
 from limitgate.gate.planning.planner import LateLimit

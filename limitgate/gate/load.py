@@ -11,8 +11,8 @@ from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait
 from limitgate.gate.permits import Permits, ProxyGuard
 from limitgate.gate.planning.prepared import GivenPlans, PreparedPlan
-from limitgate.gate.refusal_log import RefusalLog
-from limitgate.http.request_start import HEADER as REQUEST_START
+from limitgate.gate.refusals import RefusalLog
+from limitgate.http.request import REQUEST_START
 from limitgate.http.response import unavailable
 from limitgate.limits.decision import Decision, admitted_in_flight, under_places
 from limitgate.overload.adaptive_limit import Guard

@@ -17,11 +17,10 @@ from typing import Any
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import AdaptiveMatch
 from limitgate.http.client_ip import grouped
-from limitgate.http.request import Request
-from limitgate.http.request_start import waited_s
+from limitgate.http.request import Request, waited_s
 from limitgate.http.response import Refusal, overloaded
+from limitgate.limits.bucket import NORMAL, Priority
 from limitgate.limits.decision import Decision, InForce, InShadow, Window, refused_in_flight
-from limitgate.limits.priority import NORMAL, Priority
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread

@@ -14,8 +14,7 @@ from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run
 from limitgate.gate.outage import Outages
 from limitgate.gate.slot_keeper import Taken
 from limitgate.internal_errors import logged_errors
-from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Charge, Plan, refund
 from limitgate.limits.template import AnyPlan
 from limitgate.process import switch
 

@@ -8,17 +8,16 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
+from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from limitgate.errors import ConfigError, HeadersTooLargeError
-from limitgate.http import proxy_lists
 from limitgate.http.request import Request
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.suggestions import meant
-from limitgate.messages.text import listed
+from limitgate.messages.text import listed, meant
 
 MAX_HOPS = 32
 """Maximum forwarding header elements to read."""
@@ -146,7 +145,7 @@ class Hop(NamedTuple):
 class TrustedProxies:
     """The proxies whose forwarding header is trusted.
 
-    ``trusted`` has addresses, CIDRs, lists of `limitgate.http.proxy_lists`, and ``unix``. ``header`` is ``forwarded`` (RFC
+    ``trusted`` has addresses, CIDRs, `proxy_lists`, and ``unix``. ``header`` is ``forwarded`` (RFC
     7239), ``x-forwarded-for``, or another header with addresses. Raises `ConfigError` for invalid entries.
     """
 
@@ -322,16 +321,16 @@ def _elements(request: Request, header: str) -> Iterable[str]:
 
 
 def _listed(entry: str) -> Iterator[IPv4Network | IPv6Network]:
-    for each, place in proxy_lists.entries(entry):
+    for each, place in proxy_entries(entry):
         try:
             yield _network(each)
         except ConfigError as error:
             if place:
                 raise ConfigError(f"{place}{error}") from error
-            names = proxy_lists.names()
+            names = proxy_lists()
             probably = _LISTS.get(entry.lower()) or meant(entry, names)
             raise ConfigError(
-                f"{error}, {UNIX!r} for a unix socket, '{proxy_lists.FILE}PATH', or one of the lists {listed(names)}"
+                f"{error}, {UNIX!r} for a unix socket, '{LIST_FILE}PATH', or one of the lists {listed(names)}"
                 f"{f'; did you mean {probably!r}?' if probably else ''}"
             ) from error
 
@@ -402,3 +401,38 @@ def _quotes(value: str, start: int, end: int) -> int:
     if value.find("\\", start, end) >= 0:
         return value[start:end].replace("\\\\", "").replace('\\"', "").count('"')
     return value.count('"', start, end)
+
+
+LIST_FILE = "file:"
+"""Prefix of a list file's path."""
+_FOLDER = Path(__file__).parent / "proxies"
+
+
+@cache
+def proxy_lists() -> tuple[str, ...]:
+    """Return the names of the built-in lists."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.txt")))
+
+
+def proxy_entries(entry: str) -> Iterator[tuple[str, str]]:
+    """Yield the addresses and CIDRs of a ``trusted_proxies`` entry, each with its location in a list, or an empty location.
+
+    Raises `ConfigError` for an unreadable or empty file.
+    """
+    path = (
+        entry[len(LIST_FILE) :] if entry.startswith(LIST_FILE) else _FOLDER / f"{entry}.txt" if entry in proxy_lists() else None
+    )
+    if path is None:
+        yield entry, ""
+        return
+    try:
+        lines = Path(path).read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(
+            f"{entry!r:.200} cannot be read ({error}), expected a file of addresses and CIDRs, one a line"
+        ) from error
+    found = [(line.partition("#")[0].strip(), f"{path}:{number}: ") for number, line in enumerate(lines, 1)]
+    listed = [each for each in found if each[0]]
+    if not listed:
+        raise ConfigError(f"{entry!r:.200} lists nothing, expected addresses and CIDRs, one a line")
+    yield from listed

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from limitgate.errors import ConfigError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing
-from limitgate.messages.suggestions import expected_of
+from limitgate.messages.text import expected_of
 
 Fields = list[tuple[str, str]]
 RawFields = list[tuple[bytes, bytes]]

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.http.paths import first_interpretation
 from limitgate.limits.decision import FinalCosts
-from limitgate.messages.suggestions import lacking
+from limitgate.messages.text import lacking
 
 Scope = MutableMapping[str, Any]
 Environ = MutableMapping[str, Any]
@@ -628,3 +628,26 @@ class DescribedRequest(Request):
 
     def _read_headers(self) -> dict[str, str]:
         return dict(self._described or ())
+
+
+REQUEST_START = "x-request-start"
+OLDEST_START_S = 60.0
+"""Maximum plausible wait in seconds; servers and proxies time out earlier."""
+_LONGEST_TIME = 64
+"""Maximum characters of the header read, from the right."""
+_REQUEST_START = re.compile(r"\s*(?:t\s*=\s*)?([0-9]{9,19}(?:\.[0-9]{1,9})?)\s*", re.ASCII)
+_PER_SECOND = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+
+
+def waited_s(request: Request, now: float) -> float | None:
+    """Return the seconds from the proxy's time until ``now`` (Unix time in s), or None without a plausible time.
+
+    Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) with or without ``t=``, in s, ms (Heroku), µs (Apache: ``t=%t``) or ns; of
+    several times the last.
+    """
+    match = _REQUEST_START.fullmatch(request.headers.end(REQUEST_START, _LONGEST_TIME).rpartition(",")[2])
+    if match is None:
+        return None
+    number = float(match[1])
+    waited = now - number / next((each for least, each in _PER_SECOND if number >= least), 1)
+    return waited if 0 <= waited <= OLDEST_START_S else None

@@ -1,24 +1,23 @@
-"""Adaptive concurrency limits around blocks of work: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
+"""Adaptive concurrency limits around blocks of work or functions: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import partial, wraps
-from inspect import isasyncgenfunction, isgeneratorfunction
+from inspect import isasyncgenfunction, isclass, isgeneratorfunction
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 from limitgate.errors import ConfigError
-from limitgate.limiter.functions import check_async, check_plain
+from limitgate.limits.bucket import NORMAL, RESERVES, Priority, is_priority, share_of
 from limitgate.limits.decision import Decision, RateLimited, Window
-from limitgate.limits.duration import Duration, seconds_of
-from limitgate.limits.priority import NORMAL, RESERVES, Priority, is_priority, share_of
-from limitgate.messages.suggestions import expected_of
+from limitgate.limits.limit import Duration, seconds_of
+from limitgate.messages.text import expected_of
 from limitgate.overload.adaptive_limit import Outcome, Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread
 from limitgate.overload.heartbeat import Heartbeats
@@ -28,6 +27,7 @@ from limitgate.process import switch
 from limitgate.process.clock import monotonic
 from limitgate.process.event_loop import asyncio_loop
 from limitgate.process.remaking import Unpicklable
+from limitgate.rules.options import is_async
 from limitgate.rules.rule import MAX_DELAY
 
 P = ParamSpec("P")
@@ -332,3 +332,43 @@ def _checked(priority: object) -> Any:
     if not is_priority(priority):
         raise ConfigError(f"{priority!r:.80} is no priority, expected one of {', '.join(map(repr, RESERVES))}")
     return priority
+
+
+KeyOf = str | Callable[..., str] | None
+"""Key of a function's calls: text, or a callable that takes the arguments of the call."""
+
+
+def check_plain(function: object) -> None:
+    """Raise `TypeError` unless a `Limiter` can call the function."""
+    if is_async(function):
+        raise TypeError(f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter")
+    if isclass(function):
+        raise TypeError(f"{function!r:.80} is a class, expected a function, such as one of its methods")
+    if not callable(function):
+        below = ", or @classmethod above this decorator" if isinstance(function, classmethod) else ""
+        raise TypeError(f"{function!r:.80} cannot be called, expected a function{below}")
+
+
+def check_async(function: object) -> None:
+    """Raise `TypeError` unless an `AsyncLimiter` can await the function."""
+    if not is_async(function):
+        raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
+
+
+def check_key_of(key: object) -> None:
+    """Raise `TypeError` unless this can be the key of a function's calls."""
+    if not (key is None or isinstance(key, str) or callable(key)):
+        raise TypeError(f"key is {key!r:.80}, expected text, or a function of the call's arguments that gives it")
+
+
+def check_named(function: object, key: KeyOf) -> None:
+    """Raise `TypeError` if neither a key nor the function's name identifies its calls."""
+    if key is None and not hasattr(function, "__qualname__"):
+        raise TypeError(f"{function!r:.80} has no name to count by, expected key='...'")
+
+
+def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the key of a call. Raises `TypeError` if the key isn't text."""
+    if key is None:
+        return f"{function.__module__}.{function.__qualname__}"
+    return key(*args, **kwargs) if callable(key) else key

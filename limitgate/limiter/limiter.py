@@ -14,24 +14,34 @@ from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.turns import WaitQueues
-from limitgate.limiter.adaptive import AdaptiveOptions, AdaptiveWork, AsyncAdaptiveWork, adaptive_work
-from limitgate.limiter.functions import KeyOf, check_async, check_key_of, check_named, check_plain, key_of
+from limitgate.limiter.adaptive import (
+    AdaptiveOptions,
+    AdaptiveWork,
+    AsyncAdaptiveWork,
+    KeyOf,
+    adaptive_work,
+    check_async,
+    check_key_of,
+    check_named,
+    check_plain,
+    key_of,
+)
 from limitgate.limiter.operations import (
     AnyLimit,
+    AsyncReservation,
     ChargedOperation,
     Limits,
     Operations,
+    Reservation,
     ask_again_in,
     seconds_left,
 )
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
-from limitgate.limiter.reservation import AsyncReservation, Reservation
 from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBucket
 from limitgate.limiter.slot import Entry, aslot, at_once, one_process, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, decide
-from limitgate.limits.duration import Duration, as_seconds
-from limitgate.limits.limit import Limit
+from limitgate.limits.limit import Duration, Limit, as_seconds
 from limitgate.limits.template import AnyReading, whole_reading
 from limitgate.messages.text import masked
 from limitgate.observing.audit import audited

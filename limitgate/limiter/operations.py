@@ -1,4 +1,7 @@
-"""Limiter operations as flows, shared by `AsyncLimiter` and `Limiter`, which differ in how they call the store and sleep."""
+"""Limiter operations as flows, shared by `AsyncLimiter` and `Limiter`, which differ in how they call the store and sleep.
+
+A reservation charges an estimated cost, which it corrects when the real cost is known.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,27 @@ from limitgate.algorithms import ban
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Receipt, Turn
-from limitgate.gate.flow import ConfigFlow, Flow
+from limitgate.gate.flow import ConfigFlow, Flow, arun, run
 from limitgate.gate.planning.prepared import NO_CHARGES
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.turns import book
 from limitgate.keys import Key
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rule_bucket
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
-from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of, parts_of
+from limitgate.limits.bucket import MAX_AHEAD, Bucket, Remembered, buckets_of, parts_of
 from limitgate.limits.decision import SECOND, Decision, decide
-from limitgate.limits.duration import Duration, as_seconds
-from limitgate.limits.limit import Limit, as_limit, kept_as
+from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds, kept_as
 from limitgate.limits.own_costs import with_own_costs
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
-from limitgate.limits.refund import full_refund, refund
-from limitgate.limits.remembered import Remembered
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, full_refund, refund, wait_us
 from limitgate.limits.template import PlainSpend, PlanTemplate
-from limitgate.messages.suggestions import lacking
+from limitgate.messages.text import lacking
 from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch, waiting
 from limitgate.process.remaking import IN_MEMORY, Remade
 from limitgate.rules.options import check_secret
+from limitgate.stores import AsyncStore, SyncStore
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import MemoryStore
 
@@ -520,3 +521,57 @@ def _refunded(charge: Charge, cost: int) -> Charge:
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))
+
+
+class AsyncReservation:
+    """Charge of `AsyncLimiter.reserve`, permanent unless it is settled or cancelled."""
+
+    def __init__(self, booked: ChargedOperation, store: AsyncStore) -> None:
+        self._booked = booked
+        self._store = store
+
+    @property
+    def decision(self) -> Decision:
+        """Decision as of `AsyncLimiter.hit`. A refusal charges nothing."""
+        return self._booked.decision
+
+    async def settle(self, cost: int | Sequence[int]) -> None:
+        """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
+
+        If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order.
+
+        Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
+        store fails; then the estimate remains charged.
+        """
+        await arun(self._store, self._booked.settling(cost))
+
+    async def cancel(self) -> None:
+        """Refund everything. Raises the errors of `settle`."""
+        await arun(self._store, self._booked.cancelling())
+
+
+class Reservation:
+    """Charge of `Limiter.reserve`, permanent unless it is settled or cancelled."""
+
+    def __init__(self, booked: ChargedOperation, store: SyncStore) -> None:
+        self._booked = booked
+        self._store = store
+
+    @property
+    def decision(self) -> Decision:
+        """Decision as of `Limiter.hit`. A refusal charges nothing."""
+        return self._booked.decision
+
+    def settle(self, cost: int | Sequence[int]) -> None:
+        """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
+
+        If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order.
+
+        Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
+        store fails; then the estimate remains charged.
+        """
+        run(self._store, self._booked.settling(cost))
+
+    def cancel(self) -> None:
+        """Refund everything. Raises the errors of `settle`."""
+        run(self._store, self._booked.cancelling())

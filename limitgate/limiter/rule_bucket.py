@@ -14,14 +14,13 @@ from limitgate.algorithms import ban
 from limitgate.errors import ConfigError
 from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.gate.journal import JournalFlows
-from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.compiled_rule import CompiledRule, forgetting
 from limitgate.gate.planning.identity import Identities, Subject
-from limitgate.gate.planning.refusal_count import forgetting
 from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.request import DescribedRequest
 from limitgate.keys import Value, part_of, text_of, value_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.duration import Duration, as_seconds
+from limitgate.limits.limit import Duration, as_seconds
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.observing.audit import audited
 from limitgate.rules.callers import DEFAULT_TIER, Caller

@@ -14,8 +14,7 @@ from limitgate.gate.flow import Flow, arun, run
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.limit import Limit, as_limit
-from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.refund import full_refund
+from limitgate.limits.plan import Plan, Reading, full_refund
 from limitgate.observing.counts import LimiterCounts
 from limitgate.process import switch
 from limitgate.process.event_loop import asyncio_loop

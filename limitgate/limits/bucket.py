@@ -1,10 +1,15 @@
-"""Groups limits into buckets."""
+"""Groups limits into buckets, with reserves for callers of a higher priority, and caches what is derived from limits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+import re
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from fractions import Fraction
 from functools import lru_cache, reduce
-from typing import Any
+from random import random
+from typing import Any, Final, Generic, Literal, TypeGuard, TypeVar
 from weakref import WeakValueDictionary
 
 from limitgate.algorithms import ALGORITHMS, STORED_AS, ban, gcra
@@ -196,3 +201,94 @@ def _common_algorithm(limits: tuple[Limit, ...]) -> Algorithm:
     if (algorithm is not gcra and len(limits) > 1) or any(ALGORITHMS[limit.algorithm] is not algorithm for limit in limits):
         raise ValueError(f"{', '.join(map(repr, limits))} cannot share a bucket, expected limits of GCRA or a single one")
     return algorithm
+
+
+Priority = Literal["high", "normal", "low"]
+
+NORMAL: Final[Priority] = "normal"
+RESERVES: Final[Mapping[Priority, int]] = {"high": 0, "normal": 1, "low": 2}
+"""Number of reserves that each priority cannot use."""
+MAX_RESERVE = Fraction(49, 100)
+"""Maximum reserve. Twice as much still leaves room."""
+
+_PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
+
+
+def is_priority(value: object) -> TypeGuard[Priority]:
+    """Return True for the name of a priority."""
+    return isinstance(value, str) and value in RESERVES
+
+
+def share_of(value: object) -> Fraction:
+    """Parse a reserve such as ``20%`` or 0.2, exactly.
+
+    Raises `ConfigError` for other values. The share must be above 0 and at most 49 %.
+    """
+    share = None
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
+        share = Fraction(match[1]) / 100
+    elif isinstance(value, float) and math.isfinite(value):
+        share = Fraction(repr(value))
+    elif isinstance(value, Fraction):
+        share = value
+    if share is None or not 0 < share <= MAX_RESERVE:
+        raise ConfigError(f"{value!r:.80} is no reserve, expected a share above 0 and up to 49 %, such as '20%' or 0.2")
+    return share
+
+
+def graded(buckets: tuple[Bucket, ...], reserve: Fraction) -> dict[Priority, tuple[Bucket, ...]]:
+    """Return the buckets for each priority.
+
+    Reserves are rounded up to whole requests. Raises `ConfigError` if a limit has no room left.
+    """
+    kept = [[math.ceil(reserve * limit.burst) for limit in bucket.limits] for bucket in buckets]
+    low = [bucket.less([2 * each for each in much]) for bucket, much in zip(buckets, kept)]
+    found: dict[Priority, tuple[Bucket, ...]] = {}
+    for priority, times in RESERVES.items():
+        rooms = zip(buckets, kept, low)
+        found[priority] = tuple([bucket.less([times * each for each in much], least) for bucket, much, least in rooms])
+    return found
+
+
+def percent(share: Fraction) -> str:
+    """Format a share as a percentage."""
+    return f"{float(share * 100):g}%"
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MOST_REMEMBERED = 1024
+"""The process pauses while a full garbage collection visits all objects."""
+_ADMITTED = 8
+"""A full cache adds one of this many new values."""
+
+
+class Remembered(Generic[K, V]):
+    """A cache of at most `MOST_REMEMBERED` values.
+
+    A full cache adds few new values and evicts at random. With LRU or FIFO, keys that come in turn would all miss as soon as
+    one key is too many, and each miss would leave garbage for full collections.
+    """
+
+    __slots__ = ("_keys", "values")
+
+    def __init__(self) -> None:
+        self.values: Final[dict[K, V]] = {}
+        """For lookups only."""
+        self._keys: list[K] = []
+
+    def add(self, key: K, value: V) -> None:
+        """Add a value. A full cache ignores most new values."""
+        if len(self._keys) < MOST_REMEMBERED:
+            self._keys.append(key)
+        else:
+            place = int(random() * MOST_REMEMBERED * _ADMITTED)  # noqa: S311 - no cryptographic use
+            if place >= MOST_REMEMBERED:
+                return
+            self.values.pop(self._keys[place], None)
+            self._keys[place] = key
+        self.values[key] = value
+        if len(self.values) > MOST_REMEMBERED:
+            with suppress(RuntimeError):
+                self.values.pop(next(iter(self.values)), None)

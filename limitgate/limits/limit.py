@@ -1,4 +1,4 @@
-"""Limits: a count per period with a burst, in integers. Pure.
+"""Limits: a count per period with a burst, in integers; durations in text. Pure.
 
 A request weighs ``period_us`` ticks, and ``count`` ticks drain per microsecond, so that all amounts in GCRA are whole ticks.
 """
@@ -6,19 +6,20 @@ A request weighs ``period_us`` ticks, and ``count`` ticks drain per microsecond,
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from datetime import timedelta
 from fractions import Fraction
 from math import gcd
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from limitgate.algorithms import ALGORITHMS, gcra
-from limitgate.algorithms.calendar_windows import MAX_MONTHS, longest_days
+from limitgate.algorithms.fixed_window import MAX_MONTHS, longest_days
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, Field, called_as
-from limitgate.limits.duration import Duration, seconds_of
-from limitgate.messages.suggestions import expected_of
+from limitgate.messages.text import expected_of
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604_800}
 """Other periods are written ``5 per 15 minutes``. A ``fixed_window`` also accepts `MONTH`."""
@@ -407,3 +408,70 @@ def _mistake_by_algorithm(limit: Limit) -> str | None:
         return f": expected no lease for a {algorithm}"
     expected = ALGORITHMS[algorithm].check(limit)
     return None if expected is None else f", {algorithm}: expected {expected}"
+
+
+T = TypeVar("T")
+
+Duration = float | str | timedelta
+"""Seconds, text with a unit, or a `timedelta`."""
+
+UNITS = {
+    "ms": 1,
+    "millisecond": 1,
+    "s": 1000,
+    "sec": 1000,
+    "second": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hr": 3_600_000,
+    "hour": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "w": 604_800_000,
+    "wk": 604_800_000,
+    "week": 604_800_000,
+}
+"""In milliseconds, which makes ``500ms`` exact. All but ``ms`` and single letters have a plural."""
+_WORDS = "|".join([unit if unit in ("ms", *"smhdw") else f"{unit}s?" for unit in UNITS])
+PATTERN = rf"\s*(?!0[0-9]+(?:\.[0-9]+)?\s*$)([0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)\s*({_WORDS})?\s*"
+_DURATION = re.compile(PATTERN, re.ASCII)
+EXPECTED = "expected seconds, or text such as '2s', '500ms', '1m', '1h', '1d' or '1w'"
+
+
+def seconds_of(value: object) -> float:
+    """Return a duration in seconds.
+
+    ``value`` is a `timedelta`, a number of seconds, also as text, or text with a unit from ``ms`` to ``weeks``. Raises
+    `ConfigError` for other values, and for negative or infinite ones.
+    """
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is not None:
+        return float(match[1]) * _milliseconds(match[2]) / 1000
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
+        return float(value)
+    raise ConfigError(f"{value!r:.80} is not a duration, {EXPECTED}")
+
+
+def _milliseconds(unit: str | None) -> int:
+    if unit is None:
+        return UNITS["s"]
+    return UNITS[unit] if unit in UNITS else UNITS[unit.removesuffix("s")]
+
+
+def as_seconds(value: Duration | T, what: str) -> float | T:
+    """Return the seconds of a duration in text or of a `timedelta`, or other values unchanged.
+
+    Raises `ConfigError` that names ``what`` for invalid text, and for true and false, which Python counts as numbers.
+    """
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if not isinstance(value, str | bool):
+        return value
+    try:
+        return seconds_of(value)
+    except ConfigError:
+        raise ConfigError(f"{what} is {value!r:.40}, {EXPECTED}") from None

@@ -13,11 +13,10 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
-from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Straight
+from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Straight, compiled, each_window
 from limitgate.limits.decision import SECOND, Decision, FinalCosts, decide, decision_of
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
-from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
 """The script uses a dozen variables per window, and Lua allows 200."""

@@ -1,10 +1,14 @@
-"""Text in log lines, lists and messages: short lists, masked names, printable characters. Pure."""
+"""Text in log lines and messages: short lists, masked names, suggestions for unknown names, and missing extras."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Literal
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from difflib import SequenceMatcher, get_close_matches
+from importlib.util import find_spec
+from typing import Literal, NoReturn, TypeVar
 
 MOST = 10
 """Entries of a list that are shown."""
@@ -62,3 +66,167 @@ def shown(label: str, value: str, names: Names = "masked") -> str:
 
 def _replaced(text: str) -> str:
     return "".join([character if character.isprintable() else "\ufffd" for character in text])
+
+
+Kind = TypeVar("Kind", bound=type)
+
+_ELSEWHERE = {
+    "application_limits": "rules",
+    "async+memory": "memory",
+    "async+redis": "redis",
+    "async+redis+cluster": "redis+cluster",
+    "async+rediss": "rediss",
+    "backend": "store",
+    "block_duration": "ban",
+    "burst": "limits",
+    "client_ip": "ip",
+    "days": "limits",
+    "deduct_when": "charge_if",
+    "default_limits": "rules",
+    "exempt_when": "when",
+    "fail_open": "on_error",
+    "hours": "limits",
+    "key_func": "key",
+    "limit": "limits",
+    "meta_limits": "ban",
+    "milliseconds": "limits",
+    "minutes": "limits",
+    "override_defaults": "replaces",
+    "per_method": "key",
+    "rate": "limits",
+    "rates": "limits",
+    "redis": "store",
+    "redis+unix": "unix",
+    "redis_url": "store",
+    "remote_addr": "ip",
+    "rpd": "qpd",
+    "rph": "qph",
+    "rpm": "qpm",
+    "rps": "qps",
+    "seconds": "limits",
+    "storage_uri": "store",
+    "store": "limiter",
+    "strategy": "algorithm",
+    "swallow_errors": "on_error",
+    "times": "limits",
+    "url": "path",
+    "valkey": "redis",
+    "valkeys": "rediss",
+}
+"""Names in other rate limiters and servers that differ too much from LimitGate's to be found by similarity."""
+
+_TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
+"""Explains names that other libraries use for limits."""
+
+_MOST = 100
+"""Names that are all listed. There are fewer fields and options, but possibly more rules, all equally likely."""
+
+_LONG = 5
+"""Shortest part of a name that can suggest the whole, such as ``socket_timeout`` for ``timout``."""
+
+
+def meant(name: object, known: Iterable[str]) -> str | None:
+    """Return the name out of ``known`` that an unknown one probably means, or None."""
+    names = {_letters(each): each for each in known}
+    parts = {part: each for letters, each in sorted(names.items(), key=_by_length, reverse=True) for part in letters.split("_")}
+    parts = {part: each for part, each in parts.items() if len(part) >= _LONG}
+    wrong = _letters(name)
+    elsewhere = _ELSEWHERE.get(wrong)
+    if elsewhere is not None and elsewhere not in names:
+        elsewhere = _ELSEWHERE.get(elsewhere)
+    if elsewhere in names:
+        return names[elsewhere]
+    for named in (names, parts):
+        if near := get_close_matches(wrong, named, n=4, cutoff=0.65):
+            return named[max(near, key=lambda each: _nearness(wrong, each))]
+    return None
+
+
+def _by_length(named: tuple[str, str]) -> int:
+    return len(named[0])
+
+
+def _letters(name: object) -> str:
+    return str(name)[:80].lower().replace("-", "_")
+
+
+def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
+    """Similarity of a misspelt name: letters in common, then their order, then their distance in the alphabet.
+
+    ``qps``, ``qpm``, ``qph`` and ``qpd`` are all one letter from ``qpn`` and from ``qmp``: the result is ``qpm``. ``path``
+    and ``qph`` have equally many letters of ``pth``: the result is ``path``.
+    """
+    shared = (Counter(wrong) & Counter(known)).total() - abs(len(wrong) - len(known))
+    alike = SequenceMatcher(None, wrong, known).ratio()
+    return shared, alike, -sum(abs(ord(one) - ord(other)) for one, other in zip(wrong, known))
+
+
+def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
+    """Return the probable meaning of an unknown name, and the valid names, each after ``prefix``."""
+    names = list(known)
+    near = meant(name, names)
+    guess = "" if near is None else f"did you mean {prefix + near!r}? "
+    guess += _TEXT if _ELSEWHERE.get(_letters(name)) == "limits" else ""
+    return f"{guess}expected one of {listed([prefix + each for each in names], most=_MOST if len(names) <= _MOST else MOST)}"
+
+
+class _Lacking:
+    """An attribute that other libraries have. Access raises an error that names the alternative."""
+
+    def __init__(self, of: str, name: str, instead: str) -> None:
+        self._said = f"{of} has no {name!r}, expected {instead}"
+        self.__doc__ = f"Not here, expected {instead}."
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(self._said)
+
+
+def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
+    """Decorate a class whose users may look for these names, each with its alternative. ``of`` describes an instance.
+
+    Type checkers and ``dir`` of an instance don't see the names. Other attributes are as fast as before.
+    """
+
+    def decorate(kind: Kind) -> Kind:
+        for name, cure in instead.items():
+            setattr(kind, name, _Lacking(of, name, cure))
+        setattr(kind, "__dir__", lambda self: [name for name in object.__dir__(self) if name not in instead])  # noqa: B010
+        return kind
+
+    return decorate
+
+
+def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """Return a module's ``__getattr__`` (PEP 562) for names that users may look for, each with its alternative."""
+
+    def missing(name: str) -> NoReturn:
+        if name in instead:
+            raise ImportError(f"{name} is not in {module}, expected {instead[name]}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return missing
+
+
+@contextmanager
+def extra(name: str, *packages: str) -> Iterator[None]:
+    """Import ``packages`` inside. If one is missing, the `ModuleNotFoundError` names it and the ``pip install`` command."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in packages:
+            raise
+        missing = next((package for package in packages if not _is_there(package)), packages[0])
+        message = f"{missing} is not installed, expected it here: pip install 'limitgate[{name}]'"
+        raise ModuleNotFoundError(message, name=missing, path=error.path) from error
+
+
+def require(package: str) -> None:
+    """Raise `ModuleNotFoundError` if a package is missing, without importing it."""
+    if not _is_there(package):
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
+def _is_there(package: str) -> bool:
+    with suppress(ModuleNotFoundError):
+        return find_spec(package) is not None
+    return False

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from limitgate.limits.bucket import RESERVES
 from limitgate.limits.plan import Source
-from limitgate.limits.priority import RESERVES
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.overload.shedding import Refusal
 

@@ -7,9 +7,8 @@ from functools import cache, partial
 from textwrap import indent
 from typing import Any
 
-from limitgate.algorithms.base import State
+from limitgate.algorithms.base import State, compiled
 from limitgate.limits.template import PlanTemplate
-from limitgate.limits.written_out import compiled
 from limitgate.observing.counts import (
     ADMITTED,
     BOUNDS,

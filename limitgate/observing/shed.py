@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Final, get_args
 
-from limitgate.limits.priority import RESERVES
+from limitgate.limits.bucket import RESERVES
 from limitgate.observing import instruments
 from limitgate.observing.exporter import Gauge, Series
 from limitgate.overload.adaptive_limit import AdaptiveLimit

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from fractions import Fraction
 from typing import Literal, NamedTuple, Protocol
 
-from limitgate.limits.priority import NORMAL, RESERVES, Priority
+from limitgate.limits.bucket import NORMAL, RESERVES, Priority
 from limitgate.overload.baseline import FIRST, Baseline, Baselines
 from limitgate.overload.dip import LEAST, PRESSED_S, Dip, Schedule
 from limitgate.overload.littles_law import LittlesLaw, Window

@@ -13,7 +13,7 @@ from threading import Event, Lock
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from limitgate.limits.priority import Priority
+from limitgate.limits.bucket import Priority
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Permit
 from limitgate.overload.options import Terms
 from limitgate.process.clock import call_later, monotonic

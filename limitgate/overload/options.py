@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import NamedTuple, TypeGuard
 
 from limitgate.errors import ConfigError
-from limitgate.limits.duration import Duration, seconds_of
-from limitgate.messages.suggestions import expected_of
+from limitgate.limits.limit import Duration, seconds_of
+from limitgate.messages.text import expected_of
 
 HIGHEST = 100_000
 """Maximum limit; no process holds more requests in memory."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Literal
 
-from limitgate.limits.priority import RESERVES, Priority
+from limitgate.limits.bucket import RESERVES, Priority
 
 Refusal = Literal["limit", "lag", "thinned"]
 """Reason of a refusal: no room for its priority, a late event loop, or preference for a higher priority."""

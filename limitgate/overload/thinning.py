@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from limitgate.limits.priority import Priority
+from limitgate.limits.bucket import Priority
 from limitgate.overload.shedding import PriorityLevel
 
 GAIN = 0.1

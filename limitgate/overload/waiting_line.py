@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from limitgate.limits.priority import RESERVES, Priority
+from limitgate.limits.bucket import RESERVES, Priority
 
 W = TypeVar("W", bound=Hashable)
 

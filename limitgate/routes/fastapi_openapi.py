@@ -7,7 +7,7 @@ their options.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,11 +16,11 @@ from fastapi.openapi import utils as generator
 from starlette.routing import Match
 
 from limitgate.errors import ConfigError
-from limitgate.http.rate_fields import Style
-from limitgate.routes.handlers import handler_of_refusals
-from limitgate.routes.openapi import PROBLEM, PROBLEM_SCHEMA, too_many_requests
+from limitgate.http.rate_fields import Renamed, Style
+from limitgate.limits.limit import SECONDS
+from limitgate.routes import handler_of_refusals
 from limitgate.routes.overview import Listed, applied
-from limitgate.routes.starlette import flat, segments_of
+from limitgate.routes.starlette import flat, rules_within, segments_of
 from limitgate.rules.decorators import effective, marks_of
 from limitgate.rules.files import rules_of
 from limitgate.rules.rule import Rule
@@ -95,15 +95,6 @@ def _limiting(gate: _Gate, listed: Listed, method: str) -> list[Rule]:
     return [rule for rule in limiting if not rule.shadow]
 
 
-def rules_within(dependant: Any) -> Iterator[Rule]:
-    """Yield the limits in a route's dependencies."""
-    for dependency in dependant.dependencies:
-        rule = getattr(dependency.call, "rule", None)
-        if isinstance(rule, Rule):
-            yield rule
-        yield from rules_within(dependency)
-
-
 def _takes(app: Any, route: Any, method: str, path: str) -> bool:
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
     try:
@@ -162,3 +153,79 @@ def _tiers(rules: object) -> tuple[Sequence[Rule], ...]:
         return tuple(rules_of(rules).tiers.values())
     except ConfigError:
         return _UNKNOWN.tiers
+
+
+PROBLEM = "LimitGateProblem"
+"""Name of `PROBLEM_SCHEMA` in a document."""
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": PROBLEM,
+    "description": "A refusal by a rate limit, as a problem of RFC 9457.",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "instance": {"type": "string", "format": "uri", "description": "The id of this refusal, for questions about it."},
+        "violated-policies": {"type": "array", "items": {"type": "string"}, "description": "The limits that refused."},
+    },
+    "required": ["type", "title", "status", "detail", "instance", "violated-policies"],
+}
+
+Headers = dict[str, dict[str, Any]]
+
+
+def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
+    """Return the 429 of an operation that ``rules`` limit, with rate fields in ``styles``.
+
+    ``is_problem`` is true if `PROBLEM_SCHEMA` describes the body.
+    """
+    wait = "Seconds after which the request will be admitted, if nobody else uses the same limit until then."
+    headers = {"Retry-After": _header(wait, type="integer", minimum=1)}
+    for style in styles:
+        own, names = (style.style, dict(style.names)) if isinstance(style, Renamed) else (style, {})
+        headers |= {names.get(name, name): header for name, header in _STYLES[own](rules).items()}
+    response: dict[str, Any] = {"description": "Too Many Requests", "headers": headers}
+    if is_problem:
+        response["content"] = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}}
+    return response
+
+
+def _x_ratelimit(_: Sequence[Rule]) -> Headers:
+    return {
+        "X-RateLimit-Limit": _count("How many requests may come at once."),
+        "X-RateLimit-Remaining": _count("How many more may come now."),
+        "X-RateLimit-Reset": _count("When all of them may come again, as Unix time in seconds."),
+    }
+
+
+def _x_ratelimit_windows(rules: Sequence[Rule]) -> Headers:
+    limited = {limit.unit for rule in rules for limit in rule.every_limit}
+    headers: Headers = {}
+    for unit in [unit for unit in SECONDS if unit in limited]:
+        headers[f"X-RateLimit-Limit-{unit.title()}"] = _count(f"How many requests may come at once, by the limit per {unit}.")
+        headers[f"X-RateLimit-Remaining-{unit.title()}"] = _count(f"How many more may come now, by the limit per {unit}.")
+    return headers
+
+
+def _draft_11(_: Sequence[Rule]) -> Headers:
+    return {
+        "RateLimit-Policy": _header("The limits: q requests in w seconds each.", type="string"),
+        "RateLimit": _header("How each limit stands: r requests remain, t seconds until there are more.", type="string"),
+    }
+
+
+_STYLES: dict[str, Callable[[Sequence[Rule]], Headers]] = {
+    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit-windows": _x_ratelimit_windows,
+    "draft-11": _draft_11,
+}
+
+
+def _count(description: str) -> dict[str, Any]:
+    return _header(description, type="integer", minimum=0)
+
+
+def _header(description: str, **schema: Any) -> dict[str, Any]:
+    return {"description": description, "schema": schema}

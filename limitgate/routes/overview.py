@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from limitgate.http.paths import ANY, REST, covers, meet, segments
-from limitgate.limits.priority import percent
+from limitgate.limits.bucket import percent
 from limitgate.messages.text import listed, printable
 from limitgate.rules.decorators import Mark
 from limitgate.rules.rule import Rule, RuleSet, unreplaced

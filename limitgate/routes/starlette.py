@@ -1,4 +1,4 @@
-"""The routes of Starlette and FastAPI with mounts and included routers.
+"""The routes of Starlette and FastAPI with mounts and included routers, for the gate and for the overview.
 
 An index finds the few candidates by literal segments, then the router's own matching decides. Nothing is cached by path,
 because clients choose paths.
@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from inspect import isclass, isfunction, ismethod
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from limitgate.http.paths import ANY, REST, PathIndex, below
-from limitgate.http.request import Request, Scope
+from limitgate.http.request import ASGIRequest, Request, Scope
 from limitgate.routes import FalconRoutes, LitestarRoutes, NoRoutes, Route, Routes, is_falcon
+from limitgate.routes.overview import METHODS, Listed
 from limitgate.rules.decorators import Mark, effective, has_marks, marks_of, note_routed
+from limitgate.rules.rule import Rule
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
 """A path part that matches within one segment; other convertors may match several."""
@@ -258,3 +262,87 @@ def _proposal(entry: _Entry) -> tuple[str, ...]:
     if entry.endpoint is None:
         return segments if segments[-1:] == (REST,) else (*segments, REST)
     return () if segments == ("",) else segments
+
+
+def routes_of(app: Any) -> list[Listed]:
+    """Return the routes of an application; a mount without known routes is one route."""
+    router = router_of(app)
+    if router is None:
+        return []
+    found = list(_walk(router.routes, "", frozenset()))
+    for _, route in found:
+        note_routed(getattr(route, "endpoint", None))
+    routes = asgi_routes(app)
+    return [_listed(template, route, routes) for template, route in found]
+
+
+def mounts_of(app: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the directly mounted applications with their mount templates."""
+    router = router_of(app)
+    for route in flat(router.routes) if router is not None else ():
+        within = getattr(route, "app", None)
+        if within is not None and getattr(route, "endpoint", None) is None and mounted(route):
+            yield getattr(route, "path", None) or "", within
+
+
+def _walk(routes: list[Any], template: str, around: frozenset[int]) -> Iterator[tuple[str, Any]]:
+    """Yield routes with templates. ``around`` has the ids of outer lists, to stop at an application mounted in itself."""
+    for route in flat(routes):
+        path = template + (getattr(route, "path", None) or "")
+        below = None if getattr(route, "endpoint", None) is not None else mounted(route)
+        if not below or id(below) in around:
+            yield path, route
+        else:
+            yield from _walk(below, path, around | {id(routes)})
+
+
+def _listed(template: str, route: Any, routes: Routes) -> Listed:
+    endpoint = getattr(route, "endpoint", None)
+    pattern = tuple(filter(None, segments_of(template)))
+    if endpoint is None:
+        pattern = pattern if pattern[-1:] == (REST,) else (*pattern, REST)
+        return Listed(f"{template}/**", pattern, METHODS, lambda _: (), lambda _: True)
+    meant = effective(endpoint)
+    dependencies = _limits_of_dependencies(route)
+
+    def marks(method: str) -> tuple[Mark, ...]:
+        return (*marks_of(meant, method), *dependencies)
+
+    methods = _methods(route, meant)
+    return Listed(
+        template or "/", pattern, methods, marks, partial(_takes, routes, template, methods[0]), lambda _: dependencies
+    )
+
+
+def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
+    """Return the methods of a route or its class; GET for a WebSocket."""
+    given = getattr(route, "methods", None)
+    if given is None and isclass(endpoint):
+        given = [method for method in (*METHODS, "HEAD", "OPTIONS") if hasattr(endpoint, method.lower())]
+    if given is None and not hasattr(route, "methods"):
+        given = ["GET"]
+    if not given:
+        return METHODS if not (isfunction(endpoint) or ismethod(endpoint)) else ("GET",)
+    return tuple(sorted(set(given) - ({"HEAD"} if "GET" in given else set())))
+
+
+def _limits_of_dependencies(route: Any) -> tuple[Rule, ...]:
+    if not hasattr(route, "dependant"):
+        return ()
+    return tuple(rules_within(route.dependant))
+
+
+def _takes(routes: Routes, template: str, method: str, path: str) -> bool:
+    """True if the router chooses this template for a path."""
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
+    found = routes.find(ASGIRequest(scope))
+    return found is not None and found.template == template
+
+
+def rules_within(dependant: Any) -> Iterator[Rule]:
+    """Yield the limits in a route's dependencies."""
+    for dependency in dependant.dependencies:
+        rule = getattr(dependency.call, "rule", None)
+        if isinstance(rule, Rule):
+            yield rule
+        yield from rules_within(dependency)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from limitgate.errors import ConfigError
-from limitgate.limits.duration import Duration, seconds_of
-from limitgate.messages.suggestions import expected_of
+from limitgate.limits.limit import Duration, seconds_of
+from limitgate.messages.text import expected_of
 
 MOST_REFUSALS = 10_000
 HIGHEST_GROWTH = 100.0

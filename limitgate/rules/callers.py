@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, S
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
+from limitgate.limits.bucket import NORMAL, RESERVES, Priority, is_priority
 from limitgate.limits.limit import Limit
-from limitgate.limits.priority import NORMAL, RESERVES, Priority, is_priority
 from limitgate.rules.options import Given, read_limits
 
 DEFAULT_TIER = "default"

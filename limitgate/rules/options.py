@@ -13,10 +13,9 @@ from pydantic import BaseModel, PlainValidator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
-from limitgate.limits.duration import Duration
-from limitgate.limits.limit import Limit, limit_of_rule
-from limitgate.limits.priority import Priority
-from limitgate.messages.suggestions import expected_of
+from limitgate.limits.bucket import Priority
+from limitgate.limits.limit import Duration, Limit, limit_of_rule
+from limitgate.messages.text import expected_of
 from limitgate.overload.options import Adaptive
 from limitgate.rules.ban import Ban
 

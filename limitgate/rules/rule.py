@@ -30,12 +30,10 @@ from limitgate.errors import MOST_MISTAKES, ConfigError, Field as Place
 from limitgate.http.client_ip import Networks
 from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
-from limitgate.limits.bucket import Bucket, buckets_of
-from limitgate.limits.duration import seconds_of
-from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule
+from limitgate.limits.bucket import Bucket, Priority, buckets_of, graded, share_of
+from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule, seconds_of
 from limitgate.limits.plan import check_cost
-from limitgate.limits.priority import Priority, graded, share_of
-from limitgate.messages.suggestions import expected_of, meant
+from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.rules.ban import Ban, as_ban
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text

@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import canonical
-from limitgate.limits.duration import seconds_of
-from limitgate.messages.suggestions import expected_of
+from limitgate.limits.limit import seconds_of
+from limitgate.messages.text import expected_of
 from limitgate.rules.callers import Text
 from limitgate.rules.rule import METHOD, Name
 

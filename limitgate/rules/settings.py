@@ -30,10 +30,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import STYLES, Style, renamed_styles
-from limitgate.limits.duration import EXPECTED, seconds_of
+from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.suggestions import expected_of, meant
-from limitgate.messages.text import Names
+from limitgate.messages.text import Names, expected_of, meant
 from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request
 
 PREFIX = "LIMITGATE_"

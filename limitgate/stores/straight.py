@@ -8,8 +8,7 @@ from functools import cache, partial
 from textwrap import dedent, indent
 from typing import Any
 
-from limitgate.algorithms.base import State, Straight, StraightRefund
-from limitgate.limits.written_out import compiled, each_window
+from limitgate.algorithms.base import State, Straight, StraightRefund, compiled, each_window
 
 StraightCharge = Callable[..., tuple[tuple[State, ...], bytes | None] | None]
 

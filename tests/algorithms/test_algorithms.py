@@ -18,8 +18,7 @@ from limitgate import AsyncRedisStore, Decision, Limit, Limiter, MemoryStore, Re
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.limit import NAMES
-from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Charge, Plan, Reading, refund
 from tests.http.test_response import Door, parsed_list
 from tests.stores.test_stores import AsyncDoor, Door as StoreDoor
 from tests.support.clock import Clock

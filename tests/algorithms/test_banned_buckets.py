@@ -15,8 +15,7 @@ from limitgate import Limit, MemoryStore
 from limitgate.algorithms import ban
 from limitgate.limits.bucket import Bucket, bucket_of, buckets_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Charge, Plan, Reading, refund
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
 from tests.support.scripted import TTL_SUFFIX, Scripted

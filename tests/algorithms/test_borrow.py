@@ -17,8 +17,7 @@ from limitgate.algorithms import gcra
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.limit import MAX_OWED_US, as_limit
-from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Charge, Plan, refund
 from limitgate.stores.redis.deny_cache import DenyCache
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted

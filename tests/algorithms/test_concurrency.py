@@ -21,8 +21,7 @@ from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule
 from limitgate.algorithms.concurrency import HELD_US, State
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
-from limitgate.limits.refund import full_refund, refund
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, read, refund
 from limitgate.limits.template import PlanTemplate, whole_reading
 from limitgate.rules.review.lint import overshooting
 from limitgate.stores.redis.protocol import wire

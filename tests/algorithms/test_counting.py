@@ -17,11 +17,10 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit, Limiter, MemoryStore
 from limitgate.algorithms import fixed_window
-from limitgate.algorithms.calendar_windows import longest_days
+from limitgate.algorithms.fixed_window import longest_days
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb, refund
 from limitgate.rules.review.lint import most_within
 from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock

@@ -17,8 +17,7 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, Limiter, MemoryStore, RedisStore
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
-from limitgate.limits.refund import full_refund
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, read
 from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES

@@ -10,7 +10,7 @@ import pytest
 
 from limitgate import Ban, ConfigError, Limit, MemoryStore
 from limitgate.algorithms.refusals import TIMES
-from limitgate.gate.planning.refusal_count import count_key, counting, forgetting
+from limitgate.gate.planning.compiled_rule import count_key, counting, forgetting
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.stores.redis.cluster.slot_map import hash_slot

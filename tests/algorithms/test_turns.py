@@ -17,8 +17,7 @@ from limitgate import Limit, MemoryStore
 from limitgate.algorithms.sliding_log import MAX_TURNS
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of, buckets_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
-from limitgate.limits.refund import full_refund, refund
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, refund
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
 from tests.support.oracles import US

@@ -22,10 +22,8 @@ from limitgate import ConfigError, Decision, Limit, Limiter, MemoryStore, Rule, 
 from limitgate.algorithms import warm_up
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
-from limitgate.limits.duration import seconds_of
-from limitgate.limits.limit import as_limit
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
-from limitgate.limits.refund import full_refund
+from limitgate.limits.limit import as_limit, seconds_of
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund
 from limitgate.stores.redis.protocol import wire
 from tests.algorithms.test_differential import HEADER
 from tests.support.clock import Clock

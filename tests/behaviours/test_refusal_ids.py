@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse
 import limitgate.flask
 from limitgate import Limit, LimitGate, LimitGateWSGI, MemoryStore, RateLimited, Rule
 from limitgate.fastapi import RateLimit
-from limitgate.limits.refusal_id import URN, RefusalId, RefusalKey, tag_of
+from limitgate.http.response import URN, RefusalId, RefusalKey, tag_of
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, hello
 from tests.support.doors import SITES, Reply, Site, asgi_reply, handshake, http_scope, wsgi_environ, wsgi_reply

@@ -11,7 +11,7 @@ import pytest
 from django.urls import path
 
 from limitgate import Caller, Limit, LimitGate, MemoryStore, Rule
-from limitgate.limits.refusal_id import URN
+from limitgate.http.response import URN
 from limitgate.observing import episodes
 from limitgate.observing.episodes import QUIET
 from tests.support.clock import Clock

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from limitgate import ConfigError, LimitGateWSGI, Rule, RuleSet, load_rules
 from limitgate.command.group import limitgate
 from limitgate.routes.overview import overview
-from limitgate.routes.starlette_listing import routes_of
+from limitgate.routes.starlette import routes_of
 from tests.support.command_line import CliRunner
 
 MANY = 1_000

@@ -23,7 +23,7 @@ AT_ONCE = 1.0
 @pytest.fixture(autouse=True)
 def tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have gates be told of here."""
-    monkeypatch.setattr("limitgate.exchange.around.AT_ONCE", AT_ONCE)
+    monkeypatch.setattr("limitgate.exchange.application.AT_ONCE", AT_ONCE)
 
 
 async def asgi(scope: Any, receive: Any, send: Any) -> None:
@@ -61,7 +61,7 @@ def test_a_gate_that_was_used_or_kept_for_a_while_is_not(
     LimitGate(asgi, rules=RULES, enabled=False)
     kept = [LimitGate(asgi, rules=RULES), LimitGateWSGI(wsgi, rules=RULES)]
     now = time.time()
-    monkeypatch.setattr("limitgate.exchange.around.time", SimpleNamespace(time=lambda: now + AT_ONCE))
+    monkeypatch.setattr("limitgate.exchange.application.time", SimpleNamespace(time=lambda: now + AT_ONCE))
     del kept
     assert told(caplog) == []
 

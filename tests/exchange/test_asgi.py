@@ -25,7 +25,7 @@ from limitgate import Adaptive, ConfigError, LimitGate, MemoryStore, RateLimited
 from limitgate.errors import StoreError
 from limitgate.exchange.base import EXCHANGE
 from limitgate.exchange.in_flight import for_client
-from limitgate.limits.refusal_id import time_of
+from limitgate.http.response import time_of
 from tests.support.clock import Clock
 from tests.support.doors import ASGISite, Wire, asgi_reply, asgi_through_httpx, handshake, http_scope, until, websocket_scope
 from tests.support.redis_server import RedisServer

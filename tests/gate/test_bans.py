@@ -35,9 +35,8 @@ from limitgate import (
 )
 from limitgate.command.group import limitgate
 from limitgate.errors import StoreError
-from limitgate.gate import ban_notes, bans
-from limitgate.gate.ban_notes import BanNotes
-from limitgate.gate.bans import Bans
+from limitgate.gate import bans
+from limitgate.gate.bans import BanNotes, Bans
 from limitgate.gate.flow import run
 from limitgate.gate.journal import MOST_BANS, Ban as Noted, Journal
 from limitgate.limits.plan import Plan
@@ -461,7 +460,7 @@ for number in range(8):
 
 def test_the_journal_is_written_again_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bans wait while the store fails, as many as the journal keeps."""
-    monkeypatch.setattr(ban_notes, "PAUSE", MOMENT)
+    monkeypatch.setattr(bans, "PAUSE", MOMENT)
     store = Broken()
     with WSGISite(Rule("api", "1/day", ban=Ban(1, 60, HOUR)), store=store, key_prefix="p") as site:
         assert site.statuses(2) == [200, 429]

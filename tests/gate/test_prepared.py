@@ -486,7 +486,7 @@ def test_a_callable_is_asked_once_for_a_request(door: Any) -> None:
 
 def test_plans_of_limits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many limits a callable gives, long ones among them."""
-    monkeypatch.setattr("limitgate.limits.remembered.MOST", 3)
+    monkeypatch.setattr("limitgate.limits.bucket.MOST_REMEMBERED", 3)
     gate = LimitGateWSGI(site(), rules=[Rule("given", lambda request: request.headers["x-limit"])], store=MemoryStore(Clock()))
     limits = [f"{number}/minute" for number in range(1, 10)] + [f"9/minute{' ' * 300}", "2/minute"]
     assert [wsgi_reply(gate, "/costly", headers={"X-Limit": each}).status for each in limits[:9]] == [200] * 9

@@ -16,8 +16,8 @@ from limitgate import AsyncRedisStore, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.gate import refusals
 from limitgate.gate.admission import Admission
 from limitgate.gate.refusals import Refusals, kept_keys, place_of_keys
+from limitgate.http.response import URN, RefusalId, RefusalKey, tag_of
 from limitgate.limits.decision import Decision
-from limitgate.limits.refusal_id import URN, RefusalId, RefusalKey, tag_of
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from tests.support.doors import PEER, SITES, Site, WSGISite, until
 from tests.support.redis_server import RedisServer

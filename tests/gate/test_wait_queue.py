@@ -16,8 +16,7 @@ from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.turns import TurnWaiter, WaitQueues
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading
-from limitgate.limits.refund import full_refund, refund
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, full_refund, refund
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted
 from tests.support.virtual import World

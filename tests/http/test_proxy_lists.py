@@ -13,8 +13,7 @@ from flask import Flask
 
 import limitgate.flask
 from limitgate import ConfigError, LimitGateWSGI, Rule
-from limitgate.http import proxy_lists
-from limitgate.http.client_ip import TrustedProxies
+from limitgate.http.client_ip import TrustedProxies, proxy_entries, proxy_lists
 from tests.support.doors import wsgi_reply
 
 CLIENT = "203.0.113.7"
@@ -50,12 +49,12 @@ def test_lists_by_their_names(name: str, inside: Sequence[str], outside: Sequenc
 
 def test_no_list_is_wider_than_it_says() -> None:
     """Each line is a network, none is in a list twice, and no list is of everybody."""
-    assert proxy_lists.names() == ("cloudflare", "fastly", "google-front-end", "link-local", "loopback", "private", "shared")
-    for name in proxy_lists.names():
-        networks = sorted((ip_network(entry) for entry, _ in proxy_lists.entries(name)), key=lambda each: (each.version, each))
+    assert proxy_lists() == ("cloudflare", "fastly", "google-front-end", "link-local", "loopback", "private", "shared")
+    for name in proxy_lists():
+        networks = sorted((ip_network(entry) for entry, _ in proxy_entries(name)), key=lambda each: (each.version, each))
         assert not any(one.version == other.version and one.overlaps(other) for one, other in pairwise(networks))
         assert all(network.is_private or network.prefixlen >= (10 if network.version == 4 else 29) for network in networks)
-    assert not TrustedProxies(proxy_lists.names(), "x-forwarded-for").trust_everybody
+    assert not TrustedProxies(proxy_lists(), "x-forwarded-for").trust_everybody
 
 
 def test_names_stand_beside_addresses() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limitgate.http.request import WSGIRequest
-from limitgate.http.request_start import OLDEST_S, waited_s
+from limitgate.http.request import OLDEST_START_S, WSGIRequest, waited_s
 from tests.support.doors import Lines, wsgi_environ
 
 NOW = 1_700_000_000.5
@@ -59,7 +58,7 @@ def test_a_time_in_seconds_milliseconds_microseconds_or_nanoseconds(text: str) -
         "t=\N{FULLWIDTH DIGIT ONE}700000000.250",
         "9" * 100_000,
         "t=1700000001",
-        f"t={NOW - OLDEST_S - 1}",
+        f"t={NOW - OLDEST_START_S - 1}",
         "t=999999999",
     ],
 )

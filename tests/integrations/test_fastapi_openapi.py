@@ -17,7 +17,7 @@ from starlette.routing import Route
 from limitgate import LimitGate, MemoryStore, Rule, RuleSet, exempt, limit
 from limitgate.fastapi import RateLimit
 from limitgate.http.rate_fields import STYLES
-from limitgate.routes.openapi import PROBLEM
+from limitgate.routes.fastapi_openapi import PROBLEM
 from tests.support.clock import Clock
 from tests.support.fastapi_doors import client, gated
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate.errors import ConfigError
-from limitgate.limits.duration import seconds_of
+from limitgate.limits.limit import seconds_of
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import Caller, ConfigError, Limit, MemoryStore, Rule, RuleSet, load_rules
-from limitgate.limits.bucket import Bucket
+from limitgate.limits.bucket import RESERVES, Bucket, graded, percent, share_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.priority import RESERVES, graded, percent, share_of
 from limitgate.routes.overview import overview
 from limitgate.rules.callers import KnownCaller
 from tests.algorithms.test_algorithms import COUNTING

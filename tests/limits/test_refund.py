@@ -13,8 +13,7 @@ from hypothesis import assume, given, strategies as st
 from limitgate import Limit, MemoryStore
 from limitgate.limits.bucket import LEASE_SPARE_US, Bucket, bucket_of
 from limitgate.limits.limit import MAX_OWED_US
-from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.refund import full_refund, refund
+from limitgate.limits.plan import Charge, Plan, Reading, full_refund, refund
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate.limits.refusal_id import LENGTH, URN, RefusalKey, tag_of, time_of
+from limitgate.http.response import LENGTH, URN, RefusalKey, tag_of, time_of
 
 DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)
 KEYS = st.binary(min_size=32, max_size=32).map(RefusalKey)

@@ -14,15 +14,15 @@ from limitgate import Caller, Limit, Limiter, MemoryStore, Rule
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import PreparedPlan
 from limitgate.limiter import operations
-from limitgate.limits import remembered
-from limitgate.limits.remembered import MOST, Remembered
+from limitgate.limits import bucket
+from limitgate.limits.bucket import MOST_REMEMBERED, Remembered
 from tests.support.doors import SITES, Site
 
 
 @pytest.fixture(autouse=True)
 def _same_chances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run draws the same places."""
-    monkeypatch.setattr(remembered, "random", Random(1).random)
+    monkeypatch.setattr(bucket, "random", Random(1).random)
 
 
 def rounds(cache: Remembered[int, int], keys: int, times: int) -> float:
@@ -38,21 +38,24 @@ def rounds(cache: Remembered[int, int], keys: int, times: int) -> float:
     return hits / keys
 
 
-@pytest.mark.parametrize(("keys", "least"), [(MOST, 1.0), (MOST + 1, 0.98), (MOST * 5 // 4, 0.7), (5 * MOST, 0.15)])
+@pytest.mark.parametrize(
+    ("keys", "least"),
+    [(MOST_REMEMBERED, 1.0), (MOST_REMEMBERED + 1, 0.98), (MOST_REMEMBERED * 5 // 4, 0.7), (5 * MOST_REMEMBERED, 0.15)],
+)
 def test_hits_become_fewer_gradually(keys: int, least: float) -> None:
     """Keys that come in turn hit about as often as there is room for them."""
     cache = Remembered[int, int]()
     assert rounds(cache, keys, 4) >= least
-    assert len(cache.values) <= MOST
+    assert len(cache.values) <= MOST_REMEMBERED
 
 
 def test_new_keys_replace_old_ones() -> None:
     """What is asked for again and again finds room in the end, also after a flood of keys that come once."""
     cache = Remembered[int, int]()
-    for key in range(10 * MOST):
+    for key in range(10 * MOST_REMEMBERED):
         cache.add(-key, key)
-    assert len(cache.values) <= MOST
-    assert rounds(cache, MOST // 2, 60) > 0.9
+    assert len(cache.values) <= MOST_REMEMBERED
+    assert rounds(cache, MOST_REMEMBERED // 2, 60) > 0.9
 
 
 def own_limits() -> dict[str, Any]:
@@ -77,7 +80,7 @@ def test_one_caller_more_than_fits_is_no_cliff(
     monkeypatch: pytest.MonkeyPatch, door: type[Site], options: Callable[[], dict[str, Any]]
 ) -> None:
     """Of callers with limits of their own that come in turn, most find their limits read already, in each round."""
-    monkeypatch.setattr(remembered, "MOST", 64)
+    monkeypatch.setattr(bucket, "MOST_REMEMBERED", 64)
     made: list[object] = []
     having_limits = CompiledRule.having_limits
     monkeypatch.setattr(CompiledRule, "having_limits", lambda self, limits: made.append(limits) or having_limits(self, limits))
@@ -94,7 +97,7 @@ def test_what_is_remembered_of_a_caller_is_few_objects(
     monkeypatch: pytest.MonkeyPatch, options: Callable[[], dict[str, Any]]
 ) -> None:
     """Each full garbage collection looks at all of them, and the process stands still meanwhile."""
-    monkeypatch.setattr(remembered, "MOST", 256)
+    monkeypatch.setattr(bucket, "MOST_REMEMBERED", 256)
     with SITES[0](store=MemoryStore(), **options()) as it:
         it.ask(headers={"X-Id": "0"})
         gc.collect()
@@ -122,7 +125,7 @@ def test_a_plan_that_is_not_remembered_is_freed_at_once() -> None:
 @pytest.mark.parametrize("cost", [1, 40])
 def test_a_limiter_has_no_cliff_either(monkeypatch: pytest.MonkeyPatch, cost: int) -> None:
     """Of limits that are hit in turn most are known, with a prepared plan or without, when there is one more than fits."""
-    monkeypatch.setattr(remembered, "MOST", 64)
+    monkeypatch.setattr(bucket, "MOST_REMEMBERED", 64)
     monkeypatch.setattr(operations, "_known_parts", Remembered())
     monkeypatch.setattr(operations, "_known_templates", Remembered())
     read: list[object] = []

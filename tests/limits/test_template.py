@@ -16,8 +16,7 @@ from limitgate.algorithms.sliding_log import MAX_ENTRIES
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import FinalCosts, decide
 from limitgate.limits.limit import kept_as
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, refund
 from limitgate.limits.template import MAX_WINDOWS, PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, whole_reading
 from limitgate.stores.redis.protocol.wire import arguments
 from tests.support.clock import Clock

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from limitgate.messages.extras import extra
+from limitgate.messages.text import extra
 
 EXTRAS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 MODULES = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limitgate.messages.suggestions import expected_of, meant
+from limitgate.messages.text import expected_of, meant
 from limitgate.rules.rule import Rule
 from limitgate.rules.settings import Settings
 

@@ -16,7 +16,7 @@ from itertools import count
 from random import Random
 from statistics import fmean, pstdev
 
-from limitgate.limits.priority import Priority
+from limitgate.limits.bucket import Priority
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Permit
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive

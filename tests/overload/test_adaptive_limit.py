@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from limitgate.limits.priority import RESERVES
+from limitgate.limits.bucket import RESERVES
 from limitgate.overload.adaptive_limit import STUCK_BASES, STUCK_S, AdaptiveLimit, Permit
 from limitgate.overload.baseline import MOST_CLASSES
 from limitgate.overload.lag_guard import LagGuard

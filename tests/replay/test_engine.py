@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from limitgate import LimitGateWSGI, MemoryStore, Rule, RuleSet, load_rules
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.limits.refusal_id import RefusalKey
+from limitgate.http.response import RefusalKey
 from limitgate.limits.template import PlainSpend
 from limitgate.replay.access_log import Entry, Log, text_parser
 from limitgate.replay.engine import Engine

@@ -23,8 +23,7 @@ from hypothesis import example, given, strategies as st
 from limitgate import Decision, Limit, Limiter, LimitGateWSGI, MemoryStore, Rule, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb, refund
 from limitgate.stores import memory
 from tests.support.clock import Clock
 from tests.support.doors import wsgi_reply

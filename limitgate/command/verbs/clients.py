@@ -24,7 +24,7 @@ from limitgate.command.decisions import decision_fields, print_decision, seconds
 from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.errors import ConfigError
 from limitgate.gate.journal import Ban, Journal
-from limitgate.limits.duration import seconds_of
+from limitgate.limits.limit import seconds_of
 
 _LONGEST = FOR_EVER / 1e6
 """A hundred years."""

@@ -23,8 +23,7 @@ from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
 from limitgate.gate.lifecycle.build import build_gate
 from limitgate.http.client_ip import Hop, canonical
-from limitgate.messages.suggestions import expected_of
-from limitgate.messages.text import listed
+from limitgate.messages.text import expected_of, listed
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore, SyncStore, open_sync_store

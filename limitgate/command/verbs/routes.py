@@ -12,7 +12,7 @@ from limitgate.command.applications import application, inwards, is_of_django, l
 from limitgate.command.gates import gates
 from limitgate.command.output import FOUND, print_json, say
 from limitgate.command.rule_sets import rules_named
-from limitgate.routes import starlette_listing
+from limitgate.routes import starlette
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched
 from limitgate.rules.files import rules_of
 from limitgate.rules.rule import Rule, RuleSet
@@ -94,8 +94,8 @@ def _application(app: Any) -> _Application:
 
 def _mounted(app: Any, around: frozenset[int]) -> Iterator[Mounted]:
     """``around`` are the applications that contain this one."""
-    for template, within in starlette_listing.mounts_of(app):
-        routes = starlette_listing.routes_of(within)
+    for template, within in starlette.mounts_of(app):
+        routes = starlette.routes_of(within)
         if id(within) in around or not routes:
             continue
         yield from [(each.rules, [_below(template, route) for route in routes]) for each in gates(within)]

@@ -10,12 +10,11 @@ from weakref import ref
 from limitgate.errors import ConfigError
 from limitgate.gate.bans import Bans
 from limitgate.gate.gate import Gate
-from limitgate.gate.lifecycle.compile import compiler
 from limitgate.gate.lifecycle.reload import poller_of
 from limitgate.gate.lifecycle.start import announce, ask_in_background, is_going_to_fork, require
+from limitgate.gate.planning.active_rules import compiler
 from limitgate.gate.planning.identity import AnyIdentify, SyncIdentify
-from limitgate.gate.refusal_log import RefusalLog
-from limitgate.gate.refusals import Refusals
+from limitgate.gate.refusals import RefusalLog, Refusals
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import WINDOW_UNITS
 from limitgate.messages.diagnostics import Diagnosis

@@ -1,21 +1,23 @@
-"""Compiled rules, which turn a subject into charges."""
+"""Compiled rules, which turn a subject into charges, and refusal counts, see `limitgate.algorithms.refusals`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+from limitgate.algorithms.base import compiled
+from limitgate.algorithms.refusals import Amount
+from limitgate.errors import ConfigError
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.identity import Subject
-from limitgate.gate.planning.refusal_count import count_key
 from limitgate.keys import Key, PreparedKey, Value, given, overflow
-from limitgate.limits.limit import Limit
-from limitgate.limits.plan import Charge
-from limitgate.limits.priority import NORMAL, Priority
-from limitgate.limits.written_out import compiled
+from limitgate.limits.bucket import NORMAL, Bucket, Priority
+from limitgate.limits.limit import Limit, kept_as
+from limitgate.limits.plan import Adjustment, Charge, Plan
 from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import Counts
+from limitgate.rules.ban import Ban
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule
 
@@ -158,3 +160,50 @@ _copy_slots = compiled(
     "copy_slots",
 )
 """`copy` takes ten times as long, and a loop four times."""
+
+
+_COUNT = Bucket((kept_as("refusals"),))
+
+
+def count_key(key: str) -> str:
+    """Return the key of a refusal count, in the same hash slot as the bucket.
+
+    Raises `ConfigError` for a prefix with a brace outside a hash tag (Redis Cluster specification).
+    """
+    before, brace, rest = key.partition("{")
+    tag, closing, _ = rest.partition("}")
+    if "}" in before or (brace and not (tag and closing)):
+        expected = "expected a key_prefix such as '{shop}', or one without braces"
+        raise ConfigError(f"key {key!r:.80} has a brace that is of no hash tag, {expected}")
+    return f"{key}:refusals" if brace else f"{key}:refusals:{{{key}}}"
+
+
+def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
+    """Return the plan that counts refusals, and bans the bucket if there are too many.
+
+    The bucket comes before the count, which may ban it, and after it, to read the ban.
+    """
+    charge = charge._replace(max_wait_us=0, slot=0, adjustment=None)
+    amount = Amount(
+        refusals,
+        ban.after,
+        _microseconds(ban.within),
+        _microseconds(ban.duration),
+        ban.growing,
+        _microseconds(ban.most),
+        charge,
+    )
+    return Plan.adjust([charge, _counter(charge)._replace(adjustment=Adjustment(0, 0, [amount], [0])), charge])
+
+
+def forgetting(charges: Iterable[Charge]) -> Plan:
+    """Return the plan that forgets refusals and the resulting bans."""
+    return Plan.reset([_counter(charge) for charge in charges])
+
+
+def _counter(charge: Charge) -> Charge:
+    return Charge(count_key(charge.key), _COUNT, 0, enforced=False, rule=charge.rule)
+
+
+def _microseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1e6))

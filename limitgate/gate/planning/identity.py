@@ -1,15 +1,20 @@
-"""Identifies the caller of a request, its tier and its API key."""
+"""Identifies the caller of a request, its tier, its API key and its user."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from inspect import isawaitable
+from types import NoneType
 from typing import Any
+from uuid import UUID
 
-from limitgate.gate.planning.user_ids import EXPECTED
+from limitgate.errors import HeadersTooLargeError
+from limitgate.gate.flow import Awaited, Flow
 from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import HeaderNames, Request
-from limitgate.limits.priority import NORMAL, Priority
-from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.internal_errors import place_of, raise_interruption
+from limitgate.limits.bucket import NORMAL, Priority
+from limitgate.messages.diagnostics import Diagnosis, Once, OncePerValue
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
 
@@ -48,7 +53,7 @@ class Subject:
 
     def report_no_id(self, user: object) -> None:
         """Log a user without an id once (LG049)."""
-        self._identities.no_id.log(type(user).__name__, EXPECTED)
+        self._identities.no_id.log(type(user).__name__, EXPECTED_USER)
 
     @property
     def is_real(self) -> bool:
@@ -162,3 +167,115 @@ class Identities:
         if self._api_key_header == "authorization":
             value = value[7:].strip() if value[:7].lower() == "bearer " else ""
         return value or None
+
+
+ID_FIELDS = ("identity", "id", "pk", "get_id", "user_id", "sub", "username", "display_name", "email")
+"""Attributes or mapping keys that may hold the id, in order of preference.
+
+``identity`` is Starlette's, ``pk`` Django's, ``get_id`` Flask-Login's, ``sub`` OpenID Connect's.
+"""
+EXPECTED_USER = "text, a number, a UUID, or an object with identity, id, pk or username, or a tuple or mapping of these"
+
+
+class NoIdError(TypeError):
+    """A user has no id."""
+
+
+def user_id(user: Any) -> str | None:
+    """Return the text for a user; None for an anonymous one.
+
+    Integers and UUIDs count as their text, so ``1`` and ``"1"`` are the same user. Tuples never equal text. Raises `NoIdError`
+    for a user without an id.
+    """
+    if isinstance(user, _PLAIN):
+        return _text(user)
+    fields = user if isinstance(user, Mapping) else None
+    if not _field(user, fields, "is_authenticated", default=True):
+        return None
+    for name in ID_FIELDS:
+        text = _text(_field(user, fields, name))
+        if text:
+            return text
+    if isinstance(user, tuple) or fields == {}:
+        return _joined(tuple(user))
+    raise NoIdError(f"a {type(user).__name__}, expected {EXPECTED_USER}")
+
+
+def _field(user: Any, fields: Mapping[Any, Any] | None, name: str, *, default: Any = None) -> Any:
+    try:
+        value = getattr(user, name, default) if fields is None else fields.get(name, default)
+        return value() if name == "get_id" and callable(value) else value
+    # Raised by base classes of Starlette and Flask-Login.
+    except NotImplementedError:
+        return default
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, _PLAIN):
+        return None if isinstance(value, NoneType | bool) else _plain(str(value))
+    if isinstance(value, tuple):
+        return _joined(value)
+    kind: Any = type(value)
+    if callable(value) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__):
+        return None
+    return _plain(str(value))
+
+
+_PLAIN = (str, int, UUID, NoneType)
+_TUPLE = "\0"
+"""Prefix of a tuple's text. Other text with this prefix gets it twice."""
+
+
+def _plain(text: str) -> str | None:
+    return (_TUPLE + text if text.startswith(_TUPLE) else text) or None
+
+
+def _joined(users: tuple[Any, ...]) -> str | None:
+    """Raise `NoIdError` for a missing element, because strangers may share the others."""
+    texts = [user_id(each) for each in users]
+    if None in texts:
+        raise NoIdError(f"a tuple with an empty element, expected {EXPECTED_USER}")
+    return f"{_TUPLE}{texts}" if texts else None
+
+
+UNASKED = object()
+
+
+class NotACallerError(TypeError):
+    """``identify`` returned something other than a `Caller` or None."""
+
+    def __init__(self, identified: object) -> None:
+        self.what = f"it gave a {type(identified).__name__}"
+        super().__init__(f"identify gave a {type(identified).__name__}, expected a Caller or None")
+
+
+class Identify:
+    """Calls the function, and logs its failures once per place in the code (LG071).
+
+    The text of an error is omitted, because it may name a client.
+    """
+
+    def __init__(self, function: AnyIdentify) -> None:
+        self._function = function
+        self._logged = OncePerValue(Diagnosis.IDENTIFY_FAILED)
+
+    def finding(self, request: Request, identified: object) -> Flow[Caller | None]:
+        """Return the caller; await or call the function if needed. Raises `TypeError` for other types."""
+        try:
+            if identified is UNASKED:
+                identified = self._function(request)
+            if isawaitable(identified):
+                identified = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
+            if not (identified is None or isinstance(identified, Caller)):
+                raise NotACallerError(identified)  # noqa: TRY301 - Logged like any other failure.
+        except Exception as error:
+            self.note(error)
+            raise
+        return identified
+
+    def note(self, error: Exception) -> None:
+        """Log a failure, unless it is about headers."""
+        if not isinstance(error, HeadersTooLargeError):
+            raise_interruption(error)
+            what = error.what if isinstance(error, NotACallerError) else f"{type(error).__name__} at {place_of(error)}"
+            self._logged.log(what, what)

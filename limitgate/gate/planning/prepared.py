@@ -22,10 +22,9 @@ from limitgate.gate.planning.identity import Subject
 from limitgate.http.rate_fields import Style, Writer, prepared_fields
 from limitgate.http.request import Request
 from limitgate.keys import PreparedKey
+from limitgate.limits.bucket import NORMAL, Remembered
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.priority import NORMAL
-from limitgate.limits.remembered import Remembered
 from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, RefundTemplate
 from limitgate.messages.diagnostics import Diagnosis, OncePerValue
 from limitgate.messages.text import Names, shown

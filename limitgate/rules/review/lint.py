@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.http.paths import covers, segments
+from limitgate.limits.bucket import Priority
 from limitgate.limits.limit import SECONDS, Limit
-from limitgate.limits.priority import Priority
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule, RuleSet
 

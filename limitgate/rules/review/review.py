@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.errors import Field
-from limitgate.limits.priority import RESERVES
+from limitgate.limits.bucket import RESERVES
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.options import check_part

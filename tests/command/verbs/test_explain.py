@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse
 from limitgate import Caller, LimitGate, LimitGateWSGI, Request, Rule
 from limitgate.command import rule_sets
 from limitgate.command.group import limitgate
-from limitgate.limits.refusal_id import RefusalKey
+from limitgate.http.response import RefusalKey
 from tests.support.command_line import CliRunner
 from tests.support.doors import until
 from tests.support.redis_server import RedisServer

@@ -329,7 +329,7 @@ def test_any_number(site: Open) -> None:
 def test_buckets_are_earned_again(monkeypatch: pytest.MonkeyPatch, site: Open) -> None:
     """As time goes by, a source may open buckets again."""
     watch = Watch()
-    monkeypatch.setattr("limitgate.gate.lifecycle.compile.monotonic", watch)
+    monkeypatch.setattr("limitgate.gate.planning.active_rules.monotonic", watch)
     store = MemoryStore(Clock())
     it = site(BY_ID, store=store, new_buckets=60)
     for _ in range(3):

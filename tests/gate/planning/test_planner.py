@@ -219,7 +219,7 @@ def test_a_flood_of_paths_is_not_remembered_whole() -> None:
 
 def test_limits_that_callables_give_are_put_in_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a rule has a condition, too; of many, so many at least are remembered."""
-    monkeypatch.setattr("limitgate.limits.remembered.MOST", 2)
+    monkeypatch.setattr("limitgate.limits.bucket.MOST_REMEMBERED", 2)
     gate = planner(Rule("a", lambda request: json.loads(request.headers["x-limits"]), when=lambda _: True), Rule("b", "9/s"))
 
     def rules(limits: object) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
 from werkzeug.local import LocalProxy
 
 from limitgate import Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule
-from limitgate.gate.planning.user_ids import NAMES, NoIdError, user_id
+from limitgate.gate.planning.identity import ID_FIELDS, NoIdError, user_id
 from limitgate.keys import text_of
 from tests.support.doors import asgi_reply, wsgi_reply
 
@@ -77,8 +77,8 @@ class Person(NamedTuple):
         (UserDict(sub="ada"), "ada"),
         (MappingProxyType({"id": KEY}), str(KEY)),
         (Person(5, "noon"), "5"),
-        *[(SimpleNamespace(**{name: 5}), "5") for name in NAMES],
-        *[({name: "x"}, "x") for name in NAMES],
+        *[(SimpleNamespace(**{name: 5}), "5") for name in ID_FIELDS],
+        *[({name: "x"}, "x") for name in ID_FIELDS],
     ],
     ids=lambda value: ascii(value)[:40],
 )
@@ -108,7 +108,7 @@ def test_nobody_has_none(user: Any) -> None:
 
 def test_the_first_name_counts() -> None:
     """The order of names is fixed, for objects and mappings alike."""
-    names = {name: name for name in NAMES}
+    names = {name: name for name in ID_FIELDS}
     while names:
         assert user_id(names) == user_id(SimpleNamespace(**names)) == next(iter(names))
         del names[next(iter(names))]

@@ -15,8 +15,7 @@ import redis
 from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.limits.bucket import bucket_of, buckets_of
 from limitgate.limits.decision import decide
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, refund
 from limitgate.stores.redis.calls import MAX_BATCH, calls_of
 from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock

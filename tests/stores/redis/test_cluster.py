@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from limitgate import AsyncRedisStore, Limit
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import refund
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.clusters import KINDS, PLAIN_KINDS, charge, key_on, keys_on, owed, plan, settled, slot_of, tagged, used
 from tests.support.crowds import ask

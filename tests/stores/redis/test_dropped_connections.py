@@ -13,8 +13,7 @@ from uuid import uuid4
 import pytest
 
 from limitgate import StoreError
-from limitgate.limits.plan import Plan
-from limitgate.limits.refund import full_refund
+from limitgate.limits.plan import Plan, full_refund
 from limitgate.limits.template import PlanTemplate, RefundTemplate
 from limitgate.stores.redis.dial import dialer
 from limitgate.stores.redis.protocol import session as sessions

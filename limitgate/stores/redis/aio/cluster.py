@@ -19,8 +19,7 @@ from weakref import WeakSet
 
 from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, logged_errors
-from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.refund import full_refund
+from limitgate.limits.plan import Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
 from limitgate.process.clock import loop_time, monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig

@@ -1,7 +1,7 @@
 """The slot map of a Redis Cluster, and plans that span several hash slots.
 
 A script's keys must be in one slot, so such a plan is split. Its parts run in parallel, each atomically. If a part refuses or
-fails, the others are refunded, see limitgate/limits/refund.py.
+fails, the others are refunded, see limitgate/limits/plan.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from limitgate.errors import StoreError
-from limitgate.limits.plan import BucketReading, Plan, Reading
-from limitgate.limits.refund import full_refund
+from limitgate.limits.plan import BucketReading, Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole
 from limitgate.stores.redis.breaker import CHANCE, Breaker
 from limitgate.stores.redis.dial.url import Address, parse_address

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from limitgate.errors import ConfigError
-from limitgate.messages.suggestions import expected_of, meant
+from limitgate.messages.text import expected_of, meant
 
 SINGLE = ("redis", "rediss", "unix")
 SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")

@@ -14,10 +14,10 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from limitgate.algorithms import plain_pieces
+from limitgate.algorithms.base import compiled, each_window
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, ScriptVariant, straight_of
-from limitgate.limits.written_out import compiled, each_window
 
 _LINES, _REFUND_LINES = [
     (files("limitgate") / "lua" / name).read_text("utf-8").splitlines() for name in ("plain.lua", "refund.lua")
