@@ -1,4 +1,4 @@
-"""The errors that LimitGate raises. All derive from `LimitGateError`."""
+"""The errors that LimitGate raises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ _LISTS = {
     "status_not": "['5xx']",
     "trusted_proxies": "['10.0.0.0/8']",
 }
-"""Examples of list fields."""
 
 _MAPPINGS = {
     "header": "{X-Caller: billing}",
@@ -37,7 +36,6 @@ _MAPPINGS = {
     "headers": "{X-Caller: billing}",
     "limits": "{api: 500/minute}",
 }
-"""Examples of mapping fields."""
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -70,20 +68,20 @@ _SECONDS = frozenset({"timeout"})
 """Fields in seconds."""
 
 SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
-"""Fields whose values never appear in a message."""
+"""Values that never appear in a message."""
 
 Field = tuple[str | int, ...]
 """Path to a field inside an object, for example ``("limits", 0)``."""
 
 MOST_MISTAKES = 100
-"""Maximum number of errors of one kind in a report. Files may be hostile."""
+"""Maximum number of errors of one kind in a report, because files may be hostile."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
-"""Kind of a store's failure: too late, unreachable, out of memory, an error or malformed reply, or this process cannot send."""
+"""Too late, unreachable, out of memory, an error or malformed reply, or this process cannot send."""
 
 
 class LimitGateError(Exception):
-    """Base class of every error raised by LimitGate."""
+    """Base class of all errors."""
 
 
 class ConfigError(LimitGateError, ValueError):
@@ -108,7 +106,7 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def in_file(cls, file: str, line: int | None, field: Field, reason: str) -> ConfigError:
-        """Make an error for a line of a file, counted from 1; None if there is no line."""
+        """Make an error for a line of a file, counted from 1; None without a line."""
         place = file if line is None else f"{file}:{line}"
         mistake = cls(f"{place}: {f'{spelled(field)}: ' if field else ''}{reason}", field, reason)
         mistake.file, mistake.line = file, line
@@ -123,7 +121,7 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def explaining(cls, error: ValidationError, what: str, known: Iterable[str]) -> ConfigError:
-        """Make an error from all errors that pydantic reports about ``what``. ``known`` are its valid fields."""
+        """Make an error from pydantic's report about ``what``. ``known`` are its valid fields."""
         every = [mistake for detail in error.errors(include_url=False) for mistake in _mistakes(detail, known)]
         return cls.first_of([cls.at(field, reason, what) for field, reason in every])
 
@@ -146,7 +144,7 @@ class ConfigError(LimitGateError, ValueError):
 
 
 def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Field, str]]:
-    """Field and reason of each error in pydantic's report. A validator may report several."""
+    """A validator may report several."""
     field, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     own = context.get("error")
     if isinstance(own, ConfigError):
@@ -192,14 +190,14 @@ def spelled(field: Field) -> str:
 
 
 class HeadersTooLargeError(LimitGateError):
-    """A request's header fields are too many or too long. The gate answers 431."""
+    """Too many or too long header fields. The gate answers 431."""
 
 
 class StoreError(LimitGateError):
-    """The store did not decide in time. ``fault`` is the kind of failure.
+    """The store did not decide in time.
 
-    ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` is the time in
-    seconds for which the store was silent while this process listened, if the store measures it.
+    ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` is the time in seconds
+    for which the store was silent while this process listened, if measured.
     """
 
     def __init__(self, message: str, fault: StoreFault = "connection", keys: frozenset[str] = frozenset()) -> None:
@@ -212,9 +210,7 @@ class StoreError(LimitGateError):
 def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function so that its `TypeError` for wrong arguments ends with an example of a call.
 
-    ``instead`` are further examples, by the name of a wrong argument.
-
-    Not for functions called per request, because it costs a frame.
+    ``instead`` are further examples, by the name of a wrong argument. It costs a frame.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

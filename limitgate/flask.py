@@ -127,7 +127,7 @@ def _leave(context: Any) -> None:
 
 
 class _Routed:
-    """Shows the Flask application behind WSGI middleware that hides it."""
+    """Shows the Flask application behind WSGI middleware."""
 
     def __init__(self, app: Flask) -> None:
         self.app = app

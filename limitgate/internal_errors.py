@@ -1,7 +1,4 @@
-"""Unexpected exceptions: logged once, and converted to errors that callers can handle.
-
-An exception in a callback, thread or task must not leave its waiters without a result.
-"""
+"""Unexpected exceptions: logged once, and converted to errors that callers can handle, so that nothing waits forever."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class OwnError(StoreError):
 def internal_error(error: Exception) -> StoreError:
     """Convert an unexpected exception to a `StoreError`, and log its location once (LG020).
 
-    Omits the text of the exception, which may contain client data. Raises exceptions of signal handlers.
+    Omits its text, which may contain client data. Raises exceptions of signal handlers.
     """
     raise_interruption(error)
     if isinstance(error, StoreError):
@@ -54,7 +51,7 @@ def internal_error(error: Exception) -> StoreError:
 
 @contextmanager
 def logged_errors() -> Iterator[None]:
-    """Log an unexpected exception that would otherwise end a thread or a task. Raises like `internal_error`."""
+    """Log an exception that would end a thread or a task. Raises like `internal_error`."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the thread or task must continue
@@ -88,7 +85,7 @@ def _runs_event_loop() -> bool:
 
 
 def _is_of_handler(trace: TracebackType | None, handlers: Container[object]) -> bool:
-    """Return True if a function in the traceback is a signal handler, or has its arguments."""
+    """True if a function in the traceback is a signal handler, or has its arguments."""
     while trace is not None and trace.tb_next is not None:
         interrupted, trace = trace.tb_frame, trace.tb_next
         received = _arguments(trace.tb_frame)
@@ -103,10 +100,7 @@ _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 def _handlers() -> set[object]:
-    """Return the code objects of the installed signal handlers.
-
-    Excludes decorators, which may wrap other functions.
-    """
+    """Exclude decorators, which may wrap other functions."""
     handlers = [handler for handler in map(_handler_of, _SIGNALS) if callable(handler)]
     functions = [inspect.unwrap(getattr(handler, "func", handler)) for handler in handlers]
     codes = [getattr(each, "__code__", None) for each in functions]

@@ -33,8 +33,8 @@ _SHORT = 200
 class Key:
     """A composite key of the rule ``owner``. Raises `ConfigError` for an unknown part.
 
-    ``pattern`` replaces ``path`` if the framework's route is unknown. ``secret`` keys the digest (BLAKE2b, RFC 7693, 128
-    bits). ``inventable`` returns whether clients can invent the values of a part.
+    ``pattern`` replaces ``path`` for an unknown route. ``secret`` keys the digest (BLAKE2b, RFC 7693, 128 bits).
+    ``inventable`` returns whether clients can invent the values of a part.
     """
 
     __slots__ = ("_hash", "_inventable", "_labels", "_parts")
@@ -54,7 +54,7 @@ class Key:
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
 
     def text(self, subject: Subject) -> str:
-        """Return the text, of bounded length, that identifies a bucket."""
+        """Return text of bounded length that identifies a bucket."""
         text = ""
         for part in self._parts:
             text += part(subject)
@@ -80,7 +80,7 @@ class Key:
         return not subject.is_real and any(_is_made_up(part, subject) for part in self._inventable)
 
     def digest(self, text: str) -> str:
-        """Return the digest as 32 hex digits."""
+        """Return 32 hex digits."""
         digest = self._hash.copy()
         digest.update(_bytes(text))
         return digest.hexdigest()
@@ -133,7 +133,7 @@ class PreparedKey:
 
 
 def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
-    """Return the keys for an address, like the part ``ip``. ``client`` is None without an address."""
+    """Return the keys for an address, like the part ``ip``; None without an address."""
     if client is not None and len(client) < len(_IPV4_HEADS) and client.isascii() and client.replace(".", "0").isdecimal():
         # IPv4 addresses need no `grouped`.
         field = _IPV4_HEADS[len(client)] + client.encode() + b","
@@ -151,7 +151,7 @@ def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_pre
 
 
 _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
-"""Prefixes by length of the address, for almost every request."""
+"""By length of the address, for almost every request."""
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
@@ -174,7 +174,7 @@ def overflow(source: str | None) -> str:
 def value_of(value: object, name: str) -> Value:
     """Return a key part from a value of the application. Raises `TypeError`, see `text_of`.
 
-    Strings, numbers, UUIDs and tuples may repeat what the client has sent; other objects are trusted.
+    Strings, numbers, UUIDs and tuples may come from the client; other objects are trusted.
     """
     return Value(name, text_of(value, name), isinstance(value, str | int | UUID | tuple))
 
@@ -226,7 +226,7 @@ def _is_made_up(labels: Sequence[tuple[str, bool]], subject: Subject) -> bool:
 
 
 def _field(label: str, value: str) -> str:
-    """Encode a value with its name and length. A digest under a reserved name replaces a long value."""
+    """A digest under a reserved name replaces a long value."""
     if len(value) > _SHORT:
         label, value = f"{label} digest", hashlib.blake2b(_bytes(value), digest_size=16).hexdigest()
     return f"{label}:{len(value)}:{value},"
@@ -237,7 +237,7 @@ def _bytes(text: str) -> bytes:
 
 
 def part_of(subject: Subject, label: str) -> str | None:
-    """Return the value of a part's alternative; empty or None if it is missing."""
+    """Return the value of a part's alternative; empty or None if missing."""
     return _reader(label)(subject)
 
 
@@ -251,7 +251,7 @@ def _reader(label: str) -> Callable[[Subject], str | None]:
 def _host(subject: Subject) -> str:
     """Return the normalized host without port (RFC 9110 section 4.2.3), or the first of several.
 
-    Everything after the first colon is dropped, because frameworks ignore it too.
+    Everything after the first colon is dropped, as frameworks do.
     """
     host = subject.request.opened_headers().start("host", LONGEST_VALUE + 1).strip()
     bracket = host.find("]") + 1 if host.startswith("[") else 0

@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 _SECOND = 1_000_000
 _LATEST = 2**33
-"""Latest start of a clock in Unix seconds, in the year 2242: algorithms don't expect later times."""
+"""Latest start of a clock in Unix seconds (the year 2242): algorithms don't expect later times."""
 _CLOCK = "_clock"
 _REPLACED = ("monotonic", "require_running_clock", "sleep", "asleep", "sleep_until", "call_at")
-"""Functions of `limitgate.process.waiting` that methods of a `FrozenClock` replace."""
+"""Functions of `limitgate.process.waiting` that a `FrozenClock` replaces."""
 _ASK_REDIS = ((RedisStore, "spend"), (RedisStore, "config"), (AsyncRedisStore, "aspend"), (AsyncRedisStore, "aconfig"))
 """Methods that send a request to Redis."""
 
@@ -125,11 +125,11 @@ class FrozenClock:
         """Nothing: waiting advances this clock."""
 
     def sleep(self, seconds: float) -> None:
-        """Advance by seconds, instead of `time.sleep`."""
+        """Advance instead of `time.sleep`."""
         self.sleep_until(self.monotonic() + seconds)
 
     async def asleep(self, seconds: float) -> None:
-        """Yield to other tasks and advance by seconds, instead of `asyncio.sleep`."""
+        """Yield to other tasks and advance instead of `asyncio.sleep`."""
         due_at = self.monotonic() + seconds
         await asyncio.sleep(0)
         self.sleep_until(due_at)
@@ -171,9 +171,6 @@ def _unix_us(at: float | datetime | None) -> int:
     if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < _LATEST:
         raise ValueError(f"at is {at!r:.80}, expected Unix time in seconds, a datetime or None")
     return round(at * _SECOND)
-
-
-# --- what is open -----------------------------------------------------------------------------------------------------
 
 
 class _Switch(Generic[T]):
@@ -221,7 +218,7 @@ class _Block(AbstractContextManager[T]):
 
 
 class _SameForAll:
-    """A class attribute that overrides those of the instances until it is removed."""
+    """A class attribute that overrides those of the instances."""
 
     def __init__(self, name: str, value: object) -> None:
         self._name = name
@@ -274,15 +271,15 @@ _lock = RLock()
 _OFF: _Switch[None] = _Switch(_set_null_store)
 _FROZEN: _Switch[FrozenClock] = _Switch(_set_clock)
 _own_functions: dict[str, Any] = {}
-"""Functions of `limitgate.process.waiting` to restore."""
+"""Functions to restore."""
 _own_methods: list[tuple[type, str, Any]] = []
-"""Methods of stores on Redis to restore."""
+"""Methods to restore."""
 _memory: dict[StoreUrl, MemoryStore] = {}
-"""Memory stores that replace Redis, by the target of their URLs."""
+"""By the target of the URLs of replaced stores."""
 
 
 class _NullStore:
-    """A store without usage that admits everything and keeps nothing."""
+    """Admits everything and keeps nothing."""
 
     measures_silence = True
 

@@ -1,4 +1,4 @@
-"""Algorithms that count requests against a limit: modules of pure functions, each with a Lua twin in limitgate/lua/."""
+"""Algorithms that count requests: modules of pure functions, each with a Lua twin in limitgate/lua/."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ STORED_AS: Final[dict[str, int]] = {
     "warm_up": 9,
     "refusals": 10,
 }
-"""Numbers in the ids of windows. They are part of the stored state, so never reuse one."""
+"""Numbers in the ids of windows. They are stored, so never reuse one."""
 
 NUMBERS: Final[dict[Algorithm, int]] = {algorithm: number for number, algorithm in enumerate(SCRIPTS.values())}
-"""Numbers of the algorithms in the script; not stored."""
+"""Numbers in the script; not stored."""
 
 
 _PLAIN = "\n--PLAIN\n"
-"""Separates the part of a Lua twin that belongs to plain.lua."""
+"""Separates the part of a Lua twin for plain.lua."""
 
 
 def script() -> str:

@@ -19,7 +19,7 @@ RESCALES = False
 FOR_EVER = 100 * 366 * 86_400 * 1_000_000
 """Duration of a permanent ban in µs."""
 PERMANENT = FOR_EVER // 2
-"""A ban with a longer remaining time, in µs, is permanent."""
+"""Minimum remaining time in µs of a permanent ban."""
 MORE, AT_LEAST = 0, 1
 """Kinds of adjustment: lengthen the ban, or make it last at least this long."""
 PLENTY = 10**15
@@ -29,30 +29,28 @@ LOAD = Load(2, 1, 1)
 
 
 class Rest(int):
-    """Remaining time in µs of the ban of a rule's bucket, and the waits of one of its limits. Times are µs."""
+    """Remaining time of a bucket's ban, and waits of one of its limits, in µs."""
 
     limit_wait_us: int | None
-    """Time until the limit admits the charge; None if it never does."""
+    """Until the limit admits the charge; None if it never does."""
     limit_refill_us: int
-    """Time until the limit is full again."""
+    """Until the limit is full again."""
     cost: int
-    """The cost of the charge."""
 
     @classmethod
     def of(cls, left_us: int, limit_wait_us: int | None, limit_refill_us: int, cost: int) -> Self:
-        """Return a state. A limit that is full, or admits the charge, has 0 or less."""
+        """A limit that is full, or admits the charge, has 0 or less."""
         rest = cls(max(0, left_us))
         rest.limit_wait_us, rest.limit_refill_us, rest.cost = limit_wait_us, limit_refill_us, cost
         return rest
 
     def later(self, elapsed_us: int) -> Self:
-        """Return the state some time later."""
         wait_us = None if self.limit_wait_us is None else self.limit_wait_us - elapsed_us
         return self.of(self - elapsed_us, wait_us, self.limit_refill_us - elapsed_us, self.cost)
 
 
 def microseconds(seconds: float | None) -> int:
-    """Convert seconds to µs; None is a permanent ban. Raises `ValueError` for an invalid duration."""
+    """Convert seconds; None is a permanent ban. Raises `ValueError` for an invalid duration."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if seconds is not None and not (is_number and 0 < seconds <= FOR_EVER / 1e6):
         raise ValueError(f"seconds is {seconds!r:.40}, expected a number above 0, at most 100 years")
@@ -126,7 +124,7 @@ def used(state: int, limit: LimitNumbers) -> int:
 
 
 def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:
-    """Return the rest of the ban in µs, or the wait of the limit if that is longer; None if either never ends."""
+    """Return the longer of ban and wait; None if either never ends."""
     if state > PERMANENT:
         return None
     if not isinstance(state, Rest):
@@ -135,7 +133,7 @@ def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:
 
 
 def refill_us(state: int, limit: LimitNumbers) -> int:
-    """Return the rest of the ban in µs, or the time until the limit is full if that is longer."""
+    """Return the longer of ban and time until the limit is full."""
     return max(int(state), state.limit_refill_us) if isinstance(state, Rest) else state
 
 
@@ -144,7 +142,7 @@ def ttl_us(state: int, limit: LimitNumbers) -> int:
 
 
 def refusal_is_stable(states: Sequence[int], bucket: BucketNumbers, cost: int) -> bool:
-    """Return True for the cost whose waits are known."""
+    """Only for the cost whose waits are known."""
     return all(state.cost == cost for state in states if isinstance(state, Rest))
 
 
@@ -157,7 +155,6 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, da
 
 
 def encode_adjustment(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
-    """Microseconds and kind of the adjustment."""
     return back, grace_us
 
 

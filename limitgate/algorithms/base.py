@@ -8,79 +8,72 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 State = Any
-"""State of a window, known only to its algorithm."""
+"""Known only to its algorithm."""
 Amount = Any
-"""Amount of an adjustment, in the units of the algorithm."""
+"""Of an adjustment, in the units of the algorithm."""
 
 MAX_USED = 2**50
-"""Upper bound of counters with a shortfall; keeps Lua's doubles exact."""
+"""Maximum counter with a shortfall; keeps Lua's doubles exact."""
 
 
 class Load(NamedTuple):
-    """Upper bound of the Redis CPU time of a window or bucket in µs, measured with Redis 7.0 on two cores."""
+    """Maximum Redis CPU time of a window or bucket in µs, measured with Redis 7.0 on two cores."""
 
     opening: float
     """Reading and writing, once per call."""
     charge: float
-    """Each charge."""
     correction: float
     """Additional time of each adjustment."""
 
     def plus(self, other: Load) -> Load:
-        """Return the sum of both loads."""
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
 
 
 class StraightRefund(NamedTuple):
-    """A full refund as pieces of Python, like `Straight`.
+    """A full refund as pieces of Python, like `Straight`; its Lua twin is limitgate/lua/refund.lua.
 
-    They use the state before the charge, with names prefixed by ``was_``, and the µs ``since`` then. See
-    limitgate/lua/refund.lua for the Lua twin.
+    They use the state before the charge, with names prefixed by ``was_``, and the µs ``since`` then.
     """
 
     grace: str
-    """Expression for the grace, see `limitgate.limits.plan.Adjustment`."""
+    """Expression, see `limitgate.limits.plan.Adjustment`."""
     refunded: str
     """Lines that refund the charge in an advanced state; they use ``grace{n}``."""
 
 
 class Straight(NamedTuple):
-    """An immediate charge as pieces of Python, expanded for each window; ``{n}`` is the number of the window.
+    """An immediate charge as pieces of Python, with ``{n}`` for the number of the window.
 
-    They use ``now``, the µs ``elapsed`` since the bucket was written, and ``cost``. See limitgate/lua/plain.lua for the Lua
-    twin.
+    They use ``now``, the µs ``elapsed`` since the bucket was written, and ``cost``. The Lua twin is limitgate/lua/plain.lua.
     """
 
     kept: str
     """Names of the integers of a state, each followed by a comma."""
     state: str
-    """Expression for the state."""
     row: str
     """Names of the results of `row_of`, like ``kept``."""
     row_of: Callable[[LimitNumbers, int], tuple[int, ...]]
     """Returns the numbers that the lines need, from a limit and a cost."""
     advance: str
-    """Lines that advance the time."""
     fits: str
-    """Condition for a charge that fits."""
     charged: str
-    """The integers after the charge, like ``kept``."""
+    """Integers after the charge, like ``kept``."""
     refund: StraightRefund | None
-    """The refund of the charge; None if stores call `Algorithm.apply_adjustment`."""
+    """None if stores call `Algorithm.apply_adjustment`."""
     asked: Callable[[LimitNumbers, int, int], bytes]
-    """Packs the request to the Lua twin for a window, from its number and the cost."""
+    """Packs the request to the Lua twin, from a window's number and the cost."""
     reported: str
     """Names of the reported integers, like ``kept``."""
     reported_state: str
-    """Expression for the state, from these and the limit's ``count{n}``."""
+    """Expression that also uses the limit's ``count{n}``."""
     known: Sequence[tuple[str, Any]] = ()
-    """Additional names in ``reported_state``, and their values."""
+    """Further names in ``reported_state``."""
     most: float = inf
     """Maximum count of a limit in the Lua twin."""
 
 
 class LimitNumbers(Protocol):
-    """Numbers of a limit that algorithms read; see `limitgate.limits.limit.Limit`."""
+    """What algorithms read of a `limitgate.limits.limit.Limit`."""
 
     @property
     def count(self) -> int: ...
@@ -111,7 +104,7 @@ class LimitNumbers(Protocol):
 
 
 class BucketNumbers(Protocol):
-    """Numbers of a bucket that algorithms read; see `limitgate.limits.bucket.Bucket`."""
+    """What algorithms read of a `limitgate.limits.bucket.Bucket`."""
 
     @property
     def limits(self) -> Sequence[LimitNumbers]: ...
@@ -128,7 +121,7 @@ class BucketNumbers(Protocol):
 
 
 def always(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-    """`Algorithm.refusal_is_stable` for states that are always complete."""
+    """`Algorithm.refusal_is_stable` for complete states."""
     return True
 
 
@@ -138,36 +131,36 @@ def never(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
 
 
 LeftAfter = Callable[[State, int, LimitNumbers], tuple[int, int]]
-"""From a state, a cost and a limit: the whole requests that fit in addition to the cost, negative if it doesn't fit now, and
-the µs until the window is empty.
+"""From a state, a cost and a limit: the whole requests that fit in addition, negative if the cost doesn't fit now, and the µs
+until the window is empty.
 """
 
 
 class Algorithm(Protocol):
-    """An algorithm, as used by stores and decisions. Sequences of states cover all windows of a bucket."""
+    """Sequences of states cover all windows of a bucket."""
 
     REPLY_FIELDS: int
-    """Number of fields per window in the script's reply."""
+    """Fields per window in the script's reply."""
     CAN_WAIT: bool
-    """True if the algorithm can book turns ahead."""
+    """True if it can book turns ahead."""
     MAX_TURNS: int
-    """Maximum number of turns booked ahead; 0 if unlimited."""
+    """Turns booked ahead; 0 if unlimited."""
     STRAIGHT: Straight | None
-    """Its charge as pieces of code; None if stores call the functions below."""
+    """None if stores call the functions below."""
     IS_LIMIT: bool
-    """False for a state that isn't a limit (a ban), which is hidden from `Decision.windows` while it is empty."""
+    """False for a ban, which is hidden from `Decision.windows` while it is empty."""
     RESCALES: bool
-    """True if states are in ticks of 1/count µs, so that a changed count requires a conversion."""
+    """True if states are in ticks of 1/count µs, which a changed count converts."""
 
     @property
     def left_after(self) -> LeftAfter | None:
-        """The remaining requests after a charge; None if the algorithm has no plain plans, see `limitgate.limits.template`."""
+        """None without plain plans, see `limitgate.limits.template`."""
 
     def check(self, limit: LimitNumbers) -> str | None:
-        """Return what was expected of an unsupported limit, or None."""
+        """Return what was expected of an unsupported limit."""
 
     def load(self, limit: LimitNumbers) -> Load:
-        """Return the maximum load of a window on Redis, without that of the bucket."""
+        """Return the load of a window, without that of the bucket."""
 
     def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
         """Return unused windows, at a time in Unix µs."""
@@ -175,10 +168,7 @@ class Algorithm(Protocol):
     def advance(
         self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None
     ) -> Sequence[State]:
-        """Return the states after ``elapsed_us``, at ``now`` in Unix µs; None if only the elapsed time is known.
-
-        A negative elapsed time counts as 0.
-        """
+        """Return the states after ``elapsed_us`` (negative counts as 0), at ``now`` in Unix µs, if known."""
 
     def rescaled(self, state: State, limit: LimitNumbers) -> State:
         """Convert a state from another count."""
@@ -202,21 +192,21 @@ class Algorithm(Protocol):
     def apply_adjustment(
         self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[State]:
-        """Return the states after refunding what was charged ``elapsed_us`` ago, or charging more if negative."""
+        """Refund what was charged ``elapsed_us`` ago; negative amounts are charged."""
 
     def refund_amount(
         self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
     ) -> tuple[Sequence[Amount], Sequence[int]]:
-        """Return amount and grace per window of the adjustment that turns a charge of ``cost`` into one of ``due``.
+        """Return amount and grace per window of the adjustment from a charge of ``cost`` to one of ``due``.
 
         The states are those before the charge; ``turn_us`` is as in `try_charge`.
         """
 
     def remaining(self, state: State, limit: LimitNumbers) -> int:
-        """Return the whole requests that still fit, at least 0."""
+        """Return the whole requests that fit, at least 0."""
 
     def used(self, state: State, limit: LimitNumbers) -> int:
-        """Return the requests in use, rounded up; exceeds the burst after a limit was lowered."""
+        """Return the requests in use, rounded up; more than the burst after a limit was lowered."""
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
         """Return True if reported states, advanced to now, equal what the script would report for this cost.
@@ -225,7 +215,7 @@ class Algorithm(Protocol):
         """
 
     def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None:
-        """Return the µs until ``cost`` requests fit without other requests; 0 if now, None if never."""
+        """Return the µs until ``cost`` requests fit without other requests; None if never."""
 
     def refill_us(self, state: State, limit: LimitNumbers) -> int:
         """Return the µs until the window is empty."""
@@ -234,10 +224,10 @@ class Algorithm(Protocol):
         """Return the µs until a window equals an unused one: at least `refill_us`."""
 
     def date(self, limit: LimitNumbers) -> int:
-        """Return the current date by the local clock, as in `encode_charge`; 0 if the algorithm needs none."""
+        """Return the date by the local clock, as in `encode_charge`; 0 if none is needed."""
 
     def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
-        """Encode the charge of a window for the script; it may be booked ``ahead_us`` ahead."""
+        """Encode a charge for the script, booked ``ahead_us`` ahead."""
 
     def encode_adjustment(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[float]:
         """Encode the adjustment of a window for the script."""
@@ -247,14 +237,14 @@ class Algorithm(Protocol):
 
 
 def each_window(windows: int, text: str, between: str = " ") -> str:
-    """Repeat text for each window, whose number replaces ``{n}``."""
+    """``{n}`` in the text is the number of the window."""
     return between.join(map(text.replace, repeat("{n}"), map(str, range(windows))))
 
 
 def compiled(source: str, name: str, **known: Any) -> Any:
     """Compile source and return the object called ``name``. ``known`` are its globals.
 
-    The source must consist of internal templates only.
+    Unrolled loops run two to three times as fast.
     """
     made: dict[str, Any] = {}
     exec(source, known, made)  # noqa: S102 - internal templates only
@@ -275,12 +265,12 @@ class ForOne(Protocol):
     def advance(self, state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State: ...
 
     def charged(self, state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:
-        """Return the state after ``cost`` requests, even if they don't fit, with a turn in ``turn_us``."""
+        """Charge ``cost`` requests, even if they don't fit, with a turn in ``turn_us``."""
 
     def apply_adjustment(self, state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State: ...
 
     def grace_us(self, state: State, limit: LimitNumbers) -> int:
-        """Return how long a charge in this state is refundable, in µs, or another value for `apply_adjustment`."""
+        """Return how long a charge is refundable, in µs, or another value for `apply_adjustment`."""
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool: ...
     def remaining(self, state: State, limit: LimitNumbers) -> int: ...
@@ -296,7 +286,7 @@ class ForOne(Protocol):
 
 
 class Each:
-    """An algorithm for a single window, as an `Algorithm`. Its states are in requests, independent of the count."""
+    """An algorithm for a single window, as an `Algorithm`. Its states are independent of the count."""
 
     IS_LIMIT = True
     RESCALES = False

@@ -25,18 +25,18 @@ HELD_US = 30_000_000
 HINT_US = 1_000_000
 """Suggested time before the next attempt in µs."""
 MAX_SLOTS = 10_000
-"""Maximum number of slots. Each take and release makes Redis read or write all of them, 14 bytes per slot."""
+"""Redis reads or writes all slots, 14 bytes each, at each take and release."""
 LONG = 2048
-"""Bytes of a bucket's slots above which the script appends; a slot has 14 bytes."""
+"""Bytes of a bucket's slots above which the script appends."""
 LOAD = Load(3, 5, 1)
 """Measured: 26 µs to take one of 100 slots, in a call of 32 buckets."""
 LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
-"""Additional load per slot. Measured with 10,000: 0.45 ms to take one, 1 ms to renew or release one, and 30 µs for each further
-one in the same call.
+"""Load per slot. Measured with 10,000: 0.45 ms to take one, 1 ms to renew or release one, and 30 µs for each further one in
+the same call.
 """
 
 _OTHERS = -1
-"""Reserved name of all other slots in `decode_state`."""
+"""Name of all other slots in `decode_state`."""
 
 
 _SLOT = struct.Struct("<3q")  # name, number, and expiry on the timeline
@@ -46,14 +46,13 @@ _new = tuple.__new__  # twice as fast as the constructor
 
 
 class State(NamedTuple):
-    """State of a window."""
+    """The slots of a window."""
 
     at: int = 0
-    """Position on the timeline, in µs."""
+    """On the timeline, in µs."""
     taken: int = 0
-    """Number of taken slots."""
     packed: bytes = b""
-    """Packed slots, in order of expiry."""
+    """In order of expiry."""
 
     @property
     def slots(self) -> Iterator[tuple[int, int, int]]:
@@ -61,7 +60,6 @@ class State(NamedTuple):
         return _SLOT.iter_unpack(self.packed)
 
     def later(self, elapsed_us: int) -> State:
-        """Return the state after ``elapsed_us``."""
         at, taken, packed = self
         if elapsed_us > 0:
             at += elapsed_us
@@ -78,7 +76,6 @@ class State(NamedTuple):
         return later
 
     def without(self, name: int) -> State:
-        """Return the state after releasing a slot."""
         at, taken, packed = self
         place = _place_of(name, packed)
         if place < 0:
@@ -88,7 +85,7 @@ class State(NamedTuple):
         return without
 
     def having(self, name: int, places: int) -> State:
-        """Return the state after taking a slot, or renewing it with its previous number."""
+        """Take a slot, or renew it with its previous number."""
         at, taken, packed = self
         place = _place_of(name, packed)
         if place >= 0:
@@ -104,7 +101,7 @@ class State(NamedTuple):
 
 
 def _place_of(name: int, packed: bytes) -> int:
-    """Return the offset of a name in packed slots, -1 if absent. The name 0 is unused."""
+    """-1 if absent. The name 0 is unused."""
     if not (packed and name):
         return -1
     wanted = _NAME.pack(name)
@@ -174,7 +171,6 @@ def try_charge(
     *,
     turn_us: int = 0,
 ) -> Sequence[State] | None:
-    """Return the states after taking or renewing a slot; None if there is no room."""
     if not cost:
         return states
     (state,), (limit,) = states, bucket.limits
@@ -190,7 +186,7 @@ def apply_adjustment(
     names: Sequence[int],
     bucket: BucketNumbers,
 ) -> Sequence[State]:
-    """Return the states after releasing slots by name; a negative number renews them, or takes expired ones if they fit."""
+    """Release slots by name. A negative number renews them, or takes expired ones if they fit."""
     (state,), (places,), (name,), (limit,) = states, back, names, bucket.limits
     if places > 0:
         return [state.without(name)]
@@ -208,7 +204,7 @@ def refund_amount(
     *,
     turn_us: int = 0,
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the slots to release, and their name. A request in flight keeps its slot."""
+    """A request in flight keeps its slot."""
     return [0 if due else cost] * len(states), [slot] * len(states)
 
 
@@ -225,7 +221,7 @@ def left_after(state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]:
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Return a hint in µs for the next attempt; 0 if it fits now, None if never."""
+    """Return a hint for the next attempt."""
     if state.taken + cost <= limit.burst or not cost:
         return 0
     return None if cost > limit.burst else HINT_US
@@ -247,7 +243,7 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return the maximum number of slots, the requested number, and the lease in µs."""
+    """Return maximum and requested number of slots, and the lease in µs."""
     return limit.burst, min(cost, limit.burst + 1), HELD_US
 
 
@@ -257,7 +253,7 @@ def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int
 
 
 def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
-    """Decode the taken slots, their expiry, and the slot of this request if it has one."""
+    """Decode the taken slots, their expiry, and the slot of this request if any."""
     taken, left, name, own = facts
     packed = _pack(_OTHERS, taken - own, left) if taken > own else b""
     state: State = _new(State, (0, taken, packed + _pack(name, own, left) if own else packed))

@@ -95,7 +95,7 @@ def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, li
 
 
 def grace_us(state: State, limit: LimitNumbers) -> int:
-    """Return how long a charge is refundable, in µs: the rest of the window."""
+    """The rest of the window."""
     return state[1]
 
 
@@ -122,7 +122,7 @@ def refill_us(state: State, limit: LimitNumbers) -> int:
 
 
 def date(limit: LimitNumbers) -> int:
-    """Return the end of the current calendar window by the local clock, because Redis has no calendar."""
+    """Return the end of the calendar window by the local clock, because Redis has no calendar."""
     calendar = _calendar(limit)
     return 0 if calendar is None else calendar.end(time.time_ns() // 1000)
 
@@ -169,7 +169,7 @@ MAX_MONTHS = 12
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - wall-clock time
 _MONDAY = datetime(1970, 1, 5)  # noqa: DTZ001 - see above
 _OF_MACHINES = ("localtime", "posixrules")
-"""Time zone names with a machine-specific meaning."""
+"""Names with a machine-specific meaning."""
 _UTC = "utc"
 
 
@@ -185,15 +185,13 @@ class Calendar(NamedTuple):
     months: int = 0
 
     def begin(self, end: int) -> int:
-        """Return the start of the window with this end."""
         return self._moment(self._number(end - 1))
 
     def end(self, now: int) -> int:
-        """Return the end of the window at a time."""
         return self._moment(self._number(now) + 1)
 
     def _number(self, now: int) -> int:
-        """Return the number of windows that began since 1970. A clock change doesn't reopen a window."""
+        """Number of windows that began since 1970. A clock change doesn't reopen a window."""
         local = datetime.fromtimestamp(now // 1_000_000, _zone(self.zone)).replace(tzinfo=None)
         if self.months:
             number = ((local.year - _EPOCH.year) * 12 + local.month - 1) // self.months
@@ -202,7 +200,7 @@ class Calendar(NamedTuple):
         return number if now < self._moment(number + 1) else number + 1
 
     def _moment(self, number: int) -> int:
-        """Return the start of a window, at the clock change if its midnight is skipped."""
+        """The start of a window, at the clock change if its midnight is skipped."""
         if self.months:
             years, months = divmod(number * self.months, 12)
             local = _EPOCH.replace(year=_EPOCH.year + years, month=1 + months)
@@ -216,16 +214,16 @@ class Calendar(NamedTuple):
 
 
 def is_zone(name: object) -> bool:
-    """Return True for the name of a time zone that is the same on every machine."""
+    """Return True if the zone is the same on every machine."""
     try:
         return isinstance(name, str) and name not in _OF_MACHINES and bool(_zone(name))
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # zoneinfo raises these for unknown names and for folders.
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # for unknown names and for folders
         return False
 
 
 @lru_cache(maxsize=MAX_MONTHS)
 def longest_days(months: int) -> int:
-    """Return the maximum length in days of a period of calendar months."""
+    """Return the maximum length in days of calendar months."""
     firsts = [_EPOCH.replace(year=1999 + month // 12, month=1 + month % 12) for month in range(24 + months)]
     return max([(end - begin).days for begin, end in zip(firsts, firsts[months:])])
 

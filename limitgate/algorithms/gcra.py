@@ -23,7 +23,7 @@ LOAD = Load(1, 0.6, 1.5)
 LOAD_OF_LEASE = 0.8
 """Microseconds per bit of a lease and window. Measured: 15 µs for 10, 22 µs for 1,000, 39 µs for a million."""
 MAX_OWED_US = 2**52
-"""Upper bound (142 years) of a debt after a limit was lowered; keeps Lua's doubles exact."""
+"""Maximum debt (142 years) after a limit was lowered; keeps Lua's doubles exact."""
 
 
 STRAIGHT: Straight | None = Straight(
@@ -59,7 +59,7 @@ STRAIGHT: Straight | None = Straight(
 
 
 def load(limit: LimitNumbers) -> Load:
-    """Return the maximum load of a window. A lease adds a bisection."""
+    """A lease adds a bisection."""
     return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
@@ -81,7 +81,7 @@ def advance(
 def apply_adjustment(
     debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[int]:
-    """Return the debts after a refund of what was charged ``elapsed_us`` ago, limited to what hasn't drained since.
+    """Refund what was charged ``elapsed_us`` ago and hasn't drained since.
 
     A negative amount is charged, up to the ceiling, even if it doesn't fit. A future turn isn't refunded if later turns are
     booked, because the next request would get the last of these again; limits with ``borrow`` refund it anyway.
@@ -112,10 +112,7 @@ def try_charge(
     *,
     turn_us: int = 0,
 ) -> Sequence[int] | None:
-    """Return the debts after ``cost`` requests; None if they don't fit into every window.
-
-    Requests also fit within ``max_wait_us``. If any limit has ``borrow``, one window with room is enough.
-    """
+    """If any limit has ``borrow``, one window with room is enough."""
     if not cost:
         return debts
     if turn_us:
@@ -133,12 +130,12 @@ def try_charge(
 
 
 def _held(debts: Sequence[int], turn_us: int, bucket: BucketNumbers) -> Sequence[int]:
-    """Raise the debts so that nothing passes before ``turn_us``."""
+    """Nothing passes before ``turn_us``."""
     return [max(debt, turn_us * count) for debt, count in zip(debts, bucket.counts)]
 
 
 def _tolerance(limit: LimitNumbers, cost: int, max_wait_us: int) -> int:
-    """Return the ticks that a window may owe after ``cost`` requests, including wait and borrowed requests."""
+    """Ticks that a window may owe after ``cost`` requests, including wait and borrowed requests."""
     if cost > limit.most:
         return limit.capacity
     if limit.borrow and not cost:
@@ -193,10 +190,7 @@ def refund_amount(
     *,
     turn_us: int = 0,
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the ticks to refund per window, and the drain time of older debts, to turn a charge of ``cost`` into ``due``.
-
-    A shortfall is charged in full, even if the bucket was empty in between: concurrent requests would share that idle time.
-    """
+    """A shortfall is charged in full, even if the bucket was empty in between: concurrent requests would share that time."""
     back = [
         max(-limit.ceiling, min((cost - due) * weight, limit.ceiling)) for weight, limit in zip(bucket.weights, bucket.limits)
     ]
@@ -218,12 +212,12 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int,
 
 
 def encode_adjustment(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
-    """Return the weight of a request, the refund, and the grace."""
+    """Return weight of a request, refund, and grace."""
     return *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace_us
 
 
 def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:
-    """Decode the debts, each as whole µs and a remainder over count."""
+    """Each debt is whole µs and a remainder over count."""
     owed, at = [], 0
     for count in bucket.counts:
         owed.append(facts[at] * count + facts[at + 1])

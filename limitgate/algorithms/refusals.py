@@ -1,6 +1,6 @@
 """Counts the refusals of a bucket and bans the bucket when there are too many; see `limitgate.rules.ban`.
 
-Supports only adjustments: refusals to count, and the resulting ban. Refusals of a banned bucket don't count.
+Supports only adjustments. Refusals of a banned bucket don't count.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ IS_LIMIT = False
 RESCALES = False
 
 TIMES = 100
-"""Distinct times within the counting period; later refusals at nearly the same time are merged."""
+"""Distinct times within the counting period; further refusals at nearly the same time are merged."""
 LOAD = Load(2, 1, 60)
-"""Load of counting refusals at a hundred times."""
+"""Measured with a hundred times."""
 
 
 class Amount(NamedTuple):
-    """Amount of an adjustment: refusals and the resulting ban. Durations are in µs."""
+    """Refusals and the resulting ban. Durations are in µs."""
 
     refusals: int
     after: int
@@ -35,30 +35,27 @@ class Amount(NamedTuple):
     growing: float
     most_us: int
     refusing: Any
-    """Charge to the refusing bucket."""
 
 
 class State(NamedTuple):
-    """State of a count. Durations are in µs."""
+    """Durations are in µs."""
 
     last_us: int = 0
-    """Duration of the last ban; 0 if the next one is the first."""
+    """The last ban; 0 if the next one is the first."""
     kept_us: int = 0
-    """Remaining time until `last_us` is reset."""
+    """Time until `last_us` is reset."""
     times: tuple[tuple[int, int], ...] = ()
-    """Counted refusals: remaining time and number, latest last."""
+    """Remaining time and number of counted refusals, latest last."""
     began_us: int = 0
-    """Duration of the ban that the last adjustment began; 0 if none."""
+    """The ban that the last adjustment began; 0 if none."""
 
     def later(self, elapsed_us: int) -> State:
-        """Return the state after ``elapsed_us``."""
         elapsed_us = max(0, elapsed_us)
         kept_us = max(0, self.kept_us - elapsed_us)
         times = tuple([(left - elapsed_us, number) for left, number in self.times if left > elapsed_us])
         return State(self.last_us if kept_us else 0, kept_us, times)
 
     def counting(self, amount: Amount) -> State:
-        """Return the state after some refusals."""
         times = [*self.times]
         left_us, number = times[-1] if times else (0, 0)
         if times and amount.within_us - left_us < amount.within_us / TIMES:
@@ -153,7 +150,6 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, da
 
 
 def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[float]:
-    """Refusals and the resulting ban."""
     return back[:6]
 
 

@@ -1,7 +1,7 @@
 """Sliding log: records every admitted request for one period, so that no period ever has more than the count.
 
-Exact, but needs an entry per request. A waiting request has an entry at the future time of its turn. A refunded turn leaves the
-log unless later turns follow it. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead.
+Exact, but needs an entry per request. A waiting request has an entry at the future time of its turn. A refunded turn leaves
+the log unless later turns follow it. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead.
 
 In Redis, requests cost 2.1 times as much as with GCRA, up to 10,000 entries. Expired entries are removed once they are an
 eighth of the log, which takes 0.4 ms for 10,000. Refunds take up to 2 ms for 5,000 entries.
@@ -25,37 +25,36 @@ CAN_WAIT = True
 STRAIGHT: Straight | None = None
 
 MAX_ENTRIES = 10_000
-"""Maximum count of a limit: an entry takes 16 bytes here and 13 to 30 in Redis."""
+"""An entry takes 16 bytes here and 13 to 30 in Redis."""
 MAX_TURNS = MAX_ENTRIES
 LATEST = MAX_OWED_US
 """Selects the latest requests in a refund."""
 LOAD = Load(30, 3, 30)
 """Measured, per request: 16 to 20 µs with 100 entries, 21 to 27 µs with 10,000, and up to 70 µs with expired entries."""
 LOAD_OF_ENTRY = 0.2
-"""Additional µs per entry of a refund. Measured with 10,000: 2 ms if half of them are later."""
+"""Per entry of a refund. Measured with 10,000: 2 ms if half of them are later."""
 MAX_USED = 2**32
-"""Upper bound of requests with a shortfall."""
+"""Maximum number of requests with a shortfall."""
 
 
 class Log(NamedTuple):
     """Admitted requests, oldest first. The arrays are never modified."""
 
     now: int
-    """The log's clock in µs: starts with the store's clock and never goes back."""
+    """In µs: starts with the store's clock and never goes back."""
     times: array[int]
-    """Time of each entry on the log's clock; future for booked turns."""
+    """By the log's clock; future for booked turns."""
     totals: array[int]
     """Cumulative number of requests at each entry."""
     before: int
-    """Number of requests before the first entry."""
+    """Requests before the first entry."""
 
     def at(self, place: int) -> int:
-        """Return the cumulative requests at an entry; -1 is before the first."""
+        """-1 is before the first."""
         return self.totals[place] if place >= 0 else self.before
 
     @property
     def total(self) -> int:
-        """Number of requests."""
         return self.totals[-1] if self.totals else self.before
 
     @property
@@ -63,7 +62,7 @@ class Log(NamedTuple):
         return self.totals[-1] - self.before if self.totals else 0
 
     def with_more(self, requests: int, moment: int, most: int | None = None) -> Log:
-        """Return the log with requests appended at ``moment`` of its clock, and at most ``most`` entries."""
+        """Append requests at ``moment`` of the log's clock. Keep at most ``most`` entries."""
         now, times, totals, before = self
         total = totals[-1] if totals else before
         if times and (times[-1] >= moment or (most is not None and len(times) >= most)):
@@ -72,7 +71,7 @@ class Log(NamedTuple):
         return Log(now, times + array("q", (moment,)), totals + array("q", (total + requests,)), before)
 
     def with_less(self, requests: int, moment: int) -> Log:
-        """Return the log without requests at ``moment`` of its clock, or at `LATEST` without the latest ones.
+        """Remove requests at ``moment`` of the log's clock, or at `LATEST` the latest ones.
 
         Future turns remain if later turns follow them.
         """
@@ -100,20 +99,16 @@ class LogReport(NamedTuple):
     """A log as reported by the script."""
 
     used: int
-    """Requests that count."""
     cost: int
-    """Cost of the charge that was reported on."""
     wait: int
-    """Microseconds until it fits at its turn; 0 if now, -1 if never."""
+    """Time in µs until the cost fits at its turn; 0 if now, -1 if never."""
     refill: int
-    """Microseconds until the log is empty."""
+    """Time in µs until the log is empty."""
     now: int
-    """The log's clock."""
     steady: int
-    """Microseconds until the oldest entry expires; a period if the log is empty."""
+    """Time in µs until the oldest entry expires; a period if the log is empty."""
 
     def later(self, elapsed_us: int) -> LogReport:
-        """Return the report after ``elapsed_us``, as far as it is known."""
         wait = max(0, self.wait - elapsed_us) if self.wait > 0 else self.wait
         refill = max(0, self.refill - elapsed_us)
         return LogReport(self.used, self.cost, wait, refill, self.now + elapsed_us, self.steady - elapsed_us)
@@ -133,7 +128,7 @@ def check(limit: LimitNumbers) -> str | None:
 
 
 def load(limit: LimitNumbers) -> Load:
-    """Return the maximum load of a window: a refund rewrites up to half of the entries."""
+    """A refund rewrites up to half of the entries."""
     return LOAD._replace(correction=LOAD.correction + LOAD_OF_ENTRY * limit.count)
 
 
@@ -159,7 +154,7 @@ def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State
 
 
 def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> Log:
-    """Return the log after refunding requests of a time on its clock, or charging more now, after all booked turns."""
+    """Refund requests of a time on the log's clock, or charge more now, after all booked turns."""
     if back >= 0:
         return log.with_less(back, grace_us)
     on_top = min(-back, MAX_USED - log.used)
@@ -172,13 +167,13 @@ def grace_us(state: State, limit: LimitNumbers) -> int:
 
 
 def refusal_is_stable(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-    """Return True until the oldest entry expires, for a known cost."""
+    """Until the oldest entry expires, for a known cost."""
     (limit,), (state,) = bucket.limits, states
     return isinstance(state, Log) or state.tells(cost, limit.burst)
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
-    """Return the requests that still fit, at least 0; 0 while a turn is booked."""
+    """0 while a turn is booked."""
     return 0 if _ahead_us(state, limit) else max(0, limit.burst - state.used)
 
 
@@ -191,7 +186,7 @@ def used(state: State, limit: LimitNumbers) -> int:
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Return the µs until ``cost`` requests fit after all booked turns; None if never.
+    """Count from all booked turns.
 
     For a `LogReport`, exact for the reported cost and an upper bound for other costs.
     """

@@ -75,7 +75,7 @@ def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State
 
 
 def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:
-    """Return the state after refunding requests to the window of the charge, or charging more to the current one.
+    """Refund requests to the window of the charge, or charge the current one.
 
     If the window is unknown, refunds the current window first.
     """
@@ -89,7 +89,7 @@ def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, li
 
 
 def grace_us(state: State, limit: LimitNumbers) -> int:
-    """Return the rest of the charged window in µs; it counts as the previous one for another period."""
+    """The rest of the charged window; it counts as the previous one for another period."""
     return state[2]
 
 

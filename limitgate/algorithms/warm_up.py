@@ -27,12 +27,12 @@ RESCALES = True
 LOAD = Load(5, 3, 4)
 """Measured: 17 µs for a charge, in a call of 32."""
 MAX_FULL = 2**50
-"""Upper bound of stored ticks; keeps Lua's doubles exact."""
+"""Maximum stored ticks; keeps Lua's doubles exact."""
 _LEAST = 1000
 
 State = tuple[int, int]
 Amount = tuple[int, int, int, int]
-"""Refund: ticks of requests, ticks of warmth, µs until the turn of the request, and the warmth after it, which determines its
+"""Refunded ticks of requests and of warmth, µs until the turn of the request, and the warmth after it, which determines its
 toll.
 """
 
@@ -49,7 +49,7 @@ def check(limit: LimitNumbers) -> str | None:
 
 
 def toll(warmth: int, full: int) -> int:
-    """Return the additional ticks to warm a cold window up to ``warmth``, rounded up."""
+    """Additional ticks to warm a cold window up to ``warmth``, rounded up."""
     part = min(warmth, full // 2)
     return -(-2 * part * (full - part) // full)
 
@@ -68,7 +68,7 @@ def advance(
     bucket: BucketNumbers,
     now: int | None = None,
 ) -> Sequence[State]:
-    """Return the states after ``elapsed_us``: time first drains the debt, and then cools the window."""
+    """Time first drains the debt, and then cools the window."""
     if elapsed_us <= 0:
         return states
     left = []
@@ -104,7 +104,7 @@ def try_charge(
 
 
 def _held(states: Sequence[State], turn_us: int, bucket: BucketNumbers) -> Sequence[State]:
-    """Raise the debts so that nothing passes before ``turn_us``; idle time until then cools the window."""
+    """Nothing passes before ``turn_us``; idle time until then cools the window."""
     if not turn_us:
         return states
     ends = [max(debt, turn_us * count) for (debt, _), count in zip(states, bucket.counts)]
@@ -121,11 +121,11 @@ def _charged(state: State, cost: int, limit: LimitNumbers) -> State:
 def apply_adjustment(
     states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
-    """Return the states after refunding an amount as if it were the last charge, or charging it now if negative.
+    """Refund an amount as if it were the last charge, or charge it now if negative.
 
     Drained refunds, from ``grace_us`` after their charge, cool the window instead. The toll is computed at the current warmth,
-    or at that after the charge if the window has cooled. So refunds are exact without idle time, and less than 1 µs off without
-    other requests. A future turn isn't refunded if later turns are booked, as in `limitgate.algorithms.gcra`.
+    or at that after the charge if the window has cooled. So refunds are exact without idle time, and less than 1 µs off
+    without other requests. A future turn isn't refunded if later turns are booked, as in `limitgate.algorithms.gcra`.
     """
     right = []
     elapsed_us = max(0, elapsed_us)
@@ -133,7 +133,7 @@ def apply_adjustment(
         debt, warmth = state
         full = limit.full
         other = min(full, max(0, warmth - taken))
-        # The warmth of the window before it cooled.
+        # Of the window before it cooled.
         paid_at = min(full, max(warmth, warmest)) if ticks > 0 else warmth
         amount = ticks + toll(paid_at, full) - toll(min(full, max(0, paid_at - taken)), full)
         # Without later requests, the debt is lower than this.
@@ -172,7 +172,7 @@ def refund_amount(
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
-    """Return one request, whatever its cost, if there is no debt."""
+    """One request, whatever its cost, if there is no debt."""
     return 0 if state[0] else 1
 
 
@@ -187,12 +187,12 @@ def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
 
 
 def refill_us(state: State, limit: LimitNumbers) -> int:
-    """Return the µs until the debt is 0, rounded up. The window may still be warm."""
+    """Until the debt is 0. The window may still be warm."""
     return -(-state[0] // limit.count)
 
 
 def ttl_us(state: State, limit: LimitNumbers) -> int:
-    """Return the µs until the window is cold, rounded up."""
+    """Until the window is cold."""
     return -(-sum(state) // limit.count)
 
 

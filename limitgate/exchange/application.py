@@ -1,8 +1,8 @@
 """The application inside a gate: the base of the middleware, handlers of refusals, and `limitgate.usage`.
 
-The application answers refusals by its framework's handlers for `RateLimited` and status 429. Handlers are looked up for each
-refusal, so you may register them at any time. Those of more general errors are not used. In Flask and Quart, the first
-``before_request`` function raises the refusal, so that blueprints and ``after_request`` functions work.
+The application answers refusals by its framework's handlers for `RateLimited` and status 429, registered at any time. Those of
+more general errors are not used. In Flask and Quart, the first ``before_request`` function raises the refusal, so that
+blueprints and ``after_request`` functions work.
 """
 
 from __future__ import annotations
@@ -71,10 +71,7 @@ class RaisingApp:
         return answer
 
     def _hook(self) -> None:
-        """Install the function that raises refusals.
-
-        Replace the list, because other threads may be iterating over it.
-        """
+        """Replace the list, because other threads may be iterating over it."""
         functions = self._app.before_request_funcs
         if self._raise not in functions.get(None, ()):
             functions[None] = [self._raise, *functions.get(None, ())]
@@ -116,17 +113,15 @@ class Denials(NamedTuple):
     """Finds the application that answers a refusal."""
 
     find: Callable[[Any, Refusal, Decision], Callable[..., Any] | None]
-    """Returns the application that answers; None for none."""
     are_handlers: bool
     """True if the framework may have run the handler already."""
 
     def answer(self, place: Any, refusal: Refusal, decision: Decision | None) -> Callable[..., Any] | None:
-        """Return the application that answers a refusal; None if there is none, or if no limit refused."""
+        """Return None without an application that answers, or if no limit refused."""
         return None if refusal.status != STATUS or decision is None else self.find(place, refusal, decision)
 
 
 def denials_by(on_denied: Callable[..., Any]) -> Denials:
-    """Let the option ``on_denied`` answer refusals."""
     return Denials(lambda _place, _refusal, _decision: on_denied, are_handlers=False)
 
 
@@ -217,12 +212,12 @@ class Around:
     ENTRANCES: ClassVar[tuple[str, ...]]
 
     def note_entrances(self, app: Any) -> None:
-        """Save the entrances before this middleware replaces one."""
+        """Save the entrances before one is replaced."""
         standing = {name: getattr(app, name, None) for name in self.ENTRANCES}
         self._entrances: dict[str, Callable[..., Any]] = {name: found for name, found in standing.items() if found is not None}
 
     def app_inside(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the application to call if a request has returned to this gate; otherwise None.
+        """Return the application to call if a request has returned to this gate.
 
         This happens after ``app.wsgi_app = LimitGateWSGI(app)``. ``place`` is the scope or environ.
         """
@@ -246,7 +241,7 @@ class Around:
         return app is self
 
     def __del__(self) -> None:
-        """Log a gate that is dropped right after its creation (LG039)."""
+        """Log a gate dropped right after its creation (LG039)."""
         gate = self.gate
         if gate is None or gate.has_begun or gate.outages.has_answered or sys.is_finalizing():
             return

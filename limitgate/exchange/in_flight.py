@@ -47,7 +47,6 @@ async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None
 def turn_shed_away_here(
     admission: Admission, environ: dict[str, Any], start_response: Callable[..., object]
 ) -> Iterable[bytes]:
-    """`turn_shed_away` for WSGI."""
     refusal: Any = admission.refusal
     permits: Any = admission.permits
     if admission.rules.counts is not None:
@@ -67,7 +66,7 @@ class MessagesInFlight:
         self._has_body = False
 
     async def receive(self) -> Message:
-        """Return the next message. Lend the permits while the client is slow to send."""
+        """Lend the permits while the client is slow to send."""
         if self._has_body:
             return await self._exchange.receive()
         message = await for_client(self._exchange.receive(), self._permits)
@@ -79,7 +78,7 @@ class MessagesInFlight:
 
     @marked_as_coroutine
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass on a message. Release the permits at the end; lend them while the client is slow to read."""
+        """Release the permits at the end; lend them while the client is slow to read."""
         kind, permits = message["type"], self._permits
         if kind == "http.response.body":
             if message.get("more_body"):
@@ -133,7 +132,7 @@ def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
 
 
 class UploadInFlight:
-    """A WSGI request body. ``length`` is in bytes; None if unknown."""
+    """A WSGI request body of ``length`` bytes; None if unknown."""
 
     def __init__(self, stream: Any, permits: Permits, length: int | None) -> None:
         self._stream = stream
@@ -166,7 +165,6 @@ class UploadInFlight:
 
 
 def watched(stream: Any, permits: Permits, environ: Mapping[str, Any]) -> Any:
-    """Wrap a stream if there is a body."""
     length = str(environ.get("CONTENT_LENGTH") or "")
     if not length:
         return UploadInFlight(stream, permits, None) if environ.get("HTTP_TRANSFER_ENCODING") else stream
@@ -175,13 +173,12 @@ def watched(stream: Any, permits: Permits, environ: Mapping[str, Any]) -> Any:
 
 
 def watch_upload(environ: MutableMapping[str, Any], permits: Permits) -> None:
-    """Wrap the body of a WSGI request, if any."""
     if "wsgi.input" in environ:
         environ["wsgi.input"] = watched(environ["wsgi.input"], permits, environ)
 
 
 def chunks_in_flight(chunks: Iterable[bytes], permits: Permits) -> Iterator[bytes]:
-    """Yield the chunks. Only the time to make them counts as work."""
+    """Only the time to make the chunks counts as work."""
     iterator: Iterator[bytes] | None = None
     while True:
         permits.busy()

@@ -31,15 +31,12 @@ class Upload:
         return iter(self.readline, b"")
 
     def read(self, *size: int) -> bytes:
-        """Read like the wrapped stream."""
         return self._noting(self._stream.read, *size)
 
     def readline(self, *size: int) -> bytes:
-        """Read a line like the wrapped stream."""
         return self._noting(self._stream.readline, *size)
 
     def readlines(self, *hint: int) -> list[bytes]:
-        """Read lines like the wrapped stream."""
         return self._noting(self._stream.readlines, *hint)
 
     def _noting(self, read: Callable[..., T], *size: int) -> T:
@@ -75,7 +72,6 @@ class Body:
         return next(self._iterator)
 
     def close(self) -> None:
-        """Close the response and end the request."""
         try:
             getattr(self._chunks, "close", bool)()
         finally:
@@ -83,7 +79,7 @@ class Body:
 
 
 class SizedBody(Body):
-    """A body of known length, for servers that call `len`."""
+    """For servers that call `len`."""
 
     __slots__ = ()
 
@@ -119,8 +115,7 @@ def _made(chunks: Iterable[bytes], marks: Container[Mark]) -> Iterator[bytes]:
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
     """Return a ``start_response`` that adds rate fields and notes the status.
 
-    The fields replace those of the application. For a refusal, pass the retry fields as ``waiting``; only missing fields are
-    added.
+    They replace the application's fields. The retry fields of a refusal, ``waiting``, replace none.
     """
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:

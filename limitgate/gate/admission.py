@@ -43,11 +43,9 @@ class Receipt(NamedTuple):
 
     @property
     def taken(self) -> list[Charge]:
-        """Charges that fitted into their buckets."""
         return [charge for charge, _, after in self.reading.buckets if after is not None]
 
     def having_cost(self, costs: Sequence[int]) -> Receipt:
-        """Return a copy with other costs."""
         charges = tuple([charge._replace(cost=cost) for charge, cost in zip(self.plan.charges, costs)])
         return self._replace(plan=self.plan._replace(charges=charges))
 
@@ -82,19 +80,18 @@ class Verdict(NamedTuple):
     now: int | None = None
     """The store's clock in Unix µs; None if no bucket was read."""
     charged: tuple[Receipt, ...] = ()
-    """The caller refunds these if the decision is a refusal."""
+    """Refunded by the caller after a refusal."""
     source: Source = "nobody"
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of a request without further rules."""
+        """Outcome without further rules."""
         if self.now is None:
             return "failed_open" if self.decision.allowed else "failed_closed"
         return outcome_of(self.decision)
 
 
 def outcome_of(decision: Decision) -> Outcome:
-    """Return the outcome of a decision."""
     if not decision.allowed:
         return "refused"
     if decision.delay:
@@ -103,16 +100,13 @@ def outcome_of(decision: Decision) -> Outcome:
 
 
 class Admission:
-    """The state of one request at one gate.
-
-    `Gate.begin` sets the attributes without a default.
-    """
+    """The state of one request at one gate. `Gate.begin` sets the attributes without a default."""
 
     request: Any
     rules: ActiveRules
     marks: Container[Mark] = ()
     is_plain: bool
-    """True while the request needs only rate fields. Code that needs more sets it to False."""
+    """True while only rate fields are needed; code that needs more sets it to False."""
     prepared: PreparedPlan | None
     plan: PlainSpend | None
     rest: Flow[None] | None
@@ -120,16 +114,15 @@ class Admission:
     reading: PlainSpend | None
     permits: Permits | None
     has_begun: bool
-    """A refusal is then too late."""
     is_counted: bool
     sent_status: int | str | None
-    """A code, or a status line that starts with it."""
+    """Code, or a status line that starts with it."""
     waited = 0.0
     """Seconds of silence that ``budget`` does not include yet."""
     refusal: Refusal | None = None
     is_shed = False
     turn: Turn | PermitWait | None = None
-    """Charges of a booked turn are not in ``charged`` yet."""
+    """Its charges are not in ``charged`` yet."""
     is_nested = False
     outer_decision: Decision | None = None
     outer_ref: ReferenceType[Admission] | None = None
@@ -151,7 +144,6 @@ class Admission:
     _budget: Budget | None = None
 
     def refuse(self, reading: PlainSpend, decision: Decision, refusal: Refusal) -> None:
-        """Note that the store refused a plain plan."""
         self.decision = decision
         self._now = reading.now
         self.refusal = refusal
@@ -177,12 +169,11 @@ class Admission:
 
     @property
     def decided_by(self) -> Source:
-        """Component that decided the outcome."""
         return self._decided_by if self._outcome is not None or self.reading is None else self.reading.source
 
     @property
     def status(self) -> int | None:
-        """Response status; None if there is none, or if it is not a number."""
+        """Response status; None without a number."""
         status = self.sent_status
         if isinstance(status, str):
             code = status[:3]
@@ -209,7 +200,7 @@ class Admission:
 
     @property
     def has_news(self) -> bool:
-        """True if a reported cost still has to be applied."""
+        """True if a reported cost is still to be applied."""
         return not (type(self.decision) is DeferredDecision and self.opened_settlement is None) and self.settlement.has_news
 
     def decide(self, outcome: Outcome, source: Source) -> None:
@@ -218,7 +209,7 @@ class Admission:
             self._outcome, self._decided_by = outcome, source
 
     def count_once(self, counts: Counts) -> None:
-        """Count the final outcome, only once for nested gates."""
+        """Count the final outcome, once for nested gates."""
         self.is_counted = True
         if not self.is_plain and self.is_nested:
             outer = self.outer
@@ -242,7 +233,6 @@ class Admission:
 
     @property
     def charged(self) -> tuple[Receipt, ...]:
-        """Charges made so far."""
         if self._charged is None:
             reading, prepared = self.reading, self.prepared
             if reading is None or prepared is None:
@@ -258,7 +248,6 @@ class Admission:
 
     @property
     def fields(self) -> Fields:
-        """Rate fields of this gate."""
         decision = self.decision
         if type(decision) is DeferredDecision:
             reading: Any = self.reading
@@ -313,11 +302,9 @@ class Admission:
 
     @property
     def outer(self) -> Admission | None:
-        """Admission to the next outer gate."""
         return None if self.outer_ref is None else self.outer_ref()
 
     def begun(self, status: int | str | None) -> None:
-        """Note that a response has begun. ``status`` is a code or a status line."""
         if self.is_plain or not self.client_left:
             # Set this before `has_begun`, because other threads read it afterwards.
             self.sent_status = status
@@ -327,18 +314,17 @@ class Admission:
             self.count_once(counts)
 
     def failed(self) -> None:
-        """Note an error of the application. It counts as a 500 unless a response has begun or the client has left."""
+        """Note an error of the application: a 500, unless a response has begun or the client has left."""
         if not (self.has_begun or self.client_left):
             self.sent_status = 500
 
     def sent(self) -> None:
-        """Note that the whole response has been sent."""
         self.is_sent = True
         if self.permits is not None:
             self.permits.end()
 
     def end(self) -> bool:
-        """Note the end of the request. Return True if a refund may be needed."""
+        """End the request. Return True if a refund may be needed."""
         request: Request | None = self.request
         if request is not None:
             if self.permits is not None and self.permits.held:
@@ -364,7 +350,7 @@ class Admission:
         return self.may_need_refund()
 
     def turn_ended(self, turn: Turn, *, stays: bool) -> None:
-        """Note that the turn has come or was given up. A request without its turn is refused."""
+        """Note that the turn has come or was given up, which refuses the request."""
         self.charged += turn.charged
         if not stays:
             self.refusal = unavailable()
@@ -378,17 +364,15 @@ class Admission:
 
     @property
     def is_undone(self) -> bool:
-        """True if the request is refused before a response. All charges are then refunded."""
+        """True if refused before a response. All charges are then refunded."""
         return self.refusal is not None and not self.has_begun
 
     @property
     def gives_slots_back(self) -> bool:
-        """True if slots must be released because the response is complete."""
         return self.has_slots and self.is_sent
 
     @property
     def has_to_refund(self) -> bool:
-        """True if charges must be refunded now."""
         if self._charged is None and self.reading is None:
             return False
         if not (self.is_undone or self.gives_slots_back):
@@ -396,7 +380,6 @@ class Admission:
         return self._charged is None or bool(self._charged)
 
     def may_need_refund(self) -> bool:
-        """Return True if a known outcome or cost may change a charge."""
         if self.is_plain and type(self.decision) is DeferredDecision:
             return False
         if self._charged is None and self.reading is None:
@@ -408,7 +391,7 @@ class Admission:
         return self.has_to_refund or (self.has_news and (self._charged is None or bool(self._charged)))
 
     def plain_refund(self) -> PlainRefund | None:
-        """Return the correction of a plain plan and mark it as made. Return None if `refunds` is needed."""
+        """Return the correction of a plain plan and mark it as made; None if `refunds` is needed."""
         if self._charged is not None or self._plain_costs is not None or self.refusal is not None or self.has_news:
             return None
         reading, prepared = self.reading, self.prepared
@@ -422,7 +405,7 @@ class Admission:
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
         """Return the due refunds and mark them as made.
 
-        ``any_has_own_cost`` is True if costs were reported and a rule of any nested gate charges its own cost.
+        ``any_has_own_cost`` is True if costs were reported, and a rule of any nested gate charges its own cost.
         """
         self.settlement.has_news = False
         self._settled_by = self.status

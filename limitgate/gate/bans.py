@@ -48,10 +48,7 @@ class _Refusing(NamedTuple):
 
 
 class Bans:
-    """Counts refusals for rules with a ``ban``, and reports new bans.
-
-    If ``store`` keeps configuration, its journal records them.
-    """
+    """Counts refusals for rules with a ``ban``, and reports new bans to the journal."""
 
     def __init__(self, store: Any, key_prefix: str, names: Names, timeout: float, refusal_log: RefusalLog | None) -> None:
         self._names: Names = names
@@ -62,7 +59,6 @@ class Bans:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         # Reentrant, because a garbage-collected flow may end while another one holds the lock.
         self._lock = threading.RLock()
         self._under_way: dict[str, int] = {}
@@ -72,8 +68,8 @@ class Bans:
     ) -> Flow[dict[str, int]]:
         """Count a refusal for each refusing rule. Return the bans in force by key, in µs.
 
-        ``compiled_rules`` belong to the charges of the plan. Refusals by a ban, without the store, or
-        with an infinite ``retry_after`` don't count.
+        ``compiled_rules`` belong to the plan's charges. Refusals by a ban, without the store, or with an infinite
+        ``retry_after`` don't count.
         """
         banned: dict[str, int] = {}
         for refusing in _refusing(decision, compiled_rules):
@@ -157,7 +153,7 @@ _Noted = tuple[Ban, Charge]
 class BanNotes:
     """Queues bans, and writes them in a task or a thread, with ``timeout`` seconds per call.
 
-    If the store keeps no configuration, nothing is written. If it fails, the next write tries again.
+    If the store fails, the next write tries again.
     """
 
     def __init__(self, store: Any, key_prefix: str, timeout: float) -> None:
@@ -170,15 +166,14 @@ class BanNotes:
         _all.add(self)
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
-        # Reentrant, because a garbage-collected flow may end while another one holds the lock.
+        # Reentrant, as in `Bans`.
         self._lock = threading.RLock()
         self._waiting: dict[str, _Noted] = {}
         self._job: asyncio.Task[None] | threading.Thread | None = None
         self._is_ending = threading.Event()
 
     def add(self, ban: Ban, charge: Charge) -> None:
-        """Queue a ban of the bucket of ``charge``. The oldest are dropped if the journal cannot keep all of them."""
+        """Queue a ban. The oldest are dropped if the journal cannot keep all of them."""
         if not self._is_kept:
             return
         self._put({charge.key: (ban, charge)})
@@ -187,7 +182,7 @@ class BanNotes:
                 self._start()
 
     async def asettled(self) -> None:
-        """Write the queued bans of this event loop before the application ends."""
+        """Write the queued bans of this event loop."""
         job = self._job
         if isinstance(job, asyncio.Task) and not job.done() and job.get_loop() is asyncio.get_running_loop():
             # A cancelled task writes them first.
@@ -195,7 +190,6 @@ class BanNotes:
             await asyncio.wait([job])
 
     def end(self) -> None:
-        """Write the queued bans before the process exits."""
         self._is_ending.set()
         if isinstance(self._job, threading.Thread):
             self._job.join(LAST)
@@ -219,7 +213,7 @@ class BanNotes:
                 return
         if isinstance(self._store, SyncConfigStore):
             thread = threading.Thread(target=Context().run, args=[self._writing], name="limitgate-bans", daemon=True)
-            # If no thread can be started, the next ban tries again.
+            # The next ban tries again.
             with suppress(RuntimeError):
                 thread.start()
                 self._job = thread
@@ -245,7 +239,7 @@ class BanNotes:
             raise
 
     def _has_more(self) -> bool:
-        """Return False if the job has to end. The next ban then starts another one."""
+        """Return False if the job ends. The next ban then starts another one."""
         with self._lock:
             if not self._waiting:
                 self._job = None
@@ -271,7 +265,7 @@ class BanNotes:
                 raise
 
     def _lifted(self, noted: Mapping[str, _Noted]) -> ConfigFlow[set[str]]:
-        """Return the keys of buckets that are not banned any more."""
+        """Return the buckets that are no longer banned."""
         lifted: set[str] = set()
         for together in calls_of([Plan.look([charge]) for _, charge in noted.values()]):
             reading = yield Plan.look([plan.charges[0] for plan in together]), self._timeout

@@ -1,4 +1,4 @@
-"""Charges requests by general plans, and refuses requests without a bucket. ``on_error`` decides during an outage."""
+"""Charges requests by plans, and refuses some without a bucket. ``on_error`` decides during an outage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Charging:
     def charge_by_reading(
         self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading
     ) -> Flow[None] | None:
-        """Charge a request by a reading. Return the flow to run next, if any."""
+        """Return the flow to run next, if any."""
         verdict = self._verdict(request_plan, plan, reading, admission.settlement)
         admission.turn = self.apply(admission, request_plan, verdict)
         if verdict.decision.allowed or not request_plan.bans:
@@ -44,12 +44,10 @@ class Charging:
         return self.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
 
     def charge_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> Flow[None]:
-        """Charge a request after the store has failed."""
         verdict = yield from self._outages.decide(request_plan, error)
         admission.turn = self.apply(admission, request_plan, _counted(request_plan, verdict))
 
     def decide(self, request_plan: RequestPlan, plan: Plan, settlement: FinalCosts | None = None) -> Flow[Verdict]:
-        """Ask the store, and decide without it if it fails."""
         try:
             reading = yield plan, self._timeout
         except StoreError as error:
@@ -98,7 +96,7 @@ class Charging:
                 admission.is_by_outcome = True
 
     def count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
-        """Count a refusal for rules with a ``ban``. If it starts a ban, update the response."""
+        """Count a refusal for rules with a ``ban``. A new ban updates the response."""
         banned = yield from self.bans.counting(admission, decision, compiled_rules)
         refusal = admission.refusal
         if not banned or refusal is None:
@@ -110,17 +108,13 @@ class Charging:
             admission.refusal = quota_exceeded(whole.refusing, whole.retry_after, refusal.id.encode())
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
-        """Return the response to a refused request, and log it.
-
-        ``now`` is the store's clock in Unix µs; None if no bucket was read.
-        """
+        """Make and log the response. ``now`` is the store's clock in Unix µs; None if no bucket was read."""
         if now is None:
             return unavailable()
         whole = nesting.joined_with_outer(admission, decision)
         return self._refusals.refuse(admission, whole, whole.refusing, whole.refusing_key, now, request_plan.compiled_rules)
 
     def note_shadows(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> None:
-        """Log refusals by shadow rules."""
         if self._refusals.log is not None and now is not None:
             self._refusals.log.note_shadows(admission, decision, now, request_plan.compiled_rules)
 

@@ -72,7 +72,6 @@ class LookingStore:
         """The gate continues without the store."""
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
-        """Return a reading without any charge. Raises `StoreError`."""
         try:
             return self._store.spend(Plan.look(plan.charges), timeout)
         except StoreError as error:
@@ -90,7 +89,7 @@ class LookingStore:
 def explain(gate: Gate, request: Request, late_limits: Sequence[Rule] = ()) -> Explanation:
     """Explain what a gate on a `LookingStore` would do. Raises `StoreError` if the store doesn't answer.
 
-    ``late_limits`` are those of the route's dependencies or throttles.
+    ``late_limits`` are those of dependencies or throttles.
     """
     admission = gate.check(request, waits=False)
     run(gate.store, late.further(gate, admission, _known(late_limits)), admission.budget)
@@ -109,7 +108,7 @@ def _known(late_limits: Sequence[Rule]) -> list[LateLimit]:
 
 
 def explained(gate: Gate, request: Request, admission: Admission, late_limits: Sequence[Rule] = ()) -> Explanation:
-    """Explain an admission from a `LookingStore`. Raises `StoreError` if the store didn't answer."""
+    """Explain an admission. Raises `StoreError` if the store didn't answer."""
     planner = gate.rules.planner
     if gate.store.failure is not None:
         raise gate.store.failure
@@ -185,7 +184,6 @@ def _matched(rule: Rule, request: Request) -> str:
 
 
 def adaptive_text(adaptive: Adaptive) -> str:
-    """Describe the start value and the range of an adaptive limit."""
     return f"adaptive: {adaptive.start} in flight in a new process, later {adaptive.min} to {adaptive.max}"
 
 
@@ -207,7 +205,7 @@ def _first_reason(rule: Rule, request: Request, paths: Sequence[str] | None) -> 
 
 
 def path_reason(rule: Rule, paths: Sequence[str] | None) -> str | None:
-    """Return why a rule doesn't match the interpretations of a path; None if it matches."""
+    """Return why a rule doesn't match a path; None if it matches."""
     if paths is None:
         return None
     index: PathIndex[Any] = PathIndex()

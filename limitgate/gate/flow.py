@@ -1,7 +1,4 @@
-"""Flows: sans-I/O generators that sync and async code share.
-
-A flow yields requests for I/O and receives each result or error, like `auth_flow` of httpx's ``Auth``.
-"""
+"""Flows: sans-I/O generators that sync and async code share, like `auth_flow` of httpx's ``Auth``."""
 
 from __future__ import annotations
 
@@ -35,31 +32,30 @@ class Awaited(NamedTuple):
 
 
 def limits_awaited(limits: Awaitable[Any]) -> Awaited:
-    """Return a request to await limits."""
     return Awaited(limits, "the callable that gives a rule's limits is async, expected a plain function under WSGI")
 
 
 Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
-"""A flow that asks a store. It yields a plan and a timeout in seconds for a `Reading`, or an `Awaited`."""
+"""Yields a plan and a timeout in seconds for a `Reading`, or an `Awaited`."""
 ConfigFlow = Generator[tuple[AnyPlan | ConfigRequest, float] | Awaited, Any, T]
-"""A flow that may also yield a `ConfigRequest` for a `StoredConfig`."""
+"""May also yield a `ConfigRequest` for a `StoredConfig`."""
 
 
 def measures_silence(store: object) -> bool:
     """Return True if readings and errors report how long the store was silent.
 
-    The class that defines ``spend`` declares this by an attribute of that name.
+    The class that defines ``spend`` declares this by an attribute.
     """
     return bool(_beside_spend(store).get("measures_silence", False))
 
 
 def takes_plain(store: object) -> bool:
-    """Return True if the store accepts a `PlainSpend`. Declared like `measures_silence`, which is also required."""
+    """Return True if the store accepts a `PlainSpend`. `measures_silence` is also required."""
     return measures_silence(store) and bool(_beside_spend(store).get("takes_plain", False))
 
 
 def answers_at_once(store: object) -> bool:
-    """Return True if ``spend`` never blocks. Declared like `measures_silence`."""
+    """Return True if ``spend`` never blocks."""
     return bool(_beside_spend(store).get("answers_at_once", False))
 
 
@@ -87,12 +83,12 @@ class Budget:
         return min(timeout, self.left)
 
     def deduct(self, outcome: Reading | StoredConfig | StoreError, began: float) -> None:
-        """Deduct a wait. ``began`` is a time of `time.monotonic`."""
+        """Deduct a wait since ``began``, a time of `time.monotonic`."""
         self.left -= outcome.waited if self._is_measured else monotonic() - began
 
 
 def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) -> T:
-    """Run a flow and return its outcome. Errors of ``fulfil``, even interruptions, are thrown into the flow."""
+    """Run a flow. Errors of ``fulfil``, even interruptions, are thrown into it."""
     try:
         wish = next(flow)
         while True:
@@ -124,7 +120,7 @@ async def adrive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Awai
 
 
 def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> T:
-    """Run a flow on a `SyncStore`. Without a budget, only the flow's timeouts apply."""
+    """Run a flow. Without a budget, only its timeouts apply."""
     budget = budget or Budget(math.inf, measured=True)
 
     def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:
@@ -149,7 +145,6 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
 
 
 def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> Coroutine[Any, Any, T]:
-    """`run` on an `AsyncStore`."""
     budget = budget or Budget(math.inf, measured=True)
 
     async def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:

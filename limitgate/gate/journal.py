@@ -1,7 +1,4 @@
-"""The journal of bans, pardons and resets, kept in the store.
-
-It contains store keys, and names as the option ``names`` shows them: masked, so that Redis does not reveal the clients.
-"""
+"""The journal of bans, pardons and resets, kept in the store. Clients are masked there unless ``names`` says otherwise."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Ban(NamedTuple):
     """A ban set by the command or by a rule with a ``ban``."""
 
     key: str
-    """Name for display, with the client as ``names`` shows it."""
+    """For display."""
     keys: Sequence[str]
     until: float
     """Unix time in seconds; infinite for a permanent ban."""
@@ -42,22 +39,20 @@ class Ban(NamedTuple):
 
     @classmethod
     def by_rule(cls, rule: str, who: str, key: str, until: float, reason: str) -> Ban:
-        """Return a ban by a rule. ``who`` is masked, ``until`` is Unix time in seconds."""
+        """``who`` is masked, ``until`` is Unix time in seconds."""
         return cls(f"{rule} {who}".rstrip()[:_LONGEST], (key,), until, reason, f"{_BY_RULE}{rule}")
 
     @property
     def digest(self) -> str | None:
-        """The digest at the end of the bucket's key, as in ids of refusals."""
+        """End of the bucket's key, as in ids of refusals."""
         found = _DIGEST.search(self.keys[0])
         return found and found[0]
 
     @property
     def is_by_rule(self) -> bool:
-        """True for a ban by a rule."""
         return self.by.startswith(_BY_RULE)
 
     def retry_after(self, now: float) -> float:
-        """Return the seconds left."""
         return max(0.0, self.until - now)
 
 
@@ -105,8 +100,6 @@ class JournalFlows:
         return self._changing(change)
 
     def noting_bans(self, bans: Sequence[Ban]) -> ConfigFlow[None]:
-        """Record bans by rules."""
-
         def change(listed: dict[str, Ban], _: list[Event]) -> None:
             for ban in bans:
                 _list(listed, ban)
@@ -114,7 +107,6 @@ class JournalFlows:
         return self._changing(change)
 
     def removing(self, keys: Sequence[str]) -> ConfigFlow[None]:
-        """Remove the bans of these keys."""
         _, listed, _ = yield from self._reading()
         if not listed.keys().isdisjoint(keys):
             yield from self._changing(lambda listed, _: _take_out(listed, keys))
@@ -165,7 +157,6 @@ class Journal(JournalFlows):
         return [*reversed(run(self._store, self._reading())[2])]
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove the bans of these keys, if they are listed."""
         run(self._store, self.removing(keys))
 
     def note(
@@ -180,8 +171,8 @@ class Journal(JournalFlows):
     ) -> None:
         """Record a change.
 
-        With ``bans``, it is a ban for ``seconds``, or a permanent one. A pardon removes the ban. Raises `StoreError` if the
-        journal cannot be written; the change is still in effect.
+        With ``bans``, it is a ban for ``seconds``, or a permanent one. A pardon removes the ban. If the journal cannot be
+        written, the change is still in effect.
         """
         try:
             run(self._store, self.noting(action, key, keys, reason, seconds, bans=bans))

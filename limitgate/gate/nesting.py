@@ -1,7 +1,7 @@
 """Nested gates, such as that of a mounted application.
 
-Each gate charges and refunds independently. The application sees one joint decision, and the outermost gate with rate fields
-adds them.
+Each gate charges and refunds on its own. The application sees one joint decision, and the outermost gate with rate fields adds
+them.
 """
 
 from __future__ import annotations
@@ -31,26 +31,24 @@ def enter(inner: Admission, outer: Admission | None) -> None:
 
 
 def pass_by(admission: Admission, outer: Admission | None) -> None:
-    """Let a request pass because limits are off."""
     admission.marks = EVERYTHING
     enter(admission, outer)
 
 
 def unanswered(admission: Admission | None) -> Admission | None:
-    """Return the innermost admission without a response; None if there is none."""
+    """Return the innermost admission without a response."""
     while admission is not None and (admission.has_begun or admission.settlement.is_over):
         admission = admission.outer
     return admission
 
 
 def overall_decision(admission: Admission) -> Decision | None:
-    """Return the decision of this gate and all outer gates; None if no rule applied."""
+    """Return the joint decision; None if no rule applied."""
     decision = admission.decision
     return admission.outer_decision if decision is None else joined_with_outer(admission, decision)
 
 
 def overall_outcome(admission: Admission) -> Outcome:
-    """Return the outcome of this gate and all outer gates."""
     outcome = admission.outcome
     for outer in _outers(admission):
         outcome = outcome if outweighs(outcome, outer.outcome) else outer.outcome
@@ -58,20 +56,18 @@ def overall_outcome(admission: Admission) -> Outcome:
 
 
 def joined_with_outer(admission: Admission, decision: Decision) -> Decision:
-    """Join a decision with that of the outer gates."""
     outer = admission.outer_decision
     return decision if outer is None else joined(outer, decision)
 
 
 def raw_response_fields(admission: Admission) -> RawFields:
-    """Return `response_fields` in ASGI form."""
     if not admission.is_nested:
         return admission.raw_fields()
     return raw(response_fields(admission))
 
 
 def response_fields(admission: Admission) -> Fields:
-    """Return the rate fields of this gate and all inner gates, unless an outer gate adds them."""
+    """Return the fields of this gate and all inner gates, unless an outer gate adds them."""
     if not admission.is_nested:
         return admission.fields
     if not admission.fields or any(outer.fields for outer in _outers(admission)):
@@ -107,7 +103,7 @@ def _inner(admission: Admission) -> Iterator[Admission]:
 
 
 def any_has_own_cost(admission: Admission) -> bool:
-    """Return True if any rule that charged the request counts something other than requests."""
+    """Return True if a rule that charged the request counts something other than requests."""
     return any(
         compiled_rule.rule.has_own_cost
         for each in _of_same_request(admission)

@@ -19,7 +19,7 @@ _PATHS = 16_384
 
 
 def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None, routes: Routes | None = None) -> Gate:
-    """Make a gate. ``settings`` define clients, callers and keys; None means the defaults."""
+    """``settings`` define clients, callers and keys."""
     settings = settings or Settings.model_construct()
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     identities = Identities(

@@ -34,20 +34,19 @@ AGAIN = 60.0
 
 
 class Split(NamedTuple):
-    """A plan for a store that has failed in part. All charges succeed or fail together."""
+    """A plan for a store that has failed in part."""
 
     rest: Plan
-    """Charges that the store can still make."""
+    """Charges of the store."""
     local: Plan | None
-    """Charges that this process makes after the store has admitted the rest."""
+    """Charges of this process, made after the store has admitted the rest."""
 
 
 class Outages:
     """Decides without the store.
 
     ``on_error`` applies to rules without their own. Each of the ``processes`` grants its share of the limits, see
-    `Limit.share`. Known bans stay in force. The store has ``timeout`` seconds to answer. ``at_recovery`` is called when it
-    answers again.
+    `Limit.share`. Known bans stay in force. The store has ``timeout`` seconds to answer again, which calls ``at_recovery``.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class Outages:
         self.local_slots = SlotKeeper(self._local_store, timeout=1.0)
 
     def answered(self) -> None:
-        """Note an answer of the store."""
         if self.is_known:
             return
         # Set first, because another thread may note a failure.
@@ -114,7 +112,6 @@ class Outages:
             Diagnosis.OVERLOADED.log(error)
 
     def decide(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
-        """Decide by ``on_error`` after a failure."""
         self.failed(error)
         self.release_later(request_plan.plan, error.keys)
         outcome = self.without_store(request_plan, error)
@@ -147,12 +144,11 @@ class Outages:
         return Split(Plan.spend(rest), Plan.spend(local) if local else None)
 
     def release_later(self, plan: AnyPlan | None, keys: frozenset[str] = frozenset()) -> None:
-        """Release slots later, because the store may have taken them. ``keys`` are their buckets; empty for all."""
+        """Release slots that the store may have taken. ``keys`` are their buckets; empty for all."""
         charges = plan.charges if plan else ()
         self.store_slots.release_later([charge for charge in charges if not keys or charge.key in keys])
 
     def apply_refund(self, plan: Plan) -> None:
-        """Refund buckets of this process."""
         self._local_store.spend(plan)
 
     def _with_rest(self, request_plan: RequestPlan, split: Split, reading: Reading) -> Verdict:
@@ -194,7 +190,7 @@ class Outages:
         return Plan.peek(charges), read(charges, reading.now, states)
 
     def _policy(self, compiled_rule: CompiledRule, error: StoreError) -> OnError:
-        """Return ``open`` for a store out of memory only if the rule itself sets it."""
+        """A store out of memory is ``open`` only by the rule's own option."""
         if error.fault == "overload":
             return "local"
         if compiled_rule.rule.on_error:

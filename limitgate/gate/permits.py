@@ -1,7 +1,4 @@
-"""Permits under adaptive limits, and a guard against long queues at proxies.
-
-Each permit is released exactly once, however the request ends.
-"""
+"""Permits under adaptive limits, each released exactly once, and a guard against long queues at proxies."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _STREAM = b"text/event-stream"
 _LATELY_S = 1.0
 MOST_PROXIES = 1000
 BUFFERED = 65_536
-"""Bytes after which a server waits for the client. This wait causes no load."""
+"""Bytes after which a server waits for the client, which causes no load."""
 IPV6_PREFIX = 64
 """IPv6 network of one client."""
 MOST_DIGITS = 20
@@ -46,7 +43,7 @@ Stay = Callable[[Any], Awaitable[bool]]
 
 
 class ProxyGuard:
-    """A guard for proxies that report how long requests have waited. Safe under threads."""
+    """Guards proxies that report how long requests have waited. Safe under threads."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -57,7 +54,6 @@ class ProxyGuard:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         self._lock = Lock()
 
     @property
@@ -66,7 +62,7 @@ class ProxyGuard:
         return self._guard.lag_s if self._clock() - self._heard_at < _LATELY_S else None
 
     def of(self, request: Request, loop_guard: Guard | None) -> Guard | None:
-        """Return the guard of a request, which includes the wait that its proxy reports."""
+        """Return the guard of a request, including the wait that its proxy reports."""
         now = self._clock()
         waited = waited_s(request, now)
         if waited is not None:
@@ -76,7 +72,7 @@ class ProxyGuard:
         return loop_guard if waited is None else _Waited(self, request.peer, waited, loop_guard)
 
     def refuses(self, now: float, share: float, proxy: str | None, waited: float) -> bool:
-        """Return True to refuse a request. ``waited`` is in seconds."""
+        """Return True to refuse a request that has waited ``waited`` seconds."""
         with self._lock:
             queue = self._queues.get(proxy)
             if queue is None:
@@ -150,7 +146,6 @@ class Permits:
 
     @property
     def goes_on(self) -> bool:
-        """True if the request neither waits nor is refused."""
         return self.waits is None is self.refusal
 
     @property
@@ -244,13 +239,12 @@ class Permits:
         return True
 
     def wait(self) -> None:
-        """Wait in this thread."""
         while isinstance(self.waits, WaitingThread):
             places, _, permit = self.held[-1]
             self._go_on(has_place=places.wait(permit, self.waits))
 
     async def await_places(self, stay: Stay) -> bool:
-        """Wait on the event loop. Return False if the client leaves first."""
+        """Return False if the client leaves first."""
         while isinstance(self.waits, WaitingTask):
             places, _, permit = self.held[-1]
             if places.has_to_wait(permit, self.waits) and not await stay(self.waits.woken):
@@ -268,7 +262,7 @@ class Permits:
             self.in_force = before
 
     async def begin_again(self, stay: Stay) -> bool:
-        """Take released permits again, waiting on the event loop. Return False if the client leaves first."""
+        """Take released permits again. Return False if the client leaves first."""
         before, self.in_force = self.in_force, ()
         self._take(self._adaptive.compiled_rules, WaitingTask)
         stays = await self.await_places(stay)
@@ -280,12 +274,11 @@ class Permits:
         """Lend the permits while the request waits for its client."""
         if self._idle_since is None:
             for places, limit, permit in self.held:
-                # Skip permits that others use already or that were forgotten.
+                # Others use them already, or they were forgotten.
                 if permit.began is not None and places.limit is limit:
                     self._idle_since = places.idle(permit, self._idle_s)
 
     def busy(self) -> None:
-        """Note that the wait for the client is over."""
         since, self._idle_since = self._idle_since, None
         if since is None:
             return
@@ -320,7 +313,6 @@ class Permits:
         self.end("untaught")
 
     def refused(self, refusal: Refusal) -> Decision:
-        """Return the decision for a missing permit."""
         return refused_in_flight(self.in_force, float(dict(refusal.waiting)["Retry-After"]))
 
     def count(self) -> None:
@@ -334,7 +326,6 @@ class Permits:
                 compiled_rule.row.count(ADMITTED, (limit - remaining) / limit)
 
     def windows(self) -> Iterator[Window]:
-        """Yield the state of each limit."""
         for compiled_rule in self._adaptive.compiled_rules:
             if compiled_rule.places is not None:
                 limit = compiled_rule.places.limit
@@ -362,7 +353,7 @@ class Permits:
     def sends(self, size: int) -> None:
         """Note ``size`` bytes of the response body.
 
-        Release the permits after the last declared byte, for an unknown length, and beyond `BUFFERED`.
+        The last declared byte releases the permits, as do an unknown length and more than `BUFFERED` bytes.
         """
         if not self.held:
             return
@@ -409,6 +400,5 @@ class Permits:
                 places.abandon(permit)
 
     def __del__(self) -> None:
-        """Release permits if the request is garbage collected unclosed."""
         if self.held:
             self.abandon()

@@ -19,7 +19,7 @@ from limitgate.limits.template import AnyPlan
 from limitgate.process import switch
 
 Corrections = tuple[AnyPlan | None, Taken]
-"""The plan for the store, or None, and the charges whose slots it releases."""
+"""A plan for the store, if any, and the charges whose slots it releases."""
 
 
 class Refunds:
@@ -49,7 +49,7 @@ class Refunds:
             self._failed(slots, error)
 
     async def asettle(self, admission: Admission) -> None:
-        """`settle` on an `AsyncStore`. Completes even if the request is cancelled or out of time."""
+        """Completes even if the request is cancelled or out of time."""
         if self._answers_at_once or (switch.stand_in is not None and switch.stand_in(self._store) is not None):
             self.settle(admission)
             return
@@ -68,17 +68,15 @@ class Refunds:
                 await over
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[Any] | None:
-        """`settle` in the background. Return a future, or None if nothing is due."""
+        """Return None if nothing is due."""
         plan, slots = self._due(admission)
         return None if plan is None else self._send(plan, slots)
 
     def settle_refused(self, admission: Admission) -> None:
-        """Refund a request that was charged and then refused."""
         if admission.has_to_refund:
             self.settle(admission)
 
     async def asettle_refused(self, admission: Admission) -> None:
-        """`settle_refused` on an `AsyncStore`."""
         if admission.has_to_refund:
             await self.asettle(admission)
 
@@ -100,7 +98,6 @@ class Refunds:
         return task
 
     def apply(self, refunds: Sequence[Refund]) -> Flow[None]:
-        """Apply corrections."""
         plan, slots = self._corrections(refunds)
         if plan is not None:
             yield from self._adjust(plan, slots)
@@ -117,7 +114,7 @@ class Refunds:
         return refund if refund.keys else None, slots
 
     def _corrections(self, refunds: Sequence[Refund]) -> Corrections:
-        """Correct the buckets of this process immediately, and return the rest."""
+        """Correct the buckets of this process now, and return the rest."""
         charges: list[Charge] = []
         slots: list[Charge] = []
         for charged, costs in refunds:
@@ -168,7 +165,6 @@ class Refunds:
         self._outages.failed(error)
 
     def hold(self, admission: Admission, taken: Taken, *, is_local: bool = False) -> None:
-        """Renew the slots of a request until they are released."""
         admission.has_slots = True
         (self._outages.local_slots if is_local else self.slot_keeper).hold(taken, admission)
 

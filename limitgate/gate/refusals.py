@@ -44,12 +44,12 @@ _MOST = 64
 
 
 def place_of_keys(key_prefix: str) -> str:
-    """Return the store's name for these keys."""
+    """The store's name for these keys."""
     return f"{key_prefix}:refusal-ids"
 
 
 def kept_keys(text: str | None) -> list[bytes]:
-    """Parse stored keys. Return none for any other text."""
+    """Parse stored keys. Any other text has none."""
     words = (text or "").split()
     return [bytes.fromhex(word) for word in words] if all(re.fullmatch("[0-9a-f]{64}", word) for word in words) else []
 
@@ -68,7 +68,7 @@ class Refusals:
         self.log = refusal_log
         is_shared = isinstance(store, SyncConfigStore | AsyncConfigStore) and not isinstance(store, MemoryStore)
         self.is_agreed = bool(secret) or not is_shared
-        """True once other processes can read the ids, or if the store keeps no key."""
+        """True once other processes can read the ids, or without a key in the store."""
         self._key = RefusalKey.derived(secret) if secret else RefusalKey(token_bytes(32))
         self._store = None if self.is_agreed else store
         self._place = place_of_keys(key_prefix)
@@ -86,7 +86,7 @@ class Refusals:
         now: int,
         compiled_rules: Sequence[CompiledRule],
     ) -> Refusal:
-        """Return the response to a request that ``rules`` refuse.
+        """Make and log the refusal by ``rules``.
 
         ``key`` names the refusing bucket, and ``now`` is Unix time in µs. ``compiled_rules`` belong to the plan.
         """
@@ -105,12 +105,11 @@ class Refusals:
         return refusal
 
     def agree_at_first(self) -> None:
-        """Agree on the key unless that is done."""
         if not self.is_agreed:
             self.agree_soon()
 
     def agree_soon(self) -> None:
-        """Agree on the key with other processes, in a background task or thread.
+        """Agree on the key with other processes, in a task or thread.
 
         If the store is closed meanwhile, this leaves no connection open.
         """
@@ -131,7 +130,7 @@ class Refusals:
                 self._under_way = thread
 
     def before_fork(self) -> None:
-        """Wait up to a second for the thread, so that the child inherits no locked locks."""
+        """Wait for the thread, so that the child inherits no locked locks."""
         thread = self._under_way
         if isinstance(thread, threading.Thread) and thread is not threading.current_thread():
             thread.join(_TIMEOUT)
@@ -144,7 +143,7 @@ class Refusals:
     def _agree_here(self, store: SyncConfigStore, closings: int) -> None:
         run(store, self._agree(closings))
         if self._closings != closings:
-            # Close connections that were opened after the store was closed.
+            # They were opened after the store was closed.
             store.close()
 
     def _agree(self, closings: int) -> ConfigFlow[None]:
@@ -182,11 +181,11 @@ class Refusals:
 
 
 class RefusalLog:
-    """Logs refusing buckets, at most ``per_minute`` lines. ``names`` defines how much of a name is shown."""
+    """Logs refusing buckets, at most ``per_minute`` lines, with as much of a name as ``names`` says."""
 
     def __init__(self, per_minute: int, names: Names) -> None:
         self.episodes = Episodes(per_minute)
-        """If `count` returns False, the caller has to call `begin`."""
+        """If `count` returns False, call `begin`."""
         self._names = names
 
     def begin(  # noqa: PLR0917 - keywords would be slower
@@ -198,15 +197,11 @@ class RefusalLog:
         refusal_id: str | None,
         compiled_rules: Sequence[CompiledRule],
     ) -> None:
-        """Start an episode of refusals by the bucket ``key``. ``now`` is Unix time in µs.
-
-        ``compiled_rules`` belong to the plan.
-        """
+        """Start an episode of refusals by the bucket ``key``. ``now`` is Unix time in µs."""
         name = partial(self._name, admission, decision.rule, compiled_rules)
         self.episodes.begin(key, decision.rule, now, refusal_id, name)
 
     def note_shadows(self, admission: Admission, decision: Decision, now: int, compiled_rules: Sequence[CompiledRule]) -> None:
-        """Record refusals by shadow rules. ``now`` is Unix time in µs."""
         full = [charge for charge, _, after in decision.evidence if after is None and not charge.enforced]
         for key, rule in {charge.key.removesuffix(charge.bucket.suffix): charge.rule for charge in full}.items():
             if not self.episodes.count(key, now) and log.isEnabledFor(INFO):
@@ -220,11 +215,9 @@ class RefusalLog:
         self.episodes.tell("rule %s bans%s for %g s: refused %d times within %g s", shown, facts)
 
     def note_shed(self, permits: Permits) -> None:
-        """Record a refusal by an adaptive limit."""
         self._note_no_place(permits.in_force[-1][0], is_shadow=False)
 
     def note_shed_by_shadows(self, permits: Permits) -> None:
-        """Record refusals by adaptive limits of shadow rules."""
         for compiled_rule in permits.would_refuse:
             self._note_no_place(compiled_rule.name, is_shadow=True)
 

@@ -1,7 +1,7 @@
 """Renews and releases the concurrency slots of this process, see limitgate/algorithms/concurrency.py.
 
-Each event loop with slots has a timer, and all threads share one thread. Every `RENEW` seconds, slots are renewed in batches.
-The keeper also releases slots whose reply was lost or whose holder was garbage collected.
+Each event loop with slots has a timer, and all threads share one thread. Slots are renewed in batches. Those whose reply was
+lost or whose holder was garbage collected are released.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ AGAIN = 1.0
 SOON = 0.05
 """Seconds before abandoned slots are released."""
 MANY_RELEASES = 100
-"""Number of releases that triggers an early batch."""
+"""Releases that trigger an early batch."""
 MAX_RELEASES = 10_000
-"""Maximum number of pending releases. Further slots expire."""
+"""Maximum number of pending releases; further slots expire."""
 
 
 Taken = Sequence[Charge] | PlainSpend
@@ -218,7 +218,7 @@ class _ThreadRenewer(_Renewer):
             self._wakeups.put(None)
             if self._runs:
                 return
-            # Set first, because a finalizer may call this meanwhile.
+            # Set first: a finalizer may call this meanwhile.
             self._runs = True
             try:
                 threading.Thread(target=Context().run, args=[self._run], name="limitgate-slots", daemon=True).start()
@@ -257,11 +257,11 @@ class _ThreadRenewer(_Renewer):
         return False
 
     def _left(self) -> float | None:
-        """Return the seconds until the next renewal; None ends the thread."""
+        """Seconds until the next renewal; None ends the thread."""
         with self._lock:
             while not self._wakeups.empty():
                 self._wakeups.get()
-            # Set first, so that after an interruption the next caller starts a thread.
+            # Set first: after an interruption, the next caller starts a thread.
             self._runs = False
             if self.due_at is None:
                 return None
@@ -270,7 +270,7 @@ class _ThreadRenewer(_Renewer):
 
 
 class SlotKeeper:
-    """Renews the slots that this process holds in a store, with ``timeout`` seconds per call.
+    """Renews the slots that this process holds, with ``timeout`` seconds per call.
 
     It never raises: slots that cannot be renewed or released expire.
     """
@@ -285,7 +285,6 @@ class SlotKeeper:
         _all.add(self)
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         self._in_threads = _ThreadRenewer(self)
         self._in_loops: dict[asyncio.AbstractEventLoop, _LoopRenewer] = {}
         """Shared by threads. Use atomic dictionary operations only."""
@@ -295,7 +294,6 @@ class SlotKeeper:
 
     @property
     def held(self) -> list[Charge]:
-        """Charges of the held slots."""
         return [charge for renewer in self._renewers() for held in list(renewer.held.values()) for charge in held.charges]
 
     def hold(self, taken: Taken, holder: object) -> None:
@@ -320,18 +318,16 @@ class SlotKeeper:
                     renewer.hasten()
 
     def release_later(self, taken: Taken) -> None:
-        """Release slots later, because the store may have taken them."""
+        """Release slots that the store may have taken."""
         if slots := _slots(taken):
             self._here().release_later(slots)
 
     def end(self) -> None:
-        """Release the slots of all threads at exit."""
         if hasattr(self.store, "spend"):
             with logged_errors():
                 run(self.store, self._in_threads.ending())
 
     def note_lost(self) -> None:
-        """Log once that a slot has expired."""
         if next(self._lost) == 0:
             log.warning(
                 "a request in flight has lost its place, as it was not renewed within %d s: more are in flight than the limit "

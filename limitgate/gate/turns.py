@@ -43,7 +43,7 @@ def _part(charged: Receipt, *, is_ahead: bool) -> Receipt:
 
 
 class WaitQueues:
-    """The queues of a gate. Turns in the same buckets with the same cost share one on each event loop."""
+    """The queues of a gate. Turns in the same buckets with the same cost share one per event loop."""
 
     def __init__(self) -> None:
         self._queues: dict[asyncio.AbstractEventLoop, dict[object, _WaitQueue]] = {}
@@ -52,7 +52,6 @@ class WaitQueues:
         return sum(map(len, list(self._queues.values())))
 
     def join(self, turn: Turn) -> TurnWaiter:
-        """Join the queue for a turn."""
         loop, kind = asyncio_loop("max_delay"), _kind(turn)
         queues = self._queues.get(loop)
         if queues is None:
@@ -66,7 +65,7 @@ class WaitQueues:
         return queue.join(turn)
 
     def leave(self, turn: Turn, waiter: TurnWaiter) -> Turn:
-        """Leave the queue. Return this request's turn, or the turn that becomes free."""
+        """Return this request's turn, or the turn that becomes free."""
         loop, kind = waiter.get_loop(), _kind(turn)
         queues = self._queues.get(loop, {})
         queue = queues.get(kind)
@@ -84,7 +83,7 @@ class WaitQueues:
 
 
 class _WaitQueue:
-    """A FIFO queue with one timer for the first turn."""
+    """A FIFO queue with one timer."""
 
     def __init__(self) -> None:
         self.waiters: dict[TurnWaiter, None] = {}
@@ -132,7 +131,7 @@ _due_us = attrgetter("due_us")
 
 
 def _kind(turn: Turn) -> tuple[object, ...]:
-    """Return a key that is equal for interchangeable turns."""
+    """Return an equal key for interchangeable turns."""
     charges = [(each.is_local, charge.key, charge.bucket, charge.cost) for each in turn.charged for charge in each.plan.charges]
     return tuple(charges)
 
@@ -184,13 +183,12 @@ class Turns:
         admission.turn_ended(turn, stays=True)
 
     async def await_turn(self, admission: Admission, stay: Stay) -> bool:
-        """Wait for a turn. If the client leaves first, refuse and refund the request, and return False."""
+        """If the client leaves first, refuse and refund the request, and return False."""
         if isinstance(admission.turn, PermitWait) and not await self._await_places(admission, admission.turn, stay):
             return False
         turn, permits = admission.turn, admission.permits
         if not isinstance(turn, Turn):
             return True
-        # Other requests may use the permits meanwhile.
         if permits is not None:
             permits.end("untaught")
         if not await self.await_further(admission, turn, stay):

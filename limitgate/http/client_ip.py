@@ -20,11 +20,11 @@ from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.text import listed, meant
 
 MAX_HOPS = 32
-"""Maximum forwarding header elements to read."""
+"""Elements of a forwarding header to read."""
 MOST_CHARACTERS = 2048
-"""Maximum forwarding header characters to read."""
+"""Characters of a forwarding header to read."""
 MAX_LENGTH = 100
-"""Maximum characters of an address with port, brackets and zone."""
+"""Characters of an address with port, brackets and zone."""
 REMEMBERED, SHORT = 4096, 64
 """Size of the address cache, and its longest text. IPv6 with a port has 53 characters."""
 UNIX = "unix"
@@ -60,7 +60,7 @@ _PAIR = re.compile(r"\s*([^\s;=\",]+)=(?:([^\s;,\"]*)|\"((?:[^\"\\]|\\.)*)\")\s*
 def canonical(text: str) -> IPv4Address | IPv6Address | None:
     """Parse an address in any form of RFC 7239 section 6, with or without port, brackets and zone.
 
-    Returns IPv4 inside IPv6 as IPv4, and None if ``text`` is not an address.
+    IPv4 inside IPv6 becomes IPv4. None if ``text`` is no address.
     """
     text = text.strip()
     if len(text) > MAX_LENGTH:
@@ -103,7 +103,7 @@ _Address = tuple[str, int, int]
 
 
 def _read(text: str) -> _Address | None:
-    """Parse an address like `canonical`, but faster."""
+    """`canonical`, but faster."""
     text = text.strip()
     if len(text) > MAX_LENGTH:
         return None
@@ -145,8 +145,8 @@ class Hop(NamedTuple):
 class TrustedProxies:
     """The proxies whose forwarding header is trusted.
 
-    ``trusted`` has addresses, CIDRs, `proxy_lists`, and ``unix``. ``header`` is ``forwarded`` (RFC
-    7239), ``x-forwarded-for``, or another header with addresses. Raises `ConfigError` for invalid entries.
+    ``trusted`` has addresses, CIDRs, `proxy_lists`, and ``unix``. ``header`` is ``forwarded`` (RFC 7239), ``x-forwarded-for``,
+    or another header with addresses. Raises `ConfigError` for invalid entries.
     """
 
     def __init__(self, trusted: Sequence[str], header: str) -> None:
@@ -181,8 +181,8 @@ class TrustedProxies:
     def client(self, request: Request) -> str | None:
         """Return the first address, from the peer towards the client, that isn't a trusted proxy.
 
-        The search stops at the last valid address before an invalid element. If all addresses are trusted, returns the
-        leftmost. Raises `HeadersTooLargeError` if the search exceeds `MAX_HOPS` or `MOST_CHARACTERS`.
+        The search stops before an invalid element. If all addresses are trusted, returns the leftmost. Raises
+        `HeadersTooLargeError` beyond `MAX_HOPS` or `MOST_CHARACTERS`.
         """
         client = self._met.get(request.peer) if request.peer else None
         if client is None:
@@ -211,7 +211,7 @@ class TrustedProxies:
             self._met[peer] = address
 
     def hops(self, request: Request) -> list[Hop]:
-        """Explain `client`: return every address read, from the peer to the client."""
+        """Return every address read, from the peer to the client."""
         address = None if request.peer is None else _read(request.peer)
         peer = request.peer if address is None else address[0]
         if not (self._unix if request.peer is None else self._trusted(address)):
@@ -354,8 +354,8 @@ def _like(entry: str) -> str:
 def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[str]:
     """Yield the elements of a forwarding header from the right.
 
-    Thus client text on the left can't affect what the nearest proxy wrote. A truncated element isn't skipped, since a proxy may
-    copy client text into it, such as a long Host.
+    Thus client text on the left can't affect what the nearest proxy wrote. A truncated element isn't skipped, since a proxy
+    may copy client text into it, such as a long Host.
     """
     is_cut = len(value) > MOST_CHARACTERS
     for _ in range(MAX_HOPS):
@@ -385,7 +385,7 @@ def _node(element: str) -> str:
 
 
 def _last_comma(value: str) -> int:
-    """Index of the last comma outside quotes, or -1."""
+    """Ignore commas in quotes."""
     end, quotes, comma = len(value), 0, value.rfind(",")
     while comma >= 0:
         quotes += _quotes(value, comma, end)
@@ -415,7 +415,7 @@ def proxy_lists() -> tuple[str, ...]:
 
 
 def proxy_entries(entry: str) -> Iterator[tuple[str, str]]:
-    """Yield the addresses and CIDRs of a ``trusted_proxies`` entry, each with its location in a list, or an empty location.
+    """Yield the addresses and CIDRs of a ``trusted_proxies`` entry, each with its place in a list, if any.
 
     Raises `ConfigError` for an unreadable or empty file.
     """

@@ -37,15 +37,15 @@ _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
 LONG, LONGEST = 512, 16_384
 """Maximum characters of path and ``root`` to interpret completely (up to 0.7 µs each), and to read."""
 _PADDING = 64
-"""Maximum segments, and characters of a segment, to strip from a long path."""
+"""Segments, and characters of a segment, to strip from a long path."""
 _HIDDEN_BYTES = bytes([*range(0x20), *range(0x7F, 0x100)])
 _SCHEME_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
 _SPACE = "".join(map(chr, range(0x21)))
 
 ANY = "{}"
-"""Pattern segment that matches one segment."""
+"""Matches one segment."""
 REST = "**"
-"""Last pattern segment, matches zero or more segments."""
+"""At the end, matches zero or more segments."""
 
 
 def interpretations(path: str, root: str = "") -> tuple[str, ...]:
@@ -71,7 +71,6 @@ def interpretations(path: str, root: str = "") -> tuple[str, ...]:
 
 
 def _forms(path: str) -> list[str]:
-    """Return the path cleaned, without control characters, and as sent."""
     shown = _shown(path)
     sent = path.split("/")
     without_controls = [show or segment for show, segment in zip(shown.split("/"), sent) if segment]
@@ -79,7 +78,7 @@ def _forms(path: str) -> list[str]:
 
 
 def first_interpretation(path: str, root: str = "") -> str:
-    """Return the first of the `interpretations`. Beyond `LONG`, the rest of the path stays as sent."""
+    """Beyond `LONG`, the rest of the path stays as sent."""
     rest = below(path, root)
     if len(path) + len(root) <= LONG:
         if _is_tidy(path, root):
@@ -190,7 +189,7 @@ def _without_slashes(path: str) -> str:
 
 
 def _end_of_slashes(path: str, start: int) -> int:
-    """Skip slashes from ``start``, ten times as fast as ``lstrip``."""
+    """Ten times as fast as ``lstrip``."""
     return start if (match := _SLASHES.match(path, start)) is None else match.end()
 
 
@@ -201,7 +200,7 @@ def _may_climb(path: str) -> bool:
 
 
 def segments(pattern: str) -> tuple[str, ...]:
-    """Split a rule's path pattern into segments, with `ANY` for a placeholder and `REST` for ``**``. Raises `ConfigError`."""
+    """Split a path pattern into segments, with `ANY` for a placeholder and `REST` for ``**``. Raises `ConfigError`."""
     if not pattern.startswith("/"):
         raise ConfigError(f"path {pattern!r:.80} does not begin with '/', {_EXPECTED}")
     parts = pattern.removesuffix("/").split("/")[1:]
@@ -240,13 +239,13 @@ def _meant(part: str) -> str:
 
 
 def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """Return the interpretations of a router that matches mounts by text prefix."""
+    """For a router that matches mounts by text prefix."""
     found = [(mount, path.removeprefix(mount)) for mount in mounts for path in paths if path.startswith(mount)]
     return [f"{mount}/{rest}" for mount, rest in found if rest and not rest.startswith("/")]
 
 
 def with_empty_segments(path: str, root: str = "") -> list[str]:
-    """Return the interpretations of a router whose placeholders match empty segments."""
+    """For a router whose placeholders match empty segments."""
     return [f"/{each.lstrip('/')}" for each in dict.fromkeys((below(path, root), path)) if "//" in each or each.endswith("/")]
 
 
@@ -294,7 +293,7 @@ class PathIndex(Generic[T]):
         """Segments of the deepest pattern."""
 
     def add(self, pattern: tuple[str, ...], value: T) -> None:
-        """Add ``value`` under a pattern from `segments`."""
+        """``pattern`` is from `segments`."""
         node = self
         self.depth = max(self.depth, len(pattern))
         for segment in pattern:
@@ -310,7 +309,7 @@ class PathIndex(Generic[T]):
         node.here.append(value)
 
     def find(self, path: str) -> list[T]:
-        """Return the values whose patterns match ``path``, unordered."""
+        """Return the values of matching patterns, unordered."""
         nodes, found = [self], []
         if path != "/":
             for segment in path.split("/", self.depth + 1)[1:]:
@@ -354,7 +353,7 @@ def _joined(found: list[str]) -> str:
 
 
 def below(path: str, root: str) -> str:
-    """Return the path below a mount point like Starlette: unchanged if it is elsewhere."""
+    """Return the path below a mount point, or if elsewhere, unchanged like Starlette."""
     return path[len(root) :] if root and _is_below(path, root) else path
 
 

@@ -19,7 +19,7 @@ RawFields = list[tuple[bytes, bytes]]
 
 
 class Numbers(NamedTuple):
-    """The numbers in a response's rate fields."""
+    """Numbers in a response's rate fields."""
 
     limit: int
     """Of the tightest window."""
@@ -42,9 +42,9 @@ Style = str | Renamed
 
 
 def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Style, ...]:
-    """Rename fields; ``names`` maps standard field names, in any case, to new names.
+    """Rename fields. ``names`` maps standard names, in any case, to new ones.
 
-    Raises `ConfigError` for an unknown field, or a name that is already in use.
+    Raises `ConfigError` for an unknown field, or a name in use.
     """
     styles = tuple(styles)
     known = {field.lower(): field for style in styles for field in FIELDS[style]}
@@ -72,7 +72,7 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
 
 
 def names_of(styles: Iterable[Style]) -> list[str]:
-    """Return the names of all fields that these styles may send."""
+    """Return the names of all fields of these styles."""
     found = []
     for style in styles:
         own, names = (style.style, dict(style.names)) if isinstance(style, Renamed) else (style, {})
@@ -81,13 +81,13 @@ def names_of(styles: Iterable[Style]) -> list[str]:
 
 
 def without(fields: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> Fields:
-    """Return ``fields`` except those with a name among ``others``."""
+    """Return ``fields`` except the ``others``."""
     taken = {name.lower() for name, _ in others}
     return [field for field in fields if field[0].lower() not in taken]
 
 
 def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[bytes, bytes]]) -> RawFields:
-    """Like `without`, for raw fields."""
+    """`without` for raw fields."""
     taken = {bytes(name).lower() for name, _ in others}
     return [field for field in fields if bytes(field[0]).lower() not in taken]
 
@@ -95,8 +95,8 @@ def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[by
 def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
     """Return a response's rate fields. ``now`` is the store's clock in Unix µs.
 
-    Policy names avoid the names of other rules, which are ``rules``. Shadow rules appear only in styles that name policies, or
-    if no other rule applies.
+    Policy names avoid the names of other ``rules``. Shadow rules appear only in styles that name policies, or if no other rule
+    applies.
     """
     styles = tuple(styles)
     limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)
@@ -152,7 +152,7 @@ def _writer(style: Style, buckets: Buckets, rules: frozenset[str]) -> Writer:
 
 
 def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
-    """Encode fields for ASGI: bytes, with lower-case names."""
+    """Encode fields for ASGI."""
     return [(_RAW_NAMES.get(name) or name.lower().encode(), value.encode()) for name, value in fields]
 
 
@@ -162,7 +162,7 @@ _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESE
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """Return the ``X-RateLimit-*`` fields of the tightest window; ``full_at_us`` is in Unix µs, the field in seconds.
+    """Return the fields of the tightest window; ``full_at_us`` is in Unix µs, the field in seconds.
 
     A limit of 0 refuses every request, so it has no reset.
     """
@@ -171,7 +171,7 @@ def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
 
 
 def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
-    """Like `x_ratelimit`, as raw fields. Cached, because most numbers repeat."""
+    """`x_ratelimit` as raw fields. Cached, because most numbers repeat."""
     reset = -(-full_at_us // SECOND)
     try:
         return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
@@ -202,11 +202,10 @@ def _x_ratelimit(_: Buckets, __: frozenset[str]) -> Writer:
 
 
 WINDOW_UNITS = ("second", "minute", "hour", "day")
-"""Periods that the style x-ratelimit-windows shows."""
 
 
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
-    """Two fields per unit of time, for the window of that unit with the least remaining."""
+    """Two fields per unit of time, for its window with the least remaining."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
     units = [(limit.unit, limit.burst) for limit in limits]
 
@@ -225,7 +224,7 @@ def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
 
 
 def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """Fields of draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4, as RFC 9651 lists, which can't be empty."""
+    """Draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4. The fields are RFC 9651 lists, which can't be empty."""
     applying = {rule for rule, _ in buckets}
     reserved = rules if applying <= rules else rules | applying
     policies: dict[str, str] = {}
@@ -246,7 +245,7 @@ def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
 
 
 def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) -> list[tuple[str, str]]:
-    """Return the name and parameters of each window's policy. `Rule` ensures names that need no escaping."""
+    """Name and parameters of each window's policy. `Rule` ensures names that need no escaping."""
     found: dict[str, str] = {}
     limits = [limit for windows in buckets for limit in windows.limits]
     for limit in limits:

@@ -23,15 +23,15 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNE
 
 
 MOST_LINES = 1000
-"""Maximum number of header lines; common servers and proxies allow 100, or 32 KB."""
+"""Header lines to read; common servers and proxies allow 100, or 32 KB."""
 LONGEST_VALUE = 16_384
-"""Maximum characters of a header in a key."""
+"""Characters of a header in a key."""
 LONGEST_NAME = 256
-"""Maximum characters of a header name in rules."""
+"""Characters of a header name in rules."""
 LONGEST_QUERY = 65_536
-"""Maximum characters of a query to search beyond `MOST_FIELDS`."""
+"""Characters of a query to search beyond `MOST_FIELDS`."""
 MOST_FIELDS, MOST_ESCAPES = 2048, 1000
-"""Maximum query fields, and escapes in a value if one is malformed."""
+"""Query fields, and escapes in a value if one is malformed."""
 _NEEDS_ESCAPES = re.compile(r"[^A-Za-z0-9_.~-]|\A\Z")
 _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
 
@@ -82,7 +82,7 @@ class Headers(Mapping[str, str]):
     def identity(self, name: str) -> str:
         """Return a header without surrounding white space, empty if absent.
 
-        Raises `HeadersTooLargeError` if it is longer than `LONGEST_VALUE`.
+        Raises `HeadersTooLargeError` beyond `LONGEST_VALUE`.
         """
         lines = self._raw_lines_of(name)
         if not lines:
@@ -92,12 +92,12 @@ class Headers(Mapping[str, str]):
         return ", ".join(map(self._decoded, lines)).strip()
 
     def start(self, name: str, most: int) -> str:
-        """Return the first ``most`` characters of a header's first line, empty if absent."""
+        """Return the first ``most`` characters of a header's first line."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[0][:most]) if lines else ""
 
     def end(self, name: str, most: int) -> str:
-        """Return the last ``most`` characters of a header, empty if absent."""
+        """Return the last ``most`` characters of a header."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[-1][-most:]) if lines else ""
 
@@ -177,7 +177,7 @@ class ASGIHeaders(Headers):
         return {name: ", ".join(values) for name, values in lines.items()}
 
     def _read_names(self) -> list[bytes]:
-        """Return the names in lower case, as some servers don't."""
+        """Some servers don't send lower case."""
         if len(self._lines) > MOST_LINES:
             raise too_many_lines()
         names = [*map(_NAME, self._lines)]
@@ -300,7 +300,7 @@ def _end_of_fields(text: str) -> int:
 
 
 def _find_as_written(name: str, text: str, start: int) -> int:
-    """Return the end of an unescaped field name from ``start``, or -1. Raises `ValueError` if escapes may hide it."""
+    """Return the end of an unescaped field name, or -1. Raises `ValueError` if escapes may hide it."""
     if _NEEDS_ESCAPES.search(name) or len(text) > LONGEST_QUERY or text.find("%", start) >= 0:
         raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may be the one, expected fewer")
     found = [at for end in "=&" if (at := f"{text}&".find(f"&{name}{end}", start)) >= 0]
@@ -322,7 +322,7 @@ def _escaped(character: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Decode a value like `urllib.parse.parse_qs`. Raises `ValueError` for many escapes if one is malformed."""
+    """Decode like `urllib.parse.parse_qs`. Raises `ValueError` for many escapes if one is malformed."""
     text = text.replace("+", " ")
     if "%" in text and text.isascii():
         with suppress(UnicodeDecodeError):  # fails for malformed escapes
@@ -407,7 +407,7 @@ class Request:
     awaits: bool = False
     """True on an event loop."""
     caller: Any = None
-    """A `limitgate.Caller`; set after ``identify``."""
+    """Set after ``identify``."""
     given_limits: dict[int, Any] | None = None
     """Results of limit callables by rule id."""
     met: dict[int, bool] | None = None
@@ -467,7 +467,7 @@ class Request:
 
     @property
     def has_too_many_lines(self) -> bool:
-        """True for more than `MOST_LINES` header lines, except under WSGI, whose servers join lines."""
+        """Except under WSGI, whose servers join lines."""
         return self.scope is not None and len(self.scope.get("headers", ())) > MOST_LINES
 
     def check_lines(self) -> None:
@@ -499,7 +499,7 @@ class Request:
 
     @property
     def user(self) -> Any:
-        """The user from an outer authentication layer, or None.
+        """The user from an outer authentication layer.
 
         Raises `UserWanted` if `find_user` must run first.
         """
@@ -509,7 +509,7 @@ class Request:
         """Load the user for `user`, if this requires ``await``."""
 
     def find_user_here(self) -> None:
-        """Like `find_user`, in a thread that may block."""
+        """`find_user` in a thread that may block."""
 
     def _open_headers(self) -> Headers:
         return TextHeaders(self._read_headers())
@@ -634,16 +634,16 @@ REQUEST_START = "x-request-start"
 OLDEST_START_S = 60.0
 """Maximum plausible wait in seconds; servers and proxies time out earlier."""
 _LONGEST_TIME = 64
-"""Maximum characters of the header read, from the right."""
+"""Characters of the header read, from the right."""
 _REQUEST_START = re.compile(r"\s*(?:t\s*=\s*)?([0-9]{9,19}(?:\.[0-9]{1,9})?)\s*", re.ASCII)
 _PER_SECOND = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
 
 def waited_s(request: Request, now: float) -> float | None:
-    """Return the seconds from the proxy's time until ``now`` (Unix time in s), or None without a plausible time.
+    """Return the seconds from the proxy's time until ``now`` (Unix time in s); None without a plausible time.
 
-    Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) with or without ``t=``, in s, ms (Heroku), µs (Apache: ``t=%t``) or ns; of
-    several times the last.
+    Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) with or without ``t=``, in s, ms (Heroku), µs (Apache: ``t=%t``) or ns;
+    of several times the last.
     """
     match = _REQUEST_START.fullmatch(request.headers.end(REQUEST_START, _LONGEST_TIME).rpartition(",")[2])
     if match is None:

@@ -28,10 +28,10 @@ _LEFT, _RIGHT = 9, 10
 
 
 class RefusalId(NamedTuple):
-    """Contents of an id: 32 characters for the time, the rule and the bucket.
+    """An id: 32 characters for the time, the rule and the bucket.
 
-    Nothing is stored for an id. You can read it as long as you have the rules and the key; without the key, it reveals only the
-    time. It does not prove a refusal, because it can be forged.
+    You can read an id as long as you have the rules and the key; without the key, it reveals only the time. It does not prove
+    a refusal, because it can be forged.
     """
 
     at: float
@@ -42,7 +42,7 @@ class RefusalId(NamedTuple):
 
 
 class RefusalKey:
-    """A key of 32 bytes that encrypts and decrypts ids.
+    """A key of 32 bytes that encrypts ids.
 
     It uses a four-round Feistel network (Luby and Rackoff 1988) with keyed BLAKE2b and the time as its tweak. Unlike with a
     stream cipher, two ids of the same time reveal nothing by their XOR.
@@ -61,7 +61,7 @@ class RefusalKey:
 
     @staticmethod
     def derived(secret: bytes) -> RefusalKey:
-        """Derive the key from a ``secret`` of 16 to 64 bytes."""
+        """Derive a key from a ``secret`` of 16 to 64 bytes."""
         return RefusalKey(blake2b(key=secret, digest_size=32, person=b"refusal key").digest())
 
     def write(self, now: int, rule: str | None, key: str) -> bytes:
@@ -96,7 +96,7 @@ class RefusalKey:
 
 
 def time_of(text: str) -> float:
-    """Return the Unix time of a refusal in seconds. Needs no key. Raises `ValueError` for other text."""
+    """Return the Unix time of an id in seconds. Raises `ValueError` for other text."""
     return int.from_bytes(_bytes_of(text)[:5], "big") * _TICK / 1e6
 
 
@@ -121,16 +121,14 @@ _POLICY_VIOLATION = 1008
 
 
 class Refusal(NamedTuple):
-    """A response of the gate: 403, 429, 431 or 503."""
+    """A 403, 429, 431 or 503."""
 
     status: int
     fields: Fields
     raw: RawFields
     body: bytes
     detail: str
-    """The explanation in the body."""
     id: str | None = None
-    """An id as of `RefusalKey.write`."""
 
     @property
     def waiting(self) -> Fields:
@@ -139,12 +137,12 @@ class Refusal(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason phrase of the status."""
+        """Reason phrase of the status."""
         return HTTPStatus(self.status).phrase
 
     @property
     def close_code(self) -> int:
-        """The WebSocket close code (IANA WebSocket Close Code Number Registry)."""
+        """WebSocket close code (IANA WebSocket Close Code Number Registry)."""
         return _POLICY_VIOLATION if self.status in {403, 431} else _TRY_AGAIN_LATER
 
 
@@ -169,7 +167,7 @@ def _refusal(
     wait: int | None,
     is_permanent_ban: bool,  # noqa: FBT001 - `lru_cache` is faster without keywords
 ) -> tuple[Refusal, bytes, bytes]:
-    """Return a 429, and its body before and after the id. Cached, because refused clients often retry immediately."""
+    """Return the body before and after the id. Cached, because refused clients often retry immediately."""
     detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
         detail, fields = "This request is more than its limit ever allows. Waiting does not help.", []
@@ -188,7 +186,7 @@ def forbidden() -> Refusal:
 
 @cache
 def headers_too_large(detail: str) -> Refusal:
-    """Return the 431 (RFC 6585 section 5) for a `limitgate.errors.HeadersTooLargeError`."""
+    """Return the 431 (RFC 6585 section 5)."""
     return _problem(431, "Request Header Fields Too Large", detail, [], type="about:blank")
 
 
@@ -201,7 +199,7 @@ def unavailable() -> Refusal:
 
 @cache
 def overloaded(after_s: int) -> Refusal:
-    """Return the 503 of an adaptive limit, with ``Retry-After`` in s. Cached: the values are few."""
+    """Return the 503 of an adaptive limit, with ``Retry-After`` in s."""
     detail = "The service is at its capacity at the moment. Try again shortly."
     return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", str(after_s))])
 

@@ -65,7 +65,7 @@ class WorkOptions(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WorkOptions:
-        """Validate options. Raises one `ConfigError` that reports all errors."""
+        """Raises one `ConfigError` that reports all errors."""
         bounds = {name: value for name, value in given.items() if name in _BOUNDS}
         known = list(AdaptiveOptions.__annotations__)
         mistakes = [
@@ -99,7 +99,7 @@ _BOUNDS = frozenset(each.name for each in fields(Adaptive))
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WorkDecision(Decision):
-    """Decision about a block of work. Its only window is the current limit."""
+    """Decision about a block of work."""
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -120,14 +120,14 @@ class Work(Unpicklable, ConcurrencyLimiter):
         super().__init__(Terms(*options), clock)
 
     def reset_after_fork(self) -> None:
-        """Reset. Blocks that began in the parent process end without effect in the child."""
+        """Blocks that began in the parent process end without effect in the child."""
         super().reset_after_fork()
         begun: dict[Hashable, list[Permit | None]] = getattr(self, "_blocks", {})
         self._blocks: dict[Hashable, list[Permit | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
-        """Blocks by thread or task, innermost last; None for a block that isn't limited."""
+        """By thread or task, innermost last; None for a block that isn't limited."""
 
     def enter(self, priority: Priority) -> Decision:
-        """Begin a block in this thread, waiting for a permit. Raises `RateLimited`."""
+        """Begin a block in this thread. Raises `RateLimited`."""
         if switch.null_store is not None:
             return self._enter_unlimited(get_ident())
         permit, thread = self._begun(priority, None, WaitingThread)
@@ -141,7 +141,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
         return self._served(get_ident(), permit, has_place=has_place)
 
     async def aenter(self, priority: Priority) -> Decision:
-        """Begin a block in this task, waiting for a permit. Raises `RateLimited`."""
+        """Begin a block in this task. Raises `RateLimited`."""
         if switch.null_store is not None:
             return self._enter_unlimited(asyncio.current_task())
         permit, task = self._begun(priority, self._heartbeats.guard(), WaitingTask)
@@ -219,7 +219,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
 
 
 def _outcome(error: BaseException | None) -> Outcome:
-    """Return the outcome of a block: its duration is a sample only without an error."""
+    """The duration is a sample only without an error."""
     if error is None:
         return "ok"
     return "failed" if isinstance(error, TimeoutError | ConnectionError | asyncio.CancelledError) else "untaught"
@@ -242,16 +242,16 @@ class _Around:
 
     @property
     def in_flight(self) -> int:
-        """Number of blocks in flight in this process."""
+        """Blocks in flight in this process."""
         return self._work.limit.in_flight
 
     @property
     def waiting(self) -> int:
-        """Number of blocks waiting for a permit in this process."""
+        """Blocks in this process that wait for a permit."""
         return self._work.limit.waiting
 
     def check_options(self, given: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` if options are given that differ from its own."""
+        """Raise `ConfigError` for different options."""
         if given and WorkOptions.of(given) != self._work.options:
             raise ConfigError(
                 f"adaptive: {self.name!r:.80} is there with other options, expected the same ones, none, or another name"
@@ -335,7 +335,7 @@ def _checked(priority: object) -> Any:
 
 
 KeyOf = str | Callable[..., str] | None
-"""Key of a function's calls: text, or a callable that takes the arguments of the call."""
+"""Of a function's calls: text, or a callable that takes the arguments of the call."""
 
 
 def check_plain(function: object) -> None:

@@ -1,7 +1,4 @@
-"""Limiter operations as flows, shared by `AsyncLimiter` and `Limiter`, which differ in how they call the store and sleep.
-
-A reservation charges an estimated cost, which it corrects when the real cost is known.
-"""
+"""Limiter operations as flows, shared by `AsyncLimiter` and `Limiter`."""
 
 from __future__ import annotations
 
@@ -45,13 +42,13 @@ Limits = tuple[AnyLimit, ...]
 
 _BANS = Bucket((kept_as("ban"),))
 LOOK_AGAIN = 1.0
-"""Polling interval of a ban in seconds, because the ban can be lifted early."""
+"""Polling interval of a ban in seconds, because it can be lifted early."""
 _ROUNDING = 0.001
 """Seconds by which a turn may exceed the timeout: the resolution of timers."""
 _PREPARED = 16
 """Highest cost of a hit with a cached plan. Higher costs, such as tokens or bytes, rarely repeat."""
 _ATTEMPTS = 64
-"""Attempts of `Operations._hitting_up_to` under contention before it reports that nothing is left."""
+"""Attempts under contention before `Operations._hitting_up_to` reports that nothing is left."""
 
 
 class ChargedOperation:
@@ -205,7 +202,7 @@ class Operations(Remade):
         )
 
     def _prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
-        """Return the cached plan of a hit; None for other plans and invalid arguments, which `_deciding` handles."""
+        """Return None for other plans and invalid arguments, which `_deciding` handles."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str) or switch.null_store is not None:
             return None
         if limits and isinstance(limits[0], Configured):
@@ -258,7 +255,7 @@ class Operations(Remade):
         return decide(plan, (yield plan, self._timeout))
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
-        """Charge as much as fits, in several attempts under contention."""
+        """Several attempts under contention."""
         if _costed(limits):
             raise ConfigError(f"{limits!r:.80} have their own costs, expected hit or reserve, or limits without own costs")
         for _ in range(_ATTEMPTS):
@@ -273,7 +270,7 @@ class Operations(Remade):
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None
     ) -> ConfigFlow[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]:
-        """Book a turn: the operation, its charges, and the turn, None if it is now."""
+        """Return the operation, its charges, and the turn, None if it is now."""
         began = waiting.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         operation = yield from self._taking(plan, limits)
@@ -308,7 +305,7 @@ class Operations(Remade):
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool
     ) -> ConfigFlow[Configuration]:
-        """Store limits under a name, unless it has limits and ``replace`` is false; return the current limits."""
+        """Keep existing limits unless ``replace``; return the current limits."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
         if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
@@ -368,7 +365,7 @@ class Operations(Remade):
         return self._plan(verb, key, limits, cost)
 
     def validate(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = 0) -> None:
-        """Raise the errors of `hit`, or of `wait` with a ``timeout`` other than 0, for invalid arguments. No store call."""
+        """Raise the errors of `hit`, or of `wait` with a ``timeout`` other than 0. No store call."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
         self._ahead(self._plan("spend", key, limits, cost), as_seconds(timeout, "timeout"))
@@ -393,7 +390,7 @@ class Operations(Remade):
         return plan._replace(charges=tuple(charges))
 
     def _plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
-        """Plan a call. A process with its own count has its own keys; bans are shared by all processes."""
+        """A process with its own count has its own keys; bans are shared by all processes."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self._name(key), check_cost(cost)
@@ -423,7 +420,7 @@ class Operations(Remade):
 
 
 def seconds_left(timeout: float | None, began: float) -> float | None:
-    """Return the rest of a timeout that began at ``began`` (monotonic seconds), None if unbounded."""
+    """``began`` is in monotonic seconds. None is unbounded."""
     if timeout is None or timeout >= MAX_AHEAD / 1e6:
         return None
     return max(0.0, timeout - (waiting.monotonic() - began))
@@ -441,7 +438,7 @@ def ask_again_in(decision: Decision, left: float | None) -> float:
 
 
 def _in_their_order(key: str, error: ConfigError) -> ConfigError:
-    """Return the error about an invalid limit, adapted if the key and the limit are swapped."""
+    """Adapt the error about an invalid limit if the key and the limit are swapped."""
     try:
         Limit(key)
     except ConfigError:
@@ -480,7 +477,7 @@ def _costed(limits: Limits) -> tuple[int, ...]:
 
 
 def _template(cost: int, limits: Limits) -> PlanTemplate | None:
-    """Return the plan template of hits, None if it isn't plain. Raises `ConfigError` for an invalid limit."""
+    """None if it isn't plain. Raises `ConfigError` for an invalid limit."""
     key = cost, limits
     template = _known_templates.values.get(key)
     if template is None and key not in _known_templates.values:
@@ -497,7 +494,7 @@ def _template(cost: int, limits: Limits) -> PlanTemplate | None:
 
 @lru_cache(maxsize=4096)
 def _without_lease(bucket: Bucket) -> Bucket:
-    """Return the bucket without a lease: leased requests can't book turns."""
+    """Leased requests can't book turns."""
     if not bucket.lease:
         return bucket
     return Bucket(tuple([limit.leased(0) for limit in bucket.limits]), bucket.ids)
@@ -517,14 +514,14 @@ def _ban_key(name: str) -> str:
 
 
 def _refunded(charge: Charge, cost: int) -> Charge:
-    """Return the adjustment that refunds ``cost`` requests, regardless of when they were charged."""
+    """Return the adjustment that refunds ``cost`` requests, whenever they were charged."""
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))
 
 
 class AsyncReservation:
-    """Charge of `AsyncLimiter.reserve`, permanent unless it is settled or cancelled."""
+    """Charge of `AsyncLimiter.reserve`, permanent unless settled or cancelled."""
 
     def __init__(self, booked: ChargedOperation, store: AsyncStore) -> None:
         self._booked = booked
@@ -551,7 +548,7 @@ class AsyncReservation:
 
 
 class Reservation:
-    """Charge of `Limiter.reserve`, permanent unless it is settled or cancelled."""
+    """Charge of `Limiter.reserve`, permanent unless settled or cancelled."""
 
     def __init__(self, booked: ChargedOperation, store: SyncStore) -> None:
         self._booked = booked
@@ -567,8 +564,7 @@ class Reservation:
 
         If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order.
 
-        Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
-        store fails; then the estimate remains charged.
+        Raises the errors of `AsyncReservation.settle`.
         """
         run(self._store, self._booked.settling(cost))
 

@@ -1,6 +1,6 @@
 """Iterators of `AsyncLimiter.pace` and `Limiter.pace`.
 
-They read an item before booking its turn, so that a slow source doesn't waste turns, and keep the item if the wait fails.
+They read an item before booking its turn, so that a slow source wastes no turns, and keep the item if the wait fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Spacing(Generic[T]):
             _check(limit, even=even)
 
     def of(self, item: T) -> tuple[tuple[Limit | Configured, ...], int]:
-        """Return the limits and cost of an item. Raises `TypeError`, `ValueError`, and errors of the cost callable."""
+        """Raises `TypeError`, `ValueError`, and errors of the cost callable."""
         try:
             cost = check_cost(self._cost(item)) if callable(self._cost) else self._cost
         except (StopIteration, StopAsyncIteration) as error:
@@ -174,7 +174,7 @@ class Pace(Unpicklable, Generic[T]):
             return _NONE
 
     def _read(self) -> Any:
-        """Read the next item of the source, or at its end an item that another thread kept."""
+        """At the end of the source, take an item that another thread kept."""
         if not self._is_over:
             try:
                 return next(self._source)

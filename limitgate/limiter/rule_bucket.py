@@ -1,6 +1,6 @@
 """Finds one client's buckets of a rule from the parts of its key, without a request.
 
-Keys are built as in a gate (`limitgate.gate.planning.compiled_rule`), from a described request.
+Keys are built as in a gate, from a described request.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from limitgate.rules.options import Given, check_names, check_part, read_limits
 from limitgate.rules.rule import Rule, RuleSet
 
 _PLACEHOLDERS = frozenset("{<*^")
-"""Characters in route templates of Starlette, Flask, rules, and Django's regular expressions."""
+"""Route templates of Starlette, Flask, rules, and Django's regular expressions have these characters."""
 _API_KEY = ":api-key"
-"""Header of a described request that holds the API key; no key part can refer to this name."""
+"""Header of a described request; no key part can refer to this name."""
 
 
 class BucketParts(TypedDict, total=False):
-    """Parts of a key that identify a bucket of a rule. Parts that the rule's key doesn't have are ignored."""
+    """Parts of a key that identify a bucket of a rule. Other parts are ignored."""
 
     ip: str | IPv4Address | IPv6Address | None
     """The client's address; IPv6 addresses are grouped as in the gate."""
@@ -79,7 +79,7 @@ class RuleBucketOperations:
         return [charge.key for charge in self._charges]
 
     def name(self) -> str:
-        """Name of the buckets for logs: the first key, which is a digest."""
+        """For logs: the first key, which is a digest."""
         return self._charges[0].key
 
     def peeking(self) -> Flow[Decision]:
@@ -91,7 +91,7 @@ class RuleBucketOperations:
         return self._carried_out(Plan.reset(self._charges))
 
     def banning(self, seconds: Duration | None) -> Flow[Decision]:
-        """Refuse all charges for at least ``seconds``, permanently if None. Raises `ValueError` for an invalid duration."""
+        """Raises `ValueError` for an invalid duration."""
         return self._carried_out(Plan.ban(self._charges, ban.microseconds(as_seconds(seconds, "seconds"))))
 
     def pardoning(self) -> ConfigFlow[Decision]:
@@ -214,9 +214,8 @@ def rule_bucket(
     """Return the bucket of a rule with these key parts; ``name`` selects a limit of an endpoint with several.
 
     ``templates`` replace the path if the routes are known, None for the rule's pattern. ``rules`` are those of the gate, with
-    its callers and tiers; by default those that the rule belongs to. ``shadow`` is the option of the gate.
-
-    Raises `ConfigError` for a missing or invalid part, `TypeError` for an unknown one.
+    its callers and tiers; by default those that the rule belongs to. ``shadow`` is the option of the gate. Raises
+    `ConfigError` for a missing or invalid part, `TypeError` for an unknown one.
     """
     chosen = _rule_of(rule, name)
     check_names("bucket", parts, BucketParts)
@@ -283,7 +282,7 @@ class _DescribedSubject(Subject):
     __slots__ = ()
 
     def address(self) -> str:
-        """Address or network of the client. Raises `_Missing` if unknown."""
+        """Raises `_Missing` if unknown."""
         address = super().address()
         if address is None:
             raise _Missing

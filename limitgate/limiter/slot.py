@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 
 def one_process(block: C) -> C:
-    """Return the context manager of a slot, which says why it cannot be pickled."""
+    """The context manager of a slot says why it cannot be pickled."""
 
     def refuse(_: object) -> NoReturn:
         raise unpicklable("limiter.slot(...)")
@@ -121,7 +121,7 @@ class _Charged:
 
 
 def _taking(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None) -> Flow[_Charged]:
-    """Take the slots and count the decision. Raises `RateLimited` if there is no room."""
+    """Raises `RateLimited` if there is no room."""
     plan = plan._replace(verb="spend").named()
     try:
         reading = yield plan, slot_keeper.timeout

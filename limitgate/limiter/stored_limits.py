@@ -1,4 +1,4 @@
-"""Limits kept in the store. Every process that shares the store applies a change within a second."""
+"""Limits kept in the store. Other processes apply a change within a second."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Configuration(NamedTuple):
 
 
 class Known:
-    """Cache of the configurations that this process has read, by store key."""
+    """Cache of configurations by store key."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Configuration, float]] = {}
@@ -46,12 +46,12 @@ class Known:
         self.process = f"{os.getpid()}:{uuid4().hex}"
 
     def fresh(self, key: str) -> Configuration | None:
-        """Return the configuration if it was read less than `FRESH` seconds ago, or None."""
+        """Return the configuration if it was read less than `FRESH` seconds ago."""
         configuration, since = self._read.get(key, (None, 0.0))
         return configuration if monotonic() - since < FRESH else None
 
     def stale(self, key: str) -> Configuration | None:
-        """Return the configuration that was read last, or None."""
+        """Return the configuration that was read last."""
         return self._read[key][0] if key in self._read else None
 
     def note(self, key: str, configuration: Configuration | None) -> None:
@@ -71,7 +71,7 @@ def encode(limits: Sequence[Limit | str], *, per_process: bool) -> str:
 
 
 def decode(text: str) -> Configuration | None:
-    """Return the configuration in a stored text, None if it is invalid."""
+    """None for invalid text."""
     try:
         read = json.loads(text)
         limits = tuple([as_limit(limit) for limit in read["limits"]])

@@ -1,4 +1,4 @@
-"""Groups limits into buckets, with reserves for callers of a higher priority, and caches what is derived from limits."""
+"""Groups limits into buckets, with reserves for callers of a higher priority, and caches what limits yield."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MAX_WINDOWS = 64
 MAX_AHEAD = 2**51
 """Microseconds (71 years) ahead that are stored exactly."""
 MAX_LOAD = 5_000
-"""Maximum time of one plan in Redis, because other clients wait meanwhile."""
+"""In Redis for one plan, because other clients wait meanwhile."""
 LEASE_SPARE_US = 1_002_000
-"""Microseconds that are never refunded, because a lease lasts a second and clocks differ slightly."""
+"""Never refunded, because a lease lasts a second and clocks differ slightly."""
 BUCKET = Load(6, 3, 2)
 
 
@@ -75,13 +75,13 @@ class Bucket:
         turns = self.algorithm.MAX_TURNS
         waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
         self.longest_wait_us = min([MAX_AHEAD, *waits])
-        """Maximum time that a turn can be booked ahead."""
+        """How far ahead a turn can be booked."""
         self.is_dated = any(map(self.algorithm.date, limits))
-        """True if the script needs the current date."""
+        """True if the script needs the date."""
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
         """True if charges need a `Charge.slot`."""
         self.refuses_all = any(not limit.count for limit in limits)
-        """True for a count of 0, which refuses every request with a cost."""
+        """True for a count of 0."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         self._strictest = strictest
 
@@ -98,14 +98,11 @@ class Bucket:
         return Bucket, (self.limits, self.ids, self._strictest)
 
     def less(self, kept: Sequence[int], strictest: Bucket | None = None) -> Bucket:
-        """Return a bucket with ``kept`` requests less room per window, see `Limit.less`."""
+        """Return a bucket with less room, see `Limit.less`."""
         return Bucket(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
 
     def share(self, processes: int, cost: int = 1) -> Bucket:
-        """Return a bucket with the `Limit.share` of each limit.
-
-        All costs that fit return the same object.
-        """
+        """See `Limit.share`. All costs that fit return the same object."""
         if processes == 1:
             return self
         share = _share(self, processes, 1)
@@ -125,7 +122,7 @@ def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
 
 @lru_cache(maxsize=4096)
 def banned(bucket: Bucket) -> Bucket:
-    """Return the bucket under a ban. Its states are those of `ban.Rest`."""
+    """Return the bucket under a ban, with states of `ban.Rest`."""
     under_ban = Bucket(bucket.limits, bucket.ids, bucket.strictest)
     under_ban.algorithm, under_ban.has_slots, under_ban.lease = ban, False, 0
     return under_ban
@@ -133,7 +130,7 @@ def banned(bucket: Bucket) -> Bucket:
 
 @lru_cache(maxsize=4096)
 def bucket_of(*limits: Limit | str) -> Bucket:
-    """Return the cached `Bucket` of limits or their text."""
+    """Return the cached bucket of limits or their text."""
     return Bucket(tuple(as_limit(limit) for limit in limits))
 
 
@@ -145,7 +142,7 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
     """Group limits into buckets, in order of their first limit.
 
     Buckets in use are returned as the same objects, so that caches, leases and the memory store survive a reload. Raises
-    `ConfigError` for too many limits, or if they exceed `MAX_LOAD`.
+    `ConfigError` for too many limits, or beyond `MAX_LOAD`.
     """
     return tuple([bucket for bucket, _ in parts_of(limits, ())])
 
@@ -207,15 +204,14 @@ Priority = Literal["high", "normal", "low"]
 
 NORMAL: Final[Priority] = "normal"
 RESERVES: Final[Mapping[Priority, int]] = {"high": 0, "normal": 1, "low": 2}
-"""Number of reserves that each priority cannot use."""
+"""How many reserves each priority cannot use."""
 MAX_RESERVE = Fraction(49, 100)
-"""Maximum reserve. Twice as much still leaves room."""
+"""Twice as much still leaves room."""
 
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
 
 
 def is_priority(value: object) -> TypeGuard[Priority]:
-    """Return True for the name of a priority."""
     return isinstance(value, str) and value in RESERVES
 
 
@@ -251,7 +247,6 @@ def graded(buckets: tuple[Bucket, ...], reserve: Fraction) -> dict[Priority, tup
 
 
 def percent(share: Fraction) -> str:
-    """Format a share as a percentage."""
     return f"{float(share * 100):g}%"
 
 
@@ -279,7 +274,7 @@ class Remembered(Generic[K, V]):
         self._keys: list[K] = []
 
     def add(self, key: K, value: V) -> None:
-        """Add a value. A full cache ignores most new values."""
+        """A full cache ignores most new values."""
         if len(self._keys) < MOST_REMEMBERED:
             self._keys.append(key)
         else:

@@ -1,4 +1,4 @@
-"""Computes decisions from plans and readings, for every store."""
+"""Computes decisions from plans and readings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ InForce = tuple[str | None, int, int]
 
 
 class InShadow(tuple[str | None, int, int]):
-    """An `InForce` of a shadow rule, which counts only without other limits."""
+    """Counts only without other limits."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ class Window(NamedTuple):
     remaining: int
     """Whole requests that still fit."""
     used: int
-    """Requests that still count against the limit, rounded up."""
+    """Requests that count against the limit, rounded up."""
     reset_after: float
     """Seconds until the bucket is full again."""
     retry_after: float
@@ -56,7 +56,7 @@ class Standing(NamedTuple):
     fits: bool
 
     def windows(self) -> list[Window]:
-        """Return the window of each limit, without bans that have ended."""
+        """Omit bans that have ended."""
         rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.bucket.algorithm
         found = []
         for limit, state in zip(self.charge.bucket.limits, self.states):
@@ -78,7 +78,7 @@ class Standing(NamedTuple):
 
 
 class PickledEvidence(list[BucketReading]):
-    """Evidence of an unpickled decision: the windows only."""
+    """Evidence of an unpickled decision."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         super().__init__()
@@ -93,17 +93,16 @@ class SettlementOwner(Protocol):
 
 
 class FinalCosts:
-    """Costs by rule that the application reports while the request runs."""
+    """Costs that the application reports while the request runs."""
 
     costs: Mapping[str | None, int] = MappingProxyType({})
-    """Cost by rule. The key None stands for all other rules."""
+    """By rule; None stands for all other rules."""
     others: tuple[FinalCosts, ...] = ()
     has_news = False
-    """True if a cost still has to be applied."""
     is_over = False
 
     def note(self, rule: str | None, cost: int) -> None:
-        """Record the final cost for a rule. Safe under threads."""
+        """Safe under threads."""
         for each in (self, *self.others):
             each.__dict__.setdefault("costs", {})[rule] = cost
             each.has_news = True
@@ -138,7 +137,7 @@ class Decision:
     this. It may have been shorter if requests ahead left the queue.
     """
     evidence: Sequence[BucketReading] = field(default=(), compare=False)
-    """The readings behind ``standings`` and ``windows``."""
+    """Behind ``standings`` and ``windows``."""
     is_charged: bool = field(default=False, compare=False)
     """True if the charges that fit were made."""
     settlement: FinalCosts | None = field(default=None, compare=False)
@@ -267,7 +266,7 @@ def decision_of(  # noqa: PLR0917 - keywords would be slower
     is_charged: bool,  # noqa: FBT001
     settlement: FinalCosts | None,
 ) -> Decision:
-    """Make a `Decision` in an eighth of the constructor's time."""
+    """Takes an eighth of the constructor's time."""
     draft: Any = _Draft()
     draft.allowed = allowed
     draft.limit = limit
@@ -289,7 +288,7 @@ def decision_of(  # noqa: PLR0917 - keywords would be slower
 
 
 class DeferredDecision(Decision):
-    """An admitting decision that is computed on first access and then becomes a `Decision`."""
+    """An admitting decision that becomes a `Decision` on first access."""
 
     __slots__ = ()
 
@@ -312,20 +311,17 @@ class DeferredDecision(Decision):
 
 _SLOTS: Any = vars(Decision)
 set_settlement: Callable[[Decision, FinalCosts | SettlementOwner], None] = _SLOTS["settlement"].__set__
-"""Replaces the request of a deferred decision by its settlement."""
+"""Replaces the request by its settlement."""
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
 _set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
 _new = object.__new__
 OVER = FinalCosts()
-"""Settlement of requests that ended before any code read the decision."""
+"""For requests that ended before any code read the decision."""
 OVER.is_over = True
 
 
 def _worked_out(decision: Decision) -> Decision:
-    """Compute a deferred decision.
-
-    This is a function, because another thread may already have replaced the class. Concurrent threads get equal values.
-    """
+    """A function, because another thread may already have replaced the class. Concurrent threads get equal values."""
     evidence: Any = decision.evidence
     owner: SettlementOwner | FinalCosts = _SLOTS["settlement"].__get__(decision)
     worked_out = evidence.decision(owner if isinstance(owner, FinalCosts) else owner.open_settlement())
@@ -342,7 +338,7 @@ def _worked_out(decision: Decision) -> Decision:
 
 
 def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decision:
-    """Make a `DeferredDecision`. The method ``decision`` of ``evidence`` computes it."""
+    """The method ``decision`` of ``evidence`` computes it."""
     decision = _new(DeferredDecision)
     _set_evidence(decision, evidence)
     set_settlement(decision, owner)
@@ -392,7 +388,7 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is public
 
 
 def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -> Decision:
-    """Decide from the store's reading. The numbers describe the state after the plan."""
+    """The numbers describe the state after the plan."""
     buckets, allowed = reading.buckets, reading.admitted
     is_charged = allowed and plan.verb == "spend"
     tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)
@@ -422,7 +418,7 @@ def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -
 
 
 def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCosts) -> Decision:
-    """Return a refusal that bans have followed. ``bans`` maps keys of buckets to the length of their bans in µs."""
+    """Return a refusal that bans have followed. ``bans`` maps keys of buckets to lengths in µs."""
     charges = [charge for charge, _, _ in refusal.evidence]
     places = {place: bans[charge.key] for place, charge in enumerate(charges) if charge.key in bans}
     states = with_bans(charges, [before for _, before, _ in refusal.evidence], places)
@@ -433,7 +429,7 @@ def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCost
 def joined(first: Decision, second: Decision) -> Decision:
     """Join two decisions about a request that the first one admitted.
 
-    If the second one refuses, the wait is long enough for both.
+    The wait is long enough for both.
     """
     in_force = (*first.in_force, *second.in_force)
     if in_force:
@@ -469,7 +465,7 @@ def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce,
 
 
 def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) -> Decision:
-    """Make the decision about a request under adaptive limits only."""
+    """Make the decision under adaptive limits only."""
     rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(_enforced(in_force) or in_force, key=itemgetter(2))
     decision = decision_of(True, limit, remaining, 0.0, 0.0, 1, rule, False, 0.0, (), False, settlement)
     _set(decision, "in_force", in_force)
@@ -477,15 +473,15 @@ def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) ->
 
 
 def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Decision:
-    """Make the decision about a request without a permit under the last limit."""
+    """Make the decision without a permit under the last limit."""
     rule, limit, remaining = in_force[-1]
     return Decision(False, limit, remaining, retry_after, 0.0, 0, rule, in_force=in_force)
 
 
 def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
-    """Add adaptive limits to a new decision that no other code has seen, and return it.
+    """Add adaptive limits to a new decision that no other code has seen.
 
-    If one of them has the least remaining, it becomes the tightest window.
+    The limit with the least remaining becomes the tightest window.
     """
     _set(decision, "__class__", _Draft)
     draft: Any = decision
@@ -499,7 +495,7 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """Return the adaptive limit with the fewest free places, or None if all have at least ``remaining``.
+    """Return the limit with the fewest free places, or None if all have at least ``remaining``.
 
     Shadow rules are ignored.
     """
@@ -538,7 +534,7 @@ def _least(bucket: BucketReading) -> int:
 
 
 def _again(admitted: Decision) -> float:
-    """Return the wait for an equal request. Slots don't count, because they will be free."""
+    """Slots don't count, because they will be free."""
     charged = [(charge, states) for charge, states, _ in _after_charges(admitted) if charge.enforced]
     return max([_wait(charge, states) for charge, states in charged if not charge.bucket.has_slots], default=0.0)
 
@@ -581,12 +577,12 @@ def _delay(buckets: Sequence[BucketReading]) -> float:
 
 
 def is_booked(charge: Charge, states: Sequence[State]) -> bool:
-    """Return True if the request has to wait for a turn."""
+    """True if the request has to wait for a turn."""
     return bool(charge.turn_us or (charge.max_wait_us and charge.enforced and wait_us(charge, states)))
 
 
 def _wait(charge: Charge, states: Sequence[State]) -> float:
-    """Return seconds; ``inf`` if the charge never fits."""
+    """In seconds; ``inf`` if the charge never fits."""
     wait = wait_us(charge, states)
     return math.inf if wait is None else max(0, wait - charge.max_wait_us) / SECOND
 

@@ -27,9 +27,9 @@ MONTH = "month"
 
 MAX_PERIOD = 366 * SECONDS["day"]
 MAX_RATE = 1_000_000
-"""Requests per second up to which Lua's doubles are exact, see docs/architecture.md."""
+"""Requests per second up to which Lua's doubles are exact."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
-"""Maximum time for an empty bucket to fill."""
+"""For an empty bucket to fill."""
 ABBREVIATIONS = {
     "s": "second",
     "sec": "second",
@@ -57,10 +57,8 @@ class Limit:
     """``count`` requests per ``period`` seconds. A full bucket admits ``burst`` requests at once.
 
     Examples: ``Limit("100/minute")``, ``Limit("10/s burst 20")``, ``Limit("5 per 15 minutes")``. ``burst`` defaults to the
-    count. Decisions are exact up to 1,000,000 requests per second and periods up to 366 days. Raises `ConfigError` for limits
-    beyond this range and for invalid text.
-
-    A count of 0 refuses every request.
+    count; a count of 0 refuses every request. Decisions are exact up to 1,000,000 requests per second and periods up to 366
+    days. Raises `ConfigError` for limits beyond this range and for invalid text.
 
     ``Limit("1000/month", algorithm="fixed_window")`` counts by calendar months. Other algorithms do not support months.
 
@@ -132,7 +130,7 @@ class Limit:
         borrow: bool = False,
         warm_up: Duration | None = None,
     ) -> None:
-        """Set the attributes. The caller runs `check_months`, because a rule may set the algorithm."""
+        """The caller runs `check_months`, because a rule may set the algorithm."""
         count, period, months, written_burst = _parse(text)
         if algorithm is not None and (not period) is not (algorithm == "concurrency"):
             message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
@@ -186,11 +184,11 @@ class Limit:
             become(self, "most", most)
 
     def leased(self, lease: int) -> Limit:
-        """Return this limit with a lease. Raises `ConfigError` for an invalid one."""
+        """Raises `ConfigError` for an invalid lease."""
         return self.having(lease=lease)
 
     def having(self, **options: Any) -> Limit:
-        """Return this limit with other options. Raises `ConfigError` like `Limit`."""
+        """Return this limit with other options. Raises `ConfigError`."""
         now = {name: getattr(self, name) for name in _OPTIONS[1:] if name != "algorithm" or self.says_algorithm}
         return Limit(str(self), **{**now, **options})
 
@@ -253,7 +251,7 @@ class Limit:
 def as_limit(value: object) -> Limit:
     """Convert a `Limit`, text, or a mapping with ``limit`` and the options of `Limit`.
 
-    Raises `ConfigError` for other values.
+    Raises `ConfigError`.
     """
     limit = limit_of_rule(value)
     check_months(limit)
@@ -320,7 +318,7 @@ def kept_as(algorithm: str) -> Limit:
 
 
 def _parse(text: object) -> tuple[int, int, int, int | None]:
-    """Return count, period in seconds, period in months, and burst."""
+    """In seconds or in months."""
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         if isinstance(text, str) and (at_once := _AT_ONCE.fullmatch(text)):
@@ -465,7 +463,7 @@ def _milliseconds(unit: str | None) -> int:
 def as_seconds(value: Duration | T, what: str) -> float | T:
     """Return the seconds of a duration in text or of a `timedelta`, or other values unchanged.
 
-    Raises `ConfigError` that names ``what`` for invalid text, and for true and false, which Python counts as numbers.
+    Raises `ConfigError` about ``what`` for invalid text, and for true and false, which Python counts as numbers.
     """
     if isinstance(value, timedelta):
         return value.total_seconds()

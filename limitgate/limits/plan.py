@@ -1,4 +1,4 @@
-"""Plans for a store and the readings it returns. Plain data."""
+"""Plans for a store and the readings it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Verb = Literal["spend", "peek", "look", "adjust", "reset", "ban"]
 
 
 def check_cost(cost: object) -> int:
-    """Return a valid ``cost``. Raises `TypeError` if it is not an integer, `ValueError` if it is negative."""
+    """Raises `TypeError` if it is not an integer, `ValueError` if it is negative."""
     if type(cost) is not int:
         raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
     if cost < 0:
@@ -25,7 +25,7 @@ def check_cost(cost: object) -> int:
 
 
 def new_slot() -> int:
-    """Return a unique slot name of 51 bits. `urandom` never repeats after a fork."""
+    """Return a unique name of 51 bits. `urandom` never repeats after a fork."""
     return (int.from_bytes(urandom(7), "little") >> 5) + 1
 
 
@@ -36,17 +36,16 @@ class Adjustment(NamedTuple):
     """
 
     most: int
-    """Maximum number of further requests to take."""
+    """How many further requests to take."""
     as_of: int
-    """The store's clock in Unix µs when the corrected charge began to drain."""
+    """Unix µs by the store's clock when the corrected charge began to drain."""
     back: Sequence[Amount]
-    """Amount to return per window. A negative amount is charged even if it does not fit."""
+    """To return per window. A negative amount is charged even if it does not fit."""
     grace: Sequence[int]
     """Time in µs per window during which a refund is complete."""
 
     @property
     def gives_back(self) -> bool:
-        """True if the adjustment corrects a charge."""
         return any(self.back)
 
 
@@ -54,7 +53,7 @@ class Charge(NamedTuple):
     """A request's charge to one bucket."""
 
     key: str
-    """Contains only digests, no client data."""
+    """Digests only, no client data."""
     bucket: Bucket
     cost: int
     enforced: bool
@@ -62,18 +61,17 @@ class Charge(NamedTuple):
     rule: str | None
     adjustment: Adjustment | None = None
     max_wait_us: int = 0
-    """Maximum wait for a turn, at most `Bucket.longest_wait_us`."""
+    """For a turn, at most `Bucket.longest_wait_us`."""
     slot: int = 0
-    """Slot name; 0 for none."""
+    """A name; 0 for none."""
     turn_us: int = 0
     """In a reading, the request's turn across all limits."""
 
     def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
-        """Return a zero-cost charge with an adjustment, see `Adjustment`."""
+        """Return a zero-cost charge with an adjustment."""
         return self._replace(cost=0, enforced=False, max_wait_us=0, adjustment=Adjustment(0, as_of, back, grace))
 
     def released(self) -> Charge:
-        """Return a zero-cost charge that releases this slot."""
         return self.adjusted([self.cost], [self.slot])
 
     def under_ban(self) -> Charge:
@@ -81,21 +79,21 @@ class Charge(NamedTuple):
         return self._replace(bucket=banned(self.bucket), max_wait_us=0)
 
     def renewed(self) -> Charge:
-        """Return a zero-cost charge that renews this slot. It takes an expired slot again if there is room."""
+        """Return a zero-cost charge that renews this slot, or takes an expired one again if there is room."""
         return self.adjusted([-self.cost], [self.slot])
 
     def share(self, processes: int) -> Charge:
-        """Return this charge with divided limits, see `Limit.share`."""
+        """See `Limit.share`."""
         return self if processes == 1 else self._replace(bucket=self.bucket.share(processes, self.cost))
 
 
 class Plan(NamedTuple):
-    """All buckets of one request. They are charged together, or none of them is."""
+    """All buckets of one request: all are charged, or none."""
 
     charges: tuple[Charge, ...]
     verb: Verb = "spend"
     ban_us: int = 0
-    """Length of the ban for the verb ``ban``."""
+    """For the verb ``ban``."""
 
     @classmethod
     def spend(cls, charges: Iterable[Charge]) -> Plan:
@@ -119,28 +117,26 @@ class Plan(NamedTuple):
 
     @classmethod
     def reset(cls, charges: Iterable[Charge]) -> Plan:
-        """Empty the windows of the charges."""
         return cls(tuple(charges), "reset")
 
     @classmethod
     def ban(cls, charges: Iterable[Charge], us: int) -> Plan:
-        """Refuse all charges to these buckets for at least ``us`` microseconds; 0 lifts the bans. Usage stays."""
+        """Refuse all charges for at least ``us`` microseconds; 0 lifts the bans. Usage stays."""
         return cls(tuple(charges), "ban", us)
 
     @property
     def gives_back(self) -> bool:
-        """True if the plan may make cached refusals wrong."""
+        """True if cached refusals may become wrong."""
         return self.verb in ("reset", "ban") or any(
             charge.adjustment and charge.adjustment.gives_back for charge in self.charges
         )
 
     @property
     def has_adjustments(self) -> bool:
-        """True if the plan makes any adjustment."""
         return any(charge.adjustment for charge in self.charges)
 
     def named(self) -> Plan:
-        """Return this plan with a slot name."""
+        """Give the plan a slot name."""
         slot = new_slot()
         return self._replace(
             charges=tuple([charge._replace(slot=slot) if charge.bucket.has_slots else charge for charge in self.charges])
@@ -153,9 +149,8 @@ class BucketReading(NamedTuple):
     charge: Charge
     """`Charge.under_ban` if the bucket is banned."""
     before: Sequence[State]
-    """States before the plan."""
     after: Sequence[State] | None
-    """States after the charge; None if it does not fit."""
+    """None if the charge does not fit."""
 
 
 class Reading(NamedTuple):
@@ -165,21 +160,20 @@ class Reading(NamedTuple):
     """The store's clock in Unix µs."""
     buckets: Sequence[BucketReading]
     admitted: bool
-    """True if all enforced charges fit. All charges that fit are then made; otherwise, none."""
+    """True if all enforced charges fit: all charges that fit are then made, otherwise none."""
     waited: float = 0.0
-    """Seconds of silence, if the store measures them."""
+    """Seconds of silence, if measured."""
 
     source: Source = "store"
 
     def having_waited(self, waited: float) -> Reading:
-        """Return this reading with another ``waited``."""
         return self._replace(waited=waited)
 
 
 def with_bans(
     charges: Sequence[Charge], states: Sequence[Sequence[State]], bans: Mapping[int, int]
 ) -> tuple[list[Charge], list[Sequence[State]]]:
-    """Return charges and states with bans. ``bans`` maps the index of a charge to the rest of its ban in µs."""
+    """``bans`` maps the index of a charge to the rest of its ban in µs."""
     read_charges, read_states = list(charges), list(states)
     for place, left_us in bans.items():
         charge = charges[place]
@@ -241,7 +235,7 @@ def _at(turn_us: int, charge: Charge, before: Sequence[State], after: Sequence[S
 
 
 def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
-    """Return the µs until a charge fits into every window; None if it never does."""
+    """Until a charge fits into every window; None if never."""
     longest = 0
     for limit, state in zip(charge.bucket.limits, states):
         wait = charge.bucket.algorithm.wait_us(state, charge.cost, limit)
@@ -265,7 +259,7 @@ def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
 
 
 def full_refund(plan: Plan, reading: Reading) -> Plan:
-    """Return the complete refund of an admitted plan. It may be empty."""
+    """Return the complete refund of an admitted plan."""
     return refund(plan, reading, [0] * len(plan.charges))
 
 

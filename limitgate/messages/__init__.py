@@ -1,1 +1,1 @@
-"""Messages for people: diagnostics, masked names, and suggestions in errors."""
+"""Messages for people."""

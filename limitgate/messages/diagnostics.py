@@ -1,7 +1,4 @@
-"""Diagnostics for operators: log lines, each with a permanent code and an entry in the docs.
-
-The only place of these codes and texts. They never contain data of a client.
-"""
+"""Diagnostics for operators: log lines with a permanent code and an entry in the docs. They contain no data of clients."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ log = logging.getLogger("limitgate")
 
 
 class Diagnosis(Enum):
-    """Code and text of a diagnostic. Codes are never reused."""
+    """Codes are never reused."""
 
     MEMORY_PER_WORKER = "LG001", "%d workers with memory:// count separately, so the limits multiply; use Redis to share them"
     SERVER_TRUSTS_ALL = (
@@ -138,13 +135,12 @@ class Diagnosis(Enum):
         self.line = f"{code} {text} ({PAGE}#{code.lower()})"
 
     def log(self, *values: object) -> None:
-        """Log the diagnostic with these values."""
         times_logged[self.place] += 1
         log.log(self.level, self.line, *values)
 
 
 times_logged = [0] * len(Diagnosis)
-"""How often this process has logged each diagnostic, by `Diagnosis.place`."""
+"""By `Diagnosis.place`."""
 
 
 class OncePerValue:
@@ -158,7 +154,7 @@ class OncePerValue:
         self._logged: set[Hashable] = set()
 
     def log(self, value: Hashable, *said: object) -> None:
-        """Log the diagnostic with ``said``, unless it was logged for ``value`` before."""
+        """Log ``said``, unless ``value`` was logged before."""
         if value not in self._logged and len(self._logged) < self.MOST:
             self._logged.add(value)
             self._diagnosis.log(*said)
@@ -174,6 +170,5 @@ class Once:
         self._times = count()
 
     def log(self, *values: object) -> None:
-        """Log the diagnostic, unless this object has logged it before."""
         if next(self._times) == 0:
             self._diagnosis.log(*values)

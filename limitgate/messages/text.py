@@ -1,4 +1,4 @@
-"""Text in log lines and messages: short lists, masked names, suggestions for unknown names, and missing extras."""
+"""Text in messages: short lists, masked names, suggestions for unknown names, and missing extras."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal, NoReturn, TypeVar
 MOST = 10
 """Entries of a list that are shown."""
 LONGEST = 200
-"""Characters of an entry, of a full name, or of text that a client may have made long."""
+"""Characters of an entry, of a full name, or of text from a client."""
 
 
 def listed(entries: Collection[str], between: str = ", ", *, most: int = MOST) -> str:
@@ -25,7 +25,6 @@ def listed(entries: Collection[str], between: str = ", ", *, most: int = MOST) -
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Shorten a text to ``longest`` characters."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
@@ -35,7 +34,7 @@ Names = Literal["masked", "full", "off"]
 _SAYABLE = frozenset({"path", "method", "tier"})
 """Parts of a key that identify no client."""
 _CREDENTIALS = frozenset({"api_key", "header:authorization", "header:proxy-authorization", "header:cookie"})
-"""Parts of a key that are never shown in full, because they are credentials."""
+"""Parts of a key that are never shown in full."""
 _SHOWN = 3
 """Characters shown at each end of a long name."""
 ORDERS = re.compile(r"##(?=[A-Za-z]*\[)")
@@ -57,7 +56,7 @@ def printable(text: str) -> str:
 
 
 def shown(label: str, value: str, names: Names = "masked") -> str:
-    """Return the value of a key's part as it may be shown, with printable characters; empty if names are off."""
+    """Return the value of a key's part as it may be shown; empty if names are off."""
     if names == "off":
         return ""
     is_full = label in _SAYABLE or (names == "full" and label.lower() not in _CREDENTIALS)
@@ -113,20 +112,19 @@ _ELSEWHERE = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
-"""Names in other rate limiters and servers that differ too much from LimitGate's to be found by similarity."""
+"""Names in other rate limiters and servers that similarity would not find."""
 
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
-"""Explains names that other libraries use for limits."""
 
 _MOST = 100
-"""Names that are all listed. There are fewer fields and options, but possibly more rules, all equally likely."""
+"""Names that are all listed: fields and options are fewer, rules possibly more, all equally likely."""
 
 _LONG = 5
 """Shortest part of a name that can suggest the whole, such as ``socket_timeout`` for ``timout``."""
 
 
 def meant(name: object, known: Iterable[str]) -> str | None:
-    """Return the name out of ``known`` that an unknown one probably means, or None."""
+    """Return the name that an unknown one probably means."""
     names = {_letters(each): each for each in known}
     parts = {part: each for letters, each in sorted(names.items(), key=_by_length, reverse=True) for part in letters.split("_")}
     parts = {part: each for part, each in parts.items() if len(part) >= _LONG}
@@ -153,8 +151,8 @@ def _letters(name: object) -> str:
 def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
     """Similarity of a misspelt name: letters in common, then their order, then their distance in the alphabet.
 
-    ``qps``, ``qpm``, ``qph`` and ``qpd`` are all one letter from ``qpn`` and from ``qmp``: the result is ``qpm``. ``path``
-    and ``qph`` have equally many letters of ``pth``: the result is ``path``.
+    ``qps``, ``qpm``, ``qph`` and ``qpd`` are all one letter from ``qpn`` and from ``qmp``: the result is ``qpm``. ``path`` and
+    ``qph`` have equally many letters of ``pth``: the result is ``path``.
     """
     shared = (Counter(wrong) & Counter(known)).total() - abs(len(wrong) - len(known))
     alike = SequenceMatcher(None, wrong, known).ratio()
@@ -184,7 +182,7 @@ class _Lacking:
 def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
     """Decorate a class whose users may look for these names, each with its alternative. ``of`` describes an instance.
 
-    Type checkers and ``dir`` of an instance don't see the names. Other attributes are as fast as before.
+    Type checkers and ``dir`` don't see the names. Other attributes are as fast as before.
     """
 
     def decorate(kind: Kind) -> Kind:
@@ -209,7 +207,7 @@ def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]
 
 @contextmanager
 def extra(name: str, *packages: str) -> Iterator[None]:
-    """Import ``packages`` inside. If one is missing, the `ModuleNotFoundError` names it and the ``pip install`` command."""
+    """If one of the ``packages`` imported inside is missing, the error has the ``pip install`` command."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -21,7 +21,7 @@ class Route(NamedTuple):
     """The route of a request."""
 
     template: str
-    """The full path template with mount points."""
+    """The path template with mount points."""
     marks: tuple[Mark, ...] = ()
     """Decorators of the endpoint, empty if the router refuses the method."""
 
@@ -30,10 +30,10 @@ class Routes(Protocol):
     """The routes of an application."""
 
     def decorated(self) -> bool:
-        """True if any endpoint has a decorator, so that every request needs a route lookup."""
+        """True if any endpoint has a decorator; every request then needs a route lookup."""
 
     def find(self, request: Request) -> Route | None:
-        """Return the route of a request, None if there is none or it is unknown."""
+        """Return None without a route, or for an unknown one."""
 
     def version(self, request: Request) -> object:
         """Return the same object while method, path and root path determine the route; None if they don't."""
@@ -55,15 +55,12 @@ class NoRoutes:
     """Routes of an unknown application."""
 
     def decorated(self) -> bool:
-        """Return False."""
         return False
 
     def find(self, _: Request) -> Route | None:
-        """Return None."""
         return None
 
     def version(self, _: Request) -> object:
-        """Return the same object always."""
         return self
 
 
@@ -74,19 +71,18 @@ class LitestarRoutes(NoRoutes):
         self._app = app
 
     def mounts(self) -> list[str]:
-        """Return the mount paths, which Litestar matches by text prefix."""
+        """Return the mount paths, which match by text prefix."""
         handlers = [(route.path, getattr(route, "route_handler", None)) for route in self._app.routes]
         return [path for path, handler in handlers if getattr(handler, "is_mount", False) and path != "/"]
 
 
 class FalconRoutes(NoRoutes):
-    """Routes of Falcon, covered only by rules. Its placeholders match empty segments."""
+    """Covered only by rules. Placeholders match empty segments."""
 
     fills_with_nothing = True
 
 
 def is_falcon(app: object) -> bool:
-    """True for a Falcon application on WSGI or ASGI."""
     return any(kind.__module__.partition(".")[0] == "falcon" for kind in type(app).__mro__)
 
 
@@ -97,7 +93,7 @@ _KEYS = (*ERRORS, STATUS)
 
 
 def application_behind(app: Any) -> Any:
-    """Return the framework application behind a gate and other middleware, or None."""
+    """Return the framework application behind a gate and other middleware."""
     seen: set[int] = set()
     while app is not None:
         owner = getattr(app, "__self__", app)  # for methods such as Quart.asgi_app
@@ -111,7 +107,7 @@ def application_behind(app: Any) -> Any:
 
 
 def handler_of_refusals(handlers: Any) -> Callable[..., Any] | None:
-    """Return the handler of refusals from handlers by error or status, or None."""
+    """Return the handler of refusals from handlers by error or status."""
     if handlers and isinstance(handlers, Mapping):
         for key in _KEYS:
             if key in handlers:

@@ -32,20 +32,19 @@ class DjangoRoutes:
         self._tables: dict[Any, _Table] = {}
 
     def note(self, urlconf: Any) -> None:
-        """Add a URLconf that replaces ``ROOT_URLCONF`` for a request."""
         with contextlib.suppress(Exception):  # Django raises this after the charge
             if urlconf not in self._tables:
                 self._table(urlconf)
 
     def decorated(self) -> bool:
-        """See `Routes.decorated`. True if unknown."""
+        """True if unknown."""
         try:
             return any(self._table(urlconf).decorated for urlconf in (None, *self._tables))
         except Exception:  # noqa: BLE001 - Django raises import errors of the URLconf
             return True
 
     def find(self, request: Request) -> Route | None:
-        """See `Routes.find`. Returns None if a converter raises."""
+        """Returns None if a converter raises."""
         django = getattr(request, "django", None)
         try:
             return self._table(getattr(django, "urlconf", None)).find(django)
@@ -54,7 +53,6 @@ class DjangoRoutes:
             return None
 
     def version(self, request: Request) -> object:
-        """See `Routes.version`."""
         try:
             table = self._table(getattr(getattr(request, "django", None), "urlconf", None))
         except Exception as error:  # noqa: BLE001 - Django raises import errors of the URLconf
@@ -90,7 +88,7 @@ class _Table:
         return Route(self._template(passed), _marks(match.func, django.method))
 
     def _template(self, patterns: tuple[Any, ...]) -> str:
-        """Join patterns in the default language, so that all languages share a template."""
+        """Use the default language, so that all languages share a template."""
         template = self._templates.get(patterns)
         if template is None:
             with translation.override(settings.LANGUAGE_CODE):
@@ -118,7 +116,6 @@ def _segments(template: str) -> Pattern:
 
 
 def views(resolver: Any) -> Iterator[Any]:
-    """Yield all views of a URLconf and its includes."""
     for patterns in _lists(resolver):
         yield from (pattern.callback for pattern in patterns if isinstance(pattern, URLPattern))
 
@@ -148,7 +145,6 @@ _CONVERTERS = "django.urls.converters"
 
 
 def all_marks(view: Any) -> Iterator[Mark]:
-    """Yield the decorators of a view for all methods."""
     for method in {*(_allowed(view) or View.http_method_names), *(getattr(view, "actions", None) or ())}:
         yield from _marks(view, method)
 
@@ -167,7 +163,7 @@ def _allowed(view: Any) -> Any:
 
 
 def routes_of(urlconf: Any = None) -> list[Listed]:
-    """Return the routes of a URLconf (default ``ROOT_URLCONF``) and its includes, for the overview."""
+    """Return the routes of a URLconf (default ``ROOT_URLCONF``) and its includes."""
     resolver = get_resolver(urlconf)
     return [
         Listed(

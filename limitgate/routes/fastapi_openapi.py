@@ -1,4 +1,4 @@
-"""Document the 429 of limited operations in FastAPI's OpenAPI documents.
+"""Documents the 429 of limited operations in FastAPI's OpenAPI documents.
 
 Importing `limitgate.fastapi` or building a `LimitGate` enables it. Gates are built at the first request; earlier documents use
 their options.
@@ -37,19 +37,17 @@ class _Gate(NamedTuple):
 
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
 _gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
-"""Gates by middleware entry."""
+"""By middleware entry."""
 _documented: WeakSet[Any] = WeakSet()
 
 
 @functools.cache
 def document() -> None:
-    """Make FastAPI document the 429 in applications with LimitGate."""
     documenting = _documenting(generator.get_openapi_path)
     setattr(generator, "get_openapi_path", documenting)  # noqa: B010 - mypy allows it like this only
 
 
 def forget_documents() -> None:
-    """Discard documents because a gate's rules have changed."""
     for app in list(_documented):
         app.openapi_schema = None
 
@@ -105,7 +103,7 @@ def _takes(app: Any, route: Any, method: str, path: str) -> bool:
 
 
 def _gates_of(app: Any) -> list[_Gate]:
-    """Return an application's gates, or one without rules if none is known."""
+    """Return one gate without rules if none is known."""
     entries = [entry for entry in getattr(app, "user_middleware", ()) if _is_gate(entry.cls)]
     for entry in entries:
         if entry not in _gates:
@@ -116,7 +114,6 @@ def _gates_of(app: Any) -> list[_Gate]:
 
 
 def _with_present_rules(gates: list[_Gate], app: Any) -> list[_Gate]:
-    """Update rules from gates that are already built."""
     built, layer = [], getattr(app, "middleware_stack", None)
     while layer is not None:
         if _is_gate(type(layer)):

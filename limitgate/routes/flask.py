@@ -36,7 +36,6 @@ class FlaskRoutes:
         self._decorated = False
 
     def decorated(self) -> bool:
-        """See `Routes.decorated`."""
         if self._views != self._app.view_functions:
             self._read_views()
         return self._decorated
@@ -50,7 +49,7 @@ class FlaskRoutes:
         self._views = views  # last, because other threads then skip reading
 
     def find(self, request: Request) -> Route | None:
-        """See `Routes.find`. Returns None if a converter raises."""
+        """Returns None if a converter raises."""
         environ = self._with_a_short_host(request.environ or {})
         try:
             adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))
@@ -62,7 +61,7 @@ class FlaskRoutes:
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
     def version(self, _: Request) -> object:
-        """See `Routes.version`. None if the host matters.
+        """None if the host matters.
 
         Detects new views and rules immediately, replaced views within `LOOK_EVERY` seconds.
         """
@@ -102,12 +101,11 @@ class DispatchedRoutes:
         self._version: Sequence[object] = ()
 
     def decorated(self) -> bool:
-        """See `Routes.decorated`."""
         return any(routes.decorated() for routes in self._ends)
 
     @cached_property
     def _ends(self) -> list[Routes]:
-        """The routes of all applications. A dispatcher may mount itself."""
+        """A dispatcher may mount itself."""
         found: list[Routes] = [self]
         for routes in found:
             if isinstance(routes, DispatchedRoutes):
@@ -115,7 +113,7 @@ class DispatchedRoutes:
         return [routes for routes in found if not isinstance(routes, DispatchedRoutes)]
 
     def find(self, request: Request) -> Route | None:
-        """See `Routes.find`. The template leaves out mounts that lead back."""
+        """The template leaves out mounts that lead back."""
         environ = dict(request.environ or {})
         routes: Routes = self
         entered: dict[int, str] = {}
@@ -133,7 +131,6 @@ class DispatchedRoutes:
         return None
 
     def version(self, request: Request) -> object:
-        """See `Routes.version`."""
         now = [routes.version(request) for routes in self._ends]
         if None in now:
             return None
@@ -148,12 +145,11 @@ class DispatchedRoutes:
 
 
 def wsgi_routes(app: Any) -> Routes:
-    """Return the routes of a WSGI application behind its middleware."""
     return _routes(app, {})
 
 
 def _routes(app: Any, known: dict[int, Routes]) -> Routes:
-    """Return an application's routes. ``known`` has those of outer dispatchers."""
+    """``known`` has the routes of outer dispatchers."""
     flask: Any = None
     passed = []
     while app is not None:

@@ -1,4 +1,4 @@
-"""A table of routes and their limits for operators. Pure: frameworks list their routes."""
+"""A table of routes and their limits for operators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Listed(NamedTuple):
     takes: Callable[[str], bool]
     """True if the router chooses this route for a matching path."""
     late: Callable[[str], tuple[Rule, ...]] = lambda _: ()
-    """Limits by method that the route applies behind the gate: those of dependencies or throttles."""
+    """Limits by method behind the gate: those of dependencies or throttles."""
 
 
 class Applied(NamedTuple):
@@ -78,7 +78,7 @@ def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequen
 
 
 def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
-    """Return a tier's rules and the decorators that apply to a route's method; exemptions for all its paths come alone."""
+    """Return the rules and decorators that apply to a route's method; exemptions for all its paths come alone."""
     marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
     exempt = [each for each in found if each.is_certain and (each.rule == "exempt" or each.rule.exempt)]
@@ -153,7 +153,6 @@ def _entries(rules: RuleSet, routes: Sequence[Listed]) -> Iterable[Entry]:
 
 
 def _within(route: Listed) -> Listed:
-    """An outer gate decides decorators."""
     return route._replace(marks=lambda method: tuple([mark for mark in route.marks(method) if mark == "exempt"]))
 
 
@@ -197,7 +196,7 @@ def _cells(each: Applied | None) -> Row:
 
 
 def notes_on(each: Applied) -> list[str]:
-    """Describe everything in a rule that isn't the default."""
+    """Describe what isn't the default."""
     rule = each.rule
     if rule == "exempt":
         return []
@@ -251,7 +250,6 @@ def _tier_cell(names: Sequence[str], rules: RuleSet) -> str:
 
 
 def _new(row: Row, above: Row) -> Row:
-    """Blank those of the first three cells that repeat the row above."""
     same = 0
     while same < 3 and row[: same + 1] == above[: same + 1]:
         same += 1

@@ -22,7 +22,7 @@ from limitgate.rules.decorators import Mark, effective, has_marks, marks_of, not
 from limitgate.rules.rule import Rule
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
-"""A path part that matches within one segment; other convertors may match several."""
+"""Matches within one segment; other convertors may match several."""
 _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # as in starlette.routing.Match
 
 
@@ -43,19 +43,17 @@ class StarletteRoutes:
         """True if only method and path select routes."""
 
     def decorated(self) -> bool:
-        """See `Routes.decorated`."""
         self._current()
         return self._decorated
 
     def find(self, request: Request) -> Route | None:
-        """See `Routes.find`. Returns None if a convertor raises."""
+        """Returns None if a convertor raises."""
         try:
             return self._find(dict(request.scope or {}))
         except Exception:  # noqa: BLE001 - the router raises this after the charge
             return None
 
     def version(self, _: Request) -> object:
-        """See `Routes.version`."""
         routes_of = self._routes_of  # a local name, because it isn't a method
         if routes_of(self._router) is not self._root or self._lists != self._contents:
             self._current()
@@ -113,10 +111,7 @@ def _hands_on(app: Any) -> bool:
 
 
 def _is_by_path(route: Any) -> bool:
-    """True for routes of Starlette and FastAPI that match by method and path.
-
-    FastAPI 0.143 and later wrap routes in contexts.
-    """
+    """True for routes of Starlette and FastAPI that match by method and path. FastAPI 0.143 wraps routes in contexts."""
     matches = getattr(type(getattr(route, "original_route", route)), "matches", None)
     return (getattr(matches, "__module__", None), getattr(matches, "__qualname__", "").partition(".")[0]) in _BY_PATH
 
@@ -183,7 +178,6 @@ def _are_decorated(tables: Iterable[_Table]) -> bool:
 
 
 def asgi_routes(app: Any) -> Routes:
-    """Return the routes of an ASGI application behind its middleware."""
     router = router_of(app)
     if router is not None:
         return StarletteRoutes(router)
@@ -199,14 +193,14 @@ def _is_litestar(app: Any) -> bool:
 
 
 def router_of(app: Any) -> Any:
-    """Return the application or router with Starlette routes behind middleware, or None."""
+    """Return the application or router with Starlette routes behind middleware."""
     while app is not None and not _are_routes(getattr(app, "routes", None)):
         app = getattr(app, "app", None)
     return app
 
 
 def _are_routes(found: object) -> bool:
-    """True for Starlette's routes; other frameworks have ``routes``, too."""
+    """Other frameworks have ``routes``, too."""
     return isinstance(found, list) and all(hasattr(route, "matches") for route in found[:1])
 
 
@@ -226,7 +220,7 @@ def flat(routes: Iterable[Any]) -> Iterable[Any]:
 
 
 def mounted(route: Any) -> list[Any] | None:
-    """Return the routes of a mounted application, None if unknown or an endpoint."""
+    """Return the routes of a mounted application; None if unknown or an endpoint."""
     routes: list[Any] | None = getattr(router_of(getattr(route, "app", None)) or route, "routes", None)
     return routes
 
@@ -247,7 +241,7 @@ def _entry(route: Any) -> _Entry:
 
 
 def segments_of(path: str) -> tuple[str, ...]:
-    """Convert a route's path to segments, empty ones included: `ANY` for one variable segment, `REST` for several."""
+    """Convert a path to segments, empty ones included: `ANY` for one variable segment, `REST` for several."""
     found: list[str] = []
     for segment in path.split("/")[1:]:
         if "{" in segment and not _WITHIN_A_SEGMENT.fullmatch(segment):
@@ -265,7 +259,7 @@ def _proposal(entry: _Entry) -> tuple[str, ...]:
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """Return the routes of an application; a mount without known routes is one route."""
+    """A mount without known routes is one route."""
     router = router_of(app)
     if router is None:
         return []
@@ -286,7 +280,7 @@ def mounts_of(app: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _walk(routes: list[Any], template: str, around: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    """Yield routes with templates. ``around`` has the ids of outer lists, to stop at an application mounted in itself."""
+    """``around`` has the ids of outer lists, to stop at an application mounted in itself."""
     for route in flat(routes):
         path = template + (getattr(route, "path", None) or "")
         below = None if getattr(route, "endpoint", None) is not None else mounted(route)
@@ -315,7 +309,7 @@ def _listed(template: str, route: Any, routes: Routes) -> Listed:
 
 
 def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
-    """Return the methods of a route or its class; GET for a WebSocket."""
+    """A class without methods has its own, a WebSocket has GET."""
     given = getattr(route, "methods", None)
     if given is None and isclass(endpoint):
         given = [method for method in (*METHODS, "HEAD", "OPTIONS") if hasattr(endpoint, method.lower())]
@@ -333,14 +327,12 @@ def _limits_of_dependencies(route: Any) -> tuple[Rule, ...]:
 
 
 def _takes(routes: Routes, template: str, method: str, path: str) -> bool:
-    """True if the router chooses this template for a path."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
     found = routes.find(ASGIRequest(scope))
     return found is not None and found.template == template
 
 
 def rules_within(dependant: Any) -> Iterator[Rule]:
-    """Yield the limits in a route's dependencies."""
     for dependency in dependant.dependencies:
         rule = getattr(dependency.call, "rule", None)
         if isinstance(rule, Rule):

@@ -1,4 +1,4 @@
-"""Builds a gate: reads the options, loads the rules, and opens the store."""
+"""Builds a gate from options."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ Refuser = TypeVar("Refuser")
 
 
 class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
-    """Options of middleware, documented by `Settings`. Unset options come from ``LIMITGATE_*`` variables.
-
-    ASGI, WSGI and Django use different types of store, ``identify`` and ``on_denied``.
-    """
+    """Options of middleware, documented by `Settings`. Unset options come from ``LIMITGATE_*`` variables."""
 
     enabled: bool
     rules: str | Path | Iterable[Rule] | RuleSet
@@ -104,7 +101,7 @@ class Built(NamedTuple):
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
-    """Build a gate. Raises `ConfigError` for invalid options or rules, `TypeError` for an unknown option."""
+    """Raises `ConfigError` for invalid options or rules, `TypeError` for an unknown option."""
     settings = GateSettings(**options)
     if not settings.enabled:
         announce(settings, None)
@@ -141,7 +138,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     if settings.reload:
         gate.poller = poller_of(settings, gate, rules, ready, lambda: GateSettings(**options))
         gate.poller.start(in_children=is_going_to_fork())
-        # Poll in the process that gets requests. uWSGI may fork without notice.
+        # In the process that gets requests: uWSGI may fork without notice.
         gate.outages.at_first_answer.append(gate.poller.start)
     if counts is not None:
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
@@ -151,7 +148,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
 
 
 def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
-    """Return a function that does not keep the gate alive."""
+    """Don't keep the gate alive."""
 
     def rules() -> RuleSet | None:
         living = gate()

@@ -1,4 +1,4 @@
-"""Reloads rules: polls their source, and replaces the rules of a gate between two requests. Invalid rules are never used."""
+"""Polls rules, and replaces those of a gate between two requests. Invalid rules are never used."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from limitgate.rules.watch import RuleSource, WatchedFiles, WatchedRules
 log = logging.getLogger("limitgate")
 
 SPARED = 10
-"""Reloads in a row without a full garbage collection. More would keep garbage too long."""
+"""Reloads in a row without a full garbage collection, which leave garbage."""
 FROZEN_BY_PYTHON = 1_000
 """Python itself may freeze some hundreds at startup; an application freezes many more."""
 
 
 class Reloader:
-    """Updates a gate's rules from a source. ``ready`` compiles a rule set."""
+    """Updates a gate's rules. ``ready`` compiles a rule set."""
 
     def __init__(self, gate: Gate, source: RuleSource, ready: Callable[[RuleSet], ActiveRules]) -> None:
         # The gate refers to this object.
@@ -41,7 +41,7 @@ class Reloader:
         self._spared = self._full_collections = 0
 
     def poll(self) -> None:
-        """Poll once. If changed rules are invalid, log an error and keep the old ones."""
+        """Poll once. If changed rules are invalid, keep the old ones."""
         if self._source.has_changed():
             with self._no_full_collection():
                 self._load()
@@ -56,8 +56,7 @@ class Reloader:
     def _no_full_collection(self) -> Iterator[None]:
         """Avoid a full garbage collection, which would pause all threads.
 
-        Freezing and unfreezing moves objects to the oldest generation. Objects that the application has frozen must stay
-        frozen.
+        Freezing and unfreezing moves objects to the oldest generation. What the application has frozen must stay frozen.
         """
         full_collections = gc.get_stats()[-1]["collections"]
         self._spared = self._spared + 1 if full_collections == self._full_collections else 1
@@ -114,7 +113,7 @@ def _age(phase: str, _: object) -> None:
 
 
 class OptionsWatch:
-    """Logs changed options in the environment file, which need a restart. ``read`` reads them."""
+    """Logs changed options in the environment file, which need a restart."""
 
     def __init__(self, settings: Settings, files: WatchedFiles, read: Callable[[], Settings]) -> None:
         self._settings = settings
@@ -122,7 +121,6 @@ class OptionsWatch:
         self._read = read
 
     def poll(self) -> None:
-        """Log the names of changed options."""
         if not self._files.has_changed():
             return
         try:
@@ -135,7 +133,6 @@ class OptionsWatch:
             Diagnosis.NEEDS_RESTART.log(", ".join(changed))
 
     def forget(self) -> None:
-        """Compare again at the next poll."""
         self._files.forget()
 
 
@@ -146,7 +143,7 @@ def poller_of(
     ready: Callable[[RuleSet], ActiveRules],
     read_settings: Callable[[], Settings],
 ) -> Poller:
-    """Return a poller for rule files and environment file. Raises `ConfigError` for rules without files."""
+    """Raises `ConfigError` for rules without files."""
     if not rules.source:
         raise ConfigError("reload: the rules are given in Python, expected the path of a file or folder, or no reload")
     watched: list[Pollable] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]

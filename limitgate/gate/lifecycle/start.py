@@ -32,7 +32,7 @@ ANSWER_TIMEOUT = 5.0
 
 
 def announce(settings: Settings, rules: RuleSet | None) -> None:
-    """Log the configuration without secrets. ``rules`` is None if LimitGate is disabled."""
+    """Log the configuration without secrets; None as rules means disabled."""
     if rules is None:
         log.info("LimitGate %s is switched off", _version())
     else:
@@ -78,7 +78,7 @@ async def astartup(gate: Gate) -> None:
 
 
 async def ashutdown(gate: Gate) -> None:
-    """Stop polling, wait for refunds and charges, write bans into the journal, and export the metrics."""
+    """Stop polling, wait for refunds, write bans into the journal, and export the metrics."""
     if gate.poller is not None:
         gate.poller.stop()
     await gate.refunds.asettled()
@@ -104,7 +104,6 @@ def require(store: Any, key_prefix: str) -> None:
 
 
 async def arequire(store: AsyncStore, key_prefix: str) -> None:
-    """Check an async store. Raises `StoreError` if it doesn't answer."""
     if switch.null_store is not None:
         return
     try:
@@ -121,7 +120,7 @@ async def _required_once(store: AsyncStore, key_prefix: str) -> None:
 
 
 def _question(key_prefix: str) -> Plan:
-    """Return a plan that also shows whether the store accepts writes."""
+    """Also shows whether the store accepts writes."""
     return Plan.reset([Charge(f"{key_prefix}:start:probe", bucket_of("1/second"), 1, enforced=False, rule=None)])
 
 
@@ -130,14 +129,10 @@ def _no_answer(error: StoreError) -> StoreError:
 
 
 def ask_in_background(store: object) -> None:
-    """Connect a sync store in the background, to log problems before the first request.
-
-    Before a fork, the children connect instead.
-    """
+    """Log problems before the first request. Before a fork, the children connect instead."""
     if is_redis(store):
         store.connect_soon(in_children=is_going_to_fork())
 
 
 def is_going_to_fork() -> bool:
-    """Return True if the server loads the application before it forks."""
     return "uwsgi" in sys.modules or "--preload" in server_options()

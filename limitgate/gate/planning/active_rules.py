@@ -35,7 +35,6 @@ class ReloadStats:
         """Unix time in seconds."""
 
     def note(self, *, is_ok: bool) -> None:
-        """Count a load."""
         self.ok += is_ok
         self.rejected += not is_ok
         self.was_ok, self.at = is_ok, time.time()
@@ -64,7 +63,7 @@ class ActiveRules:
         self.rule_names = planner.names
         self.header_styles = header_styles
         self.has_commonest_style = header_styles == ("x-ratelimit",)
-        """True if the fast path for ASGI fields applies."""
+        """True if ASGI fields have a fast path."""
         initials = [name[0] for name in names_of(header_styles)]
         self.initials = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
         """A quick check for rate fields set by the application."""
@@ -75,7 +74,7 @@ class ActiveRules:
         self.clock = clock
 
     def fields(self, decision: Decision, now: int) -> Fields:
-        """Return the rate fields of a decision. ``now`` is Unix µs."""
+        """``now`` is Unix µs."""
         return rate_fields(self.header_styles, decision, now, self.rule_names)
 
 
@@ -86,7 +85,6 @@ def compiler(
     counts: Counts | None,
     store: object,
 ) -> Callable[[RuleSet], ActiveRules]:
-    """Return a function that compiles a rule set."""
     cardinality = CardinalityGuard(settings.new_buckets, monotonic) if settings.new_buckets else None
     no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
 

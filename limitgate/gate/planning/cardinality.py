@@ -1,6 +1,6 @@
 """Limits the number of buckets that one source may open, if clients can choose their names.
 
-A source with too many buckets uses one overflow bucket and so cannot fill Redis or memory. Existing buckets stay separate.
+A source with too many uses one overflow bucket, and so cannot fill Redis or memory. Existing buckets stay separate.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from limitgate.process.forking import reset_in_children
 V = TypeVar("V")
 
 BUCKETS = 65_536
-"""Maximum number of known buckets, stored by hash. At least the latest half is kept."""
+"""Known buckets, stored by hash. At least the latest half is kept."""
 SOURCES = 65_536
-"""Maximum number of known sources, stored by hash."""
+"""Known sources, stored by hash."""
 
 
 class Latest(Generic[V]):
@@ -41,7 +41,6 @@ class Latest(Generic[V]):
         return len(self._younger.keys() | self._elder.keys())
 
     def get(self, key: Hashable) -> V | None:
-        """Return a value; None if it was dropped."""
         value = self._younger.get(key)
         if value is None:
             value = self._elder.get(key)
@@ -50,16 +49,15 @@ class Latest(Generic[V]):
         return value
 
     def put(self, key: Hashable, value: V) -> None:
-        """Add a value other than None."""
         if len(self._younger) >= self._half and key not in self._younger:
             self._younger, self._elder = {}, self._younger
         self._younger[key] = value
 
 
 class CardinalityGuard:
-    """Lets each source open at most ``most`` buckets per minute. ``clock`` returns monotonic seconds.
+    """Lets each source open at most ``most`` buckets per minute, half of them at once. ``clock`` returns monotonic seconds.
 
-    Half may come at once. A source is an address, or None for all clients without one.
+    A source is an address, or None for all clients without one.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
@@ -77,16 +75,14 @@ class CardinalityGuard:
         return len(self._known)
 
     def forget(self) -> None:
-        """Forget all buckets and sources."""
         self._known: Latest[bool] = Latest(BUCKETS)
         self._sources: Latest[tuple[int, int]] = Latest(SOURCES)
 
     def know(self, bucket: Hashable) -> bool:
-        """Return True for a known bucket."""
         return self._known.get(hash(bucket)) is not None
 
     def open(self, bucket: Hashable, source: str | None, rule: str) -> bool:
-        """Open a bucket. Return False if its source has opened too many."""
+        """Return False if the source has opened too many."""
         with self._lock:
             opened = self._charge(source)
             if not opened:
@@ -98,7 +94,6 @@ class CardinalityGuard:
         return opened
 
     def note(self, bucket: Hashable) -> None:
-        """Mark a bucket as known."""
         self._known.put(hash(bucket), True)
 
     def _charge(self, source: str | None) -> bool:
@@ -112,5 +107,4 @@ class CardinalityGuard:
         return after is not None
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         self._lock = RLock()

@@ -72,12 +72,12 @@ class CompiledRule:
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
         self.is_guarded = cardinality is not None and self._key.is_inventable
-        """True if clients may invent its keys, which then have to pass `admitted_key`."""
+        """True if clients may invent its keys, which then pass `admitted_key`."""
         self.enforced = not (shadow or rule.shadow)
         self.row = None if counts is None or rule.exempt else counts.rule(rule)
         self._prefix = f"{key_prefix}:{rule.name}:"
         if rule.ban is not None:
-            # Raises an error if the prefix is invalid for refusal counts.
+            # Raises for a prefix that is invalid for refusal counts.
             count_key(self._prefix)
         self._max_wait_us = rule.max_wait_us
         self._cost = None if callable(rule.cost) else rule.cost
@@ -96,7 +96,7 @@ class CompiledRule:
         return " ".join([f"{label}={text}" for label, text in parts if text])
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
-        """Return this rule with limits from run time. Raises `ConfigError` for impossible ones."""
+        """Return a copy with limits from run time. Raises `ConfigError` for impossible ones."""
         limited = CompiledRule.__new__(CompiledRule)
         _copy_slots(self, limited)
         limited.rule = self.rule.having_limits(limits)
@@ -125,7 +125,7 @@ class CompiledRule:
         ]
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
-        """Return the charges without opening a bucket. A cost that depends on the request counts as 1."""
+        """Return the charges without opening a bucket. A cost that depends on the request is 1."""
         return self.charges(self.key_of(subject, values), self._cost or 1, subject.priority)
 
     @property
@@ -134,11 +134,10 @@ class CompiledRule:
         return self._cost
 
     def prepared_key(self, subject: Subject) -> PreparedKey:
-        """Return the key for a tier, method and route."""
         return self._key.prepared(subject, self._prefix)
 
     def admitted_key(self, key: str, subject: Subject, values: Sequence[Value] = ()) -> str:
-        """Return the key, or that of the overflow bucket if the source has opened too many."""
+        """Return the key, or the overflow bucket if the source has opened too many."""
         cardinality = self._cardinality
         if cardinality is None or cardinality.know(key):
             return key
@@ -151,7 +150,7 @@ class CompiledRule:
 
 
 def id_name(rule: Rule) -> str:
-    """Return the rule's name in ids of refusals. Tiers may share names, so it includes the tier."""
+    """Name in ids of refusals, with the tier because tiers may share names."""
     return rule.name if rule.tier in (None, DEFAULT_TIER) else f"{rule.name} {rule.tier}"
 
 
@@ -197,7 +196,7 @@ def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
 
 
 def forgetting(charges: Iterable[Charge]) -> Plan:
-    """Return the plan that forgets refusals and the resulting bans."""
+    """Forget refusals and the resulting bans."""
     return Plan.reset([_counter(charge) for charge in charges])
 
 

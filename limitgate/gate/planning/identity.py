@@ -38,7 +38,7 @@ class Subject:
 
     @property
     def api_key(self) -> str | None:
-        """Text for the API key; None without a valid one."""
+        """None without a valid key."""
         return self._identities.api_key(self)
 
     @property
@@ -48,11 +48,10 @@ class Subject:
 
     @property
     def user(self) -> Any:
-        """The user set by an outer layer."""
         return self.request.user
 
     def report_no_id(self, user: object) -> None:
-        """Log a user without an id once (LG049)."""
+        """Log LG049 once."""
         self._identities.no_id.log(type(user).__name__, EXPECTED_USER)
 
     @property
@@ -62,11 +61,10 @@ class Subject:
 
     @property
     def priority(self) -> Priority:
-        """Priority of the caller."""
         return self.caller.priority if self.caller else NORMAL
 
     def address(self) -> str | None:
-        """Return the address or network to count; None without a peer address."""
+        """The address or network to count; None without a peer address."""
         client = self.request.client
         return None if client is None else grouped(client, self._identities.ipv6_prefix)
 
@@ -74,8 +72,8 @@ class Subject:
 class Identities:
     """Finds the caller of a request.
 
-    Listed callers send an API key, or headers if they or their proxy are trusted. ``identifies`` is True if the application
-    has ``identify``. A caller with a tier outside ``tiers`` gets the default rules.
+    Listed callers send an API key, or headers if they or their proxy are trusted. ``identifies`` is True if there is an
+    ``identify``. A caller with a tier outside ``tiers`` gets the default rules.
     """
 
     def __init__(
@@ -105,11 +103,10 @@ class Identities:
 
     @property
     def list_callers(self) -> bool:
-        """True with listed callers."""
         return bool(self._callers)
 
     def address(self, request: Request) -> str | None:
-        """Return the address or network to count; None without a peer address."""
+        """The address or network to count; None without a peer address."""
         client = request.client
         return None if client is None else grouped(client, self.ipv6_prefix)
 
@@ -119,28 +116,24 @@ class Identities:
         return self._callers.list_keys or self._identifies
 
     def trust(self, client: str | None) -> bool:
-        """Return True if the client's headers are trusted."""
         return self.proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        """Return the subject of a request. ``identified`` is the caller from ``identify``."""
+        """``identified`` is the caller from ``identify``."""
         caller = self.caller(request, identified)
         return Subject(request, caller, self.tier_of(caller), self)
 
     def caller(self, request: Request, identified: Caller | None) -> Caller | None:
-        """Return the caller from ``identify``, or else a listed caller."""
         if identified is None:
             return self.listed(request) if self._callers else None
         return identified
 
     def listed(self, request: Request) -> Caller | None:
-        """Return the listed caller of a request, if any."""
         if not request.opened_headers().have_any(self._telling):
             return None
         return self._with_key(request) or self._callers.with_headers(request, self.proxies)
 
     def tier_of(self, caller: Caller | None) -> str:
-        """Return the caller's tier."""
         return DEFAULT_TIER if caller is None or caller.tier not in self._tiers else caller.tier
 
     def api_key(self, subject: Subject) -> str | None:
@@ -184,8 +177,8 @@ class NoIdError(TypeError):
 def user_id(user: Any) -> str | None:
     """Return the text for a user; None for an anonymous one.
 
-    Integers and UUIDs count as their text, so ``1`` and ``"1"`` are the same user. Tuples never equal text. Raises `NoIdError`
-    for a user without an id.
+    Integers and UUIDs count as their text, so ``1`` and ``"1"`` are the same user. Tuples never equal text. Raises
+    `NoIdError`.
     """
     if isinstance(user, _PLAIN):
         return _text(user)
@@ -242,7 +235,7 @@ UNASKED = object()
 
 
 class NotACallerError(TypeError):
-    """``identify`` returned something other than a `Caller` or None."""
+    """``identify`` returned neither a `Caller` nor None."""
 
     def __init__(self, identified: object) -> None:
         self.what = f"it gave a {type(identified).__name__}"
@@ -250,7 +243,7 @@ class NotACallerError(TypeError):
 
 
 class Identify:
-    """Calls the function, and logs its failures once per place in the code (LG071).
+    """Calls ``identify``, and logs its failures once per place in the code (LG071).
 
     The text of an error is omitted, because it may name a client.
     """
@@ -260,7 +253,7 @@ class Identify:
         self._logged = OncePerValue(Diagnosis.IDENTIFY_FAILED)
 
     def finding(self, request: Request, identified: object) -> Flow[Caller | None]:
-        """Return the caller; await or call the function if needed. Raises `TypeError` for other types."""
+        """Call and await the function if needed. Raises `TypeError` for other types."""
         try:
             if identified is UNASKED:
                 identified = self._function(request)
