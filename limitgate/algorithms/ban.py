@@ -79,23 +79,13 @@ def rescaled(state: int, limit: LimitNumbers) -> int:
 
 
 def try_charge(
-    states: Sequence[int],
-    bucket: BucketNumbers,
-    cost: int,
-    max_wait_us: int = 0,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    states: Sequence[int], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
 ) -> Sequence[int] | None:
     return None if cost and any(states) else states
 
 
 def apply_adjustment(
-    states: Sequence[int],
-    back: Sequence[int],
-    elapsed_us: int,
-    grace_us: Sequence[int],
-    bucket: BucketNumbers,
+    states: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[int]:
     return [
         min(left + us if way == MORE else max(left, us), MAX_OWED_US)
@@ -104,13 +94,7 @@ def apply_adjustment(
 
 
 def refund_amount(
-    states: Sequence[int],
-    bucket: BucketNumbers,
-    cost: int,
-    due: int,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    states: Sequence[int], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
 ) -> tuple[Sequence[int], Sequence[int]]:
     return [0] * len(states), [0] * len(states)
 

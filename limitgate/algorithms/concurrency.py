@@ -148,12 +148,7 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
     return [State() for _ in bucket.limits]
 
 
-def advance(
-    states: Sequence[State],
-    elapsed_us: int,
-    bucket: BucketNumbers,
-    now: int | None = None,
-) -> Sequence[State]:
+def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:
     (state,) = states
     return [state.later(elapsed_us)]
 
@@ -163,13 +158,7 @@ def rescaled(state: State, limit: LimitNumbers) -> State:
 
 
 def try_charge(
-    states: Sequence[State],
-    bucket: BucketNumbers,
-    cost: int,
-    max_wait_us: int = 0,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
 ) -> Sequence[State] | None:
     if not cost:
         return states
@@ -180,11 +169,7 @@ def try_charge(
 
 
 def apply_adjustment(
-    states: Sequence[State],
-    back: Sequence[int],
-    elapsed_us: int,
-    names: Sequence[int],
-    bucket: BucketNumbers,
+    states: Sequence[State], back: Sequence[int], elapsed_us: int, names: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
     """Release slots by name. A negative number renews them, or takes expired ones if they fit."""
     (state,), (places,), (name,), (limit,) = states, back, names, bucket.limits
@@ -196,13 +181,7 @@ def apply_adjustment(
 
 
 def refund_amount(
-    states: Sequence[State],
-    bucket: BucketNumbers,
-    cost: int,
-    due: int,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
 ) -> tuple[Sequence[int], Sequence[int]]:
     """A request in flight keeps its slot."""
     return [0 if due else cost] * len(states), [slot] * len(states)

@@ -63,12 +63,7 @@ def load(limit: LimitNumbers) -> Load:
     return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
-def advance(
-    debts: Sequence[int],
-    elapsed_us: int,
-    bucket: BucketNumbers,
-    now: int | None = None,
-) -> Sequence[int]:
+def advance(debts: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[int]:
     if elapsed_us <= 0:
         return debts
     left = []
@@ -104,13 +99,7 @@ def rescaled(debt: int, limit: LimitNumbers) -> int:
 
 
 def try_charge(
-    debts: Sequence[int],
-    bucket: BucketNumbers,
-    cost: int,
-    max_wait_us: int = 0,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    debts: Sequence[int], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
 ) -> Sequence[int] | None:
     """If any limit has ``borrow``, one window with room is enough."""
     if not cost:
@@ -182,13 +171,7 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:
 
 
 def refund_amount(
-    debts: Sequence[int],
-    bucket: BucketNumbers,
-    cost: int,
-    due: int,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    debts: Sequence[int], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
 ) -> tuple[Sequence[int], Sequence[int]]:
     """A shortfall is charged in full, even if the bucket was empty in between: concurrent requests would share that time."""
     back = [

@@ -89,35 +89,19 @@ def rescaled(state: State, limit: LimitNumbers) -> State:
 
 
 def try_charge(
-    states: Sequence[State],
-    bucket: BucketNumbers,
-    cost: int,
-    max_wait_us: int = 0,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
 ) -> Sequence[State] | None:
     return states
 
 
 def apply_adjustment(
-    states: Sequence[State],
-    back: Sequence[Amount],
-    elapsed_us: int,
-    grace_us: Sequence[int],
-    bucket: BucketNumbers,
+    states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
     return [state.counting(amount) for state, amount in zip(states, back, strict=True)]
 
 
 def refund_amount(
-    states: Sequence[State],
-    bucket: BucketNumbers,
-    cost: int,
-    due: int,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
 ) -> tuple[Sequence[int], Sequence[int]]:
     return [0] * len(states), [0] * len(states)
 

@@ -62,12 +62,7 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
     return [(0, 0)] * len(bucket.ids)
 
 
-def advance(
-    states: Sequence[State],
-    elapsed_us: int,
-    bucket: BucketNumbers,
-    now: int | None = None,
-) -> Sequence[State]:
+def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:
     """Time first drains the debt, and then cools the window."""
     if elapsed_us <= 0:
         return states
@@ -84,13 +79,7 @@ def rescaled(state: State, limit: LimitNumbers) -> State:
 
 
 def try_charge(
-    states: Sequence[State],
-    bucket: BucketNumbers,
-    cost: int,
-    max_wait_us: int = 0,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
 ) -> Sequence[State] | None:
     if not cost:
         return states
@@ -149,13 +138,7 @@ def apply_adjustment(
 
 
 def refund_amount(
-    states: Sequence[State],
-    bucket: BucketNumbers,
-    cost: int,
-    due: int,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
+    states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
 ) -> tuple[Sequence[Amount], Sequence[int]]:
     back, graces = [], []
     for state, limit in zip(_held(states, turn_us, bucket), bucket.limits):

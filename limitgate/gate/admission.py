@@ -16,14 +16,7 @@ from limitgate.gate.planning.prepared import PreparedPlan, RequestPlan, costs_by
 from limitgate.http.rate_fields import Fields, Numbers, RawFields, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, unavailable
-from limitgate.limits.decision import (
-    OVER,
-    Decision,
-    DeferredDecision,
-    FinalCosts,
-    fewest_places,
-    set_settlement,
-)
+from limitgate.limits.decision import OVER, Decision, DeferredDecision, FinalCosts, fewest_places, set_settlement
 from limitgate.limits.plan import Charge, Plan, Reading, Source
 from limitgate.limits.template import PlainRefund, PlainSpend
 from limitgate.observing.counts import Counts, outweighs

@@ -50,13 +50,7 @@ class Outages:
     """
 
     def __init__(
-        self,
-        store: Any,
-        on_error: OnError,
-        processes: int,
-        *,
-        timeout: float,
-        at_recovery: Callable[[], object],
+        self, store: Any, on_error: OnError, processes: int, *, timeout: float, at_recovery: Callable[[], object]
     ) -> None:
         self.failures = 0
         self.overloaded = 0

@@ -107,10 +107,7 @@ class Diagnosis(Enum):
         ),
     )
     DROPPED = "LG039", "a %s was created and dropped, so nothing is limited; expected %s"
-    USER_WITHOUT_ID = (
-        "LG049",
-        "rules count by user, but a %s has no id, so its requests count by address; expected %s",
-    )
+    USER_WITHOUT_ID = ("LG049", "rules count by user, but a %s has no id, so its requests count by address; expected %s")
     IDENTIFY_FAILED = (
         "LG071",
         "identify failed, and so did its requests: %s; expected identify to return a Caller or None without an error",

@@ -79,11 +79,7 @@ class ActiveRules:
 
 
 def compiler(
-    settings: Settings,
-    routes: Routes,
-    proxies: TrustedProxies,
-    counts: Counts | None,
-    store: object,
+    settings: Settings, routes: Routes, proxies: TrustedProxies, counts: Counts | None, store: object
 ) -> Callable[[RuleSet], ActiveRules]:
     cardinality = CardinalityGuard(settings.new_buckets, monotonic) if settings.new_buckets else None
     no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
