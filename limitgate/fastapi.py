@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, MutableMapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Unpack, get_origin
 
@@ -81,7 +81,9 @@ class RateLimit:
         self._names = {f"part_{place}": _name_of(dependency) for place, dependency in enumerate(dependencies)}
         rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
         self.rule = rule.placed(tuple(self._names.values()))
-        self.__signature__ = _signature(dict(zip(self._names, dependencies)))
+        connection = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
+        parts = [_parameter(name, dependency) for name, dependency in zip(self._names, dependencies)]
+        self.__signature__ = inspect.Signature([connection, *parts])
 
     @property
     def dependency(self) -> NoReturn:
@@ -161,11 +163,6 @@ def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
     dependencies = [part for part in parts if callable(part) or isinstance(part, params.Depends)]
     named: list[Any] = [part for part in parts if not callable(part) and not isinstance(part, params.Depends)]
     return (named if named or not dependencies else ("global",)), dependencies
-
-
-def _signature(dependencies: Mapping[str, Any]) -> inspect.Signature:
-    connection = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
-    return inspect.Signature([connection, *[_parameter(*named) for named in dependencies.items()]])
 
 
 def _check_takes_request(part: Any) -> None:

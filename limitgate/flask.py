@@ -64,7 +64,8 @@ class LimitGate:
         if settings.identify is not None:
             check_is_plain(settings.identify, "identify")
             options["identify"] = _in_context(app, settings.identify)
-        middleware = LimitGateWSGI(_with_routes(app), **options)
+        inside = _Routed(app) if isinstance(wsgi_routes(app.wsgi_app), NoRoutes) else app.wsgi_app
+        middleware = LimitGateWSGI(inside, **options)
         app.extensions[NAME] = middleware
         app.wsgi_app = middleware  # type: ignore[method-assign]
         middleware.answer_by_handlers(app)
@@ -135,10 +136,6 @@ class _Routed:
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         return self._wsgi_app(environ, start_response)
-
-
-def _with_routes(app: Flask) -> Any:
-    return _Routed(app) if isinstance(wsgi_routes(app.wsgi_app), NoRoutes) else app.wsgi_app
 
 
 def routes_of(app: Flask) -> Iterator[Listed]:

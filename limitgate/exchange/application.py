@@ -60,7 +60,10 @@ class RaisingApp:
         """Return the application that answers a refusal; None without a handler."""
         if not any(self._has_handler(name) for name in self._app.error_handler_spec):
             return None
-        self._hook()
+        # Replace the list, because other threads may be iterating over it.
+        functions = self._app.before_request_funcs
+        if self._raise not in functions.get(None, ()):
+            functions[None] = [self._raise, *functions.get(None, ())]
 
         def answer(place: Any, *arguments: Any) -> Any:
             place[_REFUSED] = refusal, decision
@@ -69,12 +72,6 @@ class RaisingApp:
             return entrance(self._app, place, *arguments)
 
         return answer
-
-    def _hook(self) -> None:
-        """Replace the list, because other threads may be iterating over it."""
-        functions = self._app.before_request_funcs
-        if self._raise not in functions.get(None, ()):
-            functions[None] = [self._raise, *functions.get(None, ())]
 
     def _has_handler(self, blueprint: str | None) -> bool:
         spec = self._app.error_handler_spec.get(blueprint, {})

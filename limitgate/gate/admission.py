@@ -59,11 +59,8 @@ class PermitWait(NamedTuple):
     rest: Flow[None]
 
 
-class Refund(NamedTuple):
-    """A correction of charges, up or down."""
-
-    charged: Receipt
-    costs: Sequence[int]
+Refund = tuple[Receipt, Sequence[int]]
+"""Charges and their final costs, up or down."""
 
 
 class Verdict(NamedTuple):
@@ -402,13 +399,14 @@ class Admission:
         """
         self.settlement.has_news = False
         self._settled_by = self.status
-        refunds, corrected = [], []
+        refunds: list[Refund] = []
+        corrected = []
         for charged in self.charged:
             costs = self._costs(charged, any_has_own_cost=any_has_own_cost)
             if costs == [charge.cost for charge in charged.plan.charges]:
                 corrected.append(charged)
             else:
-                refunds.append(Refund(charged, costs))
+                refunds.append((charged, costs))
                 corrected.append(charged.having_cost(costs))
         self.charged = () if self.is_undone else tuple(corrected)
         self.has_slots = self.has_slots and not (self.is_undone or self.is_sent)

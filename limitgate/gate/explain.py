@@ -125,14 +125,14 @@ def explained(gate: Gate, request: Request, admission: Admission, late_limits: S
         who = None, None, None, DEFAULT_TIER
         may_apply = [each.rule for each in planner.may_apply(request)[0]]
         reasons = [RuleReason(rule.name, rule.tier or DEFAULT_TIER, True, str(error)) for rule in may_apply]
-    applying = [] if admission.marks is EVERYTHING else [rule for rule in late_limits if _applies(rule, request)]
+    applying = (
+        []
+        if admission.marks is EVERYTHING
+        else [rule for rule in late_limits if rule.applies_to(request.method) and rule.admits(request)]
+    )
     reasons += [RuleReason(rule.name, None, True, "limits the route behind the gate") for rule in applying]
     unevaluated = [rule for rule in applying if rule.given_parts]
     return Explanation(hops, *who, request.path, reasons, decision, status, fields, unevaluated)
-
-
-def _applies(rule: Rule, request: Request) -> bool:
-    return rule.applies_to(request.method) and rule.admits(request)
 
 
 def _end(gate: Gate, admission: Admission) -> None:
@@ -180,7 +180,8 @@ def _matched(rule: Rule, request: Request) -> str:
     if rule.clients:
         conditions.append(f"client {request.client}")
     adapts = f"; {adaptive_text(rule.adaptive)}" if rule.adaptive is not None else ""
-    return f"{what} {' of '.join(conditions)}: path {listed(rule.paths)}{_for_methods(rule)}{adapts}"
+    methods = f", for {listed(sorted(rule.methods))}" if rule.methods else ""
+    return f"{what} {' of '.join(conditions)}: path {listed(rule.paths)}{methods}{adapts}"
 
 
 def adaptive_text(adaptive: Adaptive) -> str:
@@ -239,7 +240,3 @@ def _superseded(rule: Rule, exempting: Rule | None, prepared: PreparedPlan, requ
         return "the route's endpoint is exempt"
     others = [each.rule.name for each in prepared.compiled_rules if each.rule.supersedes(rule, is_decorator=False)]
     return f"rule {others[0]} replaces it" if others else "gives this request no limits"
-
-
-def _for_methods(rule: Rule) -> str:
-    return f", for {listed(sorted(rule.methods))}" if rule.methods else ""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from limitgate.errors import HeadersTooLargeError
-from limitgate.gate.admission import Admission, Refund, Turn
+from limitgate.gate.admission import Admission, Turn
 from limitgate.gate.charging import refuse_unread
 from limitgate.gate.flow import Budget, Flow, limits_awaited
 from limitgate.gate.gate import Gate
@@ -75,7 +75,7 @@ def _decide_message(gate: Gate, admission: Admission, messages: RequestPlan) -> 
     refusal = gate.charging.refuse(admission, verdict.decision, verdict.now, messages)
     if messages.bans:
         yield from gate.charging.bans.counting(admission, verdict.decision, messages.compiled_rules)
-    yield from gate.refunds.apply([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
+    yield from gate.refunds.apply([(each, [0] * len(each.plan.charges)) for each in verdict.charged])
     return refusal
 
 

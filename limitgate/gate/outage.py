@@ -67,7 +67,7 @@ class Outages:
         self._at_recovery = at_recovery
         self._is_failing, self._failed_at = False, 0.0
         self._said_overloaded = -AGAIN
-        self._ban_left_us: Callable[[str], int] = getattr(store, "ban_left_us", _no_ban)
+        self._ban_left_us: Callable[[str], int] = getattr(store, "ban_left_us", lambda _: 0)
         self._local_store = MemoryStore()
         self.local_slots = SlotKeeper(self._local_store, timeout=1.0)
 
@@ -190,10 +190,6 @@ class Outages:
         if compiled_rule.rule.on_error:
             return compiled_rule.rule.on_error
         return "local" if error.fault == "oom" and self._on_error == "open" else self._on_error
-
-
-def _no_ban(_: str) -> int:
-    return 0
 
 
 def _verdict(plan: Plan, reading: Reading, *charged: Receipt) -> Verdict:

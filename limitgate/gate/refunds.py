@@ -105,7 +105,8 @@ class Refunds:
     def _due(self, admission: Admission) -> Corrections:
         refund = admission.plain_refund()
         if refund is None:
-            return self._corrections(_refunds_of(admission))
+            any_has_own_cost = bool(admission.settlement.costs) and nesting.any_has_own_cost(admission)
+            return self._corrections(admission.refunds(any_has_own_cost=any_has_own_cost))
         slots: Taken = ()
         if admission.gives_slots_back:
             admission.has_slots = False
@@ -167,8 +168,3 @@ class Refunds:
     def hold(self, admission: Admission, taken: Taken, *, is_local: bool = False) -> None:
         admission.has_slots = True
         (self._outages.local_slots if is_local else self.slot_keeper).hold(taken, admission)
-
-
-def _refunds_of(admission: Admission) -> list[Refund]:
-    any_has_own_cost = bool(admission.settlement.costs) and nesting.any_has_own_cost(admission)
-    return admission.refunds(any_has_own_cost=any_has_own_cost)

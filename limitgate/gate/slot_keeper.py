@@ -57,19 +57,14 @@ class _Held(NamedTuple):
         return _slots(self.taken)
 
 
-class _Release(NamedTuple):
-    charge: Charge
-    until: float
-    """Expiry of the slot in seconds on the monotonic clock."""
-
-
 class _Renewer:
     """Renews the slots of one event loop, or of all threads. Safe under threads."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
         self.slot_keeper = slot_keeper
         self.held: dict[int, _Held] = {}
-        self.releases: dict[tuple[str, int], _Release] = {}
+        self.releases: dict[tuple[str, int], tuple[Charge, float]] = {}
+        """With the expiry of the slot in seconds on the monotonic clock."""
         self.due_at: float | None = None
         """Seconds on the monotonic clock; None while nothing is held."""
         self._has_failed = False
@@ -92,7 +87,7 @@ class _Renewer:
         until = monotonic() + concurrency.HELD_US / 1e6
         for charge in charges:
             if len(self.releases) < MAX_RELEASES:
-                self.releases[charge.key, charge.slot] = _Release(charge.released(), until)
+                self.releases[charge.key, charge.slot] = charge.released(), until
         if charges:
             self._schedule_releases()
 
@@ -111,10 +106,10 @@ class _Renewer:
             if slot not in self.held:
                 self.release_later(held.charges)
         now = monotonic()
-        for place, release in self.releases.copy().items():
-            if release.until < now:
+        for place, (_, until) in self.releases.copy().items():
+            if until < now:
                 self.releases.pop(place, None)
-        failed |= yield from self._sending([release.charge for release in self.releases.copy().values()])
+        failed |= yield from self._sending([charge for charge, _ in self.releases.copy().values()])
         self._has_failed = failed
         # The timer may have fired during this renewal.
         if self.releases:
@@ -125,7 +120,7 @@ class _Renewer:
     def ending(self) -> Flow[None]:
         held = [self.held.pop(slot, None) for slot in list(self.held)]
         charges = [charge.released() for each in held if each is not None for charge in each.charges]
-        yield from self._sending([*charges, *[release.charge for release in list(self.releases.values())]])
+        yield from self._sending([*charges, *[charge for charge, _ in list(self.releases.values())]])
 
     def _sending(self, charges: Sequence[Charge]) -> Flow[bool]:
         failed = False

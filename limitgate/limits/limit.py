@@ -446,18 +446,13 @@ def seconds_of(value: object) -> float:
     """
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
-        return float(match[1]) * _milliseconds(match[2]) / 1000
+        unit = match[2] or "s"
+        return float(match[1]) * (UNITS.get(unit) or UNITS[unit.removesuffix("s")]) / 1000
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
         return float(value)
     raise ConfigError(f"{value!r:.80} is not a duration, {EXPECTED}")
-
-
-def _milliseconds(unit: str | None) -> int:
-    if unit is None:
-        return UNITS["s"]
-    return UNITS[unit] if unit in UNITS else UNITS[unit.removesuffix("s")]
 
 
 def as_seconds(value: Duration | T, what: str) -> float | T:

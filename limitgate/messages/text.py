@@ -126,8 +126,8 @@ _LONG = 5
 def meant(name: object, known: Iterable[str]) -> str | None:
     """Return the name that an unknown one probably means."""
     names = {_letters(each): each for each in known}
-    parts = {part: each for letters, each in sorted(names.items(), key=_by_length, reverse=True) for part in letters.split("_")}
-    parts = {part: each for part, each in parts.items() if len(part) >= _LONG}
+    long_first = sorted(names, key=len, reverse=True)
+    parts = {part: names[letters] for letters in long_first for part in letters.split("_") if len(part) >= _LONG}
     wrong = _letters(name)
     elsewhere = _ELSEWHERE.get(wrong)
     if elsewhere is not None and elsewhere not in names:
@@ -138,10 +138,6 @@ def meant(name: object, known: Iterable[str]) -> str | None:
         if near := get_close_matches(wrong, named, n=4, cutoff=0.65):
             return named[max(near, key=lambda each: _nearness(wrong, each))]
     return None
-
-
-def _by_length(named: tuple[str, str]) -> int:
-    return len(named[0])
 
 
 def _letters(name: object) -> str:

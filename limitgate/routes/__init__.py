@@ -52,7 +52,11 @@ def fills_with_nothing(routes: Routes) -> bool:
 
 
 class NoRoutes:
-    """Routes of an unknown application."""
+    """Routes of an application that only rules cover. See `mounts_of` and `fills_with_nothing`."""
+
+    def __init__(self, mounts: Callable[[], list[str]] = list, *, fills_with_nothing: bool = False) -> None:
+        self.mounts = mounts
+        self.fills_with_nothing = fills_with_nothing
 
     def decorated(self) -> bool:
         return False
@@ -62,24 +66,6 @@ class NoRoutes:
 
     def version(self, _: Request) -> object:
         return self
-
-
-class LitestarRoutes(NoRoutes):
-    """The mounts of a Litestar application. Only rules cover its other routes."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    def mounts(self) -> list[str]:
-        """Return the mount paths, which match by text prefix."""
-        handlers = [(route.path, getattr(route, "route_handler", None)) for route in self._app.routes]
-        return [path for path, handler in handlers if getattr(handler, "is_mount", False) and path != "/"]
-
-
-class FalconRoutes(NoRoutes):
-    """Covered only by rules. Placeholders match empty segments."""
-
-    fills_with_nothing = True
 
 
 def is_falcon(app: object) -> bool:

@@ -14,7 +14,7 @@ from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
 from limitgate.internal_errors import raise_interruption
 from limitgate.process.clock import monotonic
-from limitgate.routes import FalconRoutes, NoRoutes, Pattern, Route, Routes, is_falcon
+from limitgate.routes import NoRoutes, Pattern, Route, Routes, is_falcon
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 LOOK_EVERY = 1.0
@@ -160,7 +160,7 @@ def _routes(app: Any, known: dict[int, Routes]) -> Routes:
         if id(app) in known:
             return known[id(app)]
         if is_falcon(owner):
-            return FalconRoutes()
+            return NoRoutes(fills_with_nothing=True)
         if isinstance(mounts := getattr(app, "mounts", None), Mapping):
             return _dispatched(app, mounts, known)
         if hasattr(owner, "url_map") and hasattr(owner, "view_functions"):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from limitgate.http.paths import ANY, REST, PathIndex, below
 from limitgate.http.request import ASGIRequest, Request, Scope
-from limitgate.routes import FalconRoutes, LitestarRoutes, NoRoutes, Route, Routes, is_falcon
+from limitgate.routes import NoRoutes, Route, Routes, is_falcon
 from limitgate.routes.overview import METHODS, Listed
 from limitgate.rules.decorators import Mark, effective, has_marks, marks_of, note_routed
 from limitgate.rules.rule import Rule
@@ -181,15 +181,16 @@ def asgi_routes(app: Any) -> Routes:
     router = router_of(app)
     if router is not None:
         return StarletteRoutes(router)
-    while app is not None and not _is_litestar(app):
+    while app is not None and not (hasattr(app, "asgi_handler") and hasattr(app, "route_handler_method_map")):
         if is_falcon(app):
-            return FalconRoutes()
+            return NoRoutes(fills_with_nothing=True)
         app = getattr(app, "app", None)
-    return NoRoutes() if app is None else LitestarRoutes(app)
+    return NoRoutes() if app is None else NoRoutes(partial(_mounts_of_litestar, app))
 
 
-def _is_litestar(app: Any) -> bool:
-    return hasattr(app, "asgi_handler") and hasattr(app, "route_handler_method_map")
+def _mounts_of_litestar(app: Any) -> list[str]:
+    handlers = [(route.path, getattr(route, "route_handler", None)) for route in app.routes]
+    return [path for path, handler in handlers if getattr(handler, "is_mount", False) and path != "/"]
 
 
 def router_of(app: Any) -> Any:
@@ -297,7 +298,7 @@ def _listed(template: str, route: Any, routes: Routes) -> Listed:
         pattern = pattern if pattern[-1:] == (REST,) else (*pattern, REST)
         return Listed(f"{template}/**", pattern, METHODS, lambda _: (), lambda _: True)
     meant = effective(endpoint)
-    dependencies = _limits_of_dependencies(route)
+    dependencies = tuple(rules_within(route.dependant)) if hasattr(route, "dependant") else ()
 
     def marks(method: str) -> tuple[Mark, ...]:
         return (*marks_of(meant, method), *dependencies)
@@ -318,12 +319,6 @@ def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
     if not given:
         return METHODS if not (isfunction(endpoint) or ismethod(endpoint)) else ("GET",)
     return tuple(sorted(set(given) - ({"HEAD"} if "GET" in given else set())))
-
-
-def _limits_of_dependencies(route: Any) -> tuple[Rule, ...]:
-    if not hasattr(route, "dependant"):
-        return ()
-    return tuple(rules_within(route.dependant))
 
 
 def _takes(routes: Routes, template: str, method: str, path: str) -> bool:

@@ -131,7 +131,9 @@ class Identities:
     def listed(self, request: Request) -> Caller | None:
         if not request.opened_headers().have_any(self._telling):
             return None
-        return self._with_key(request) or self._callers.with_headers(request, self.proxies)
+        presented = self._presented(request) if self._callers.list_keys else None
+        caller = None if presented is None else self._callers.with_key(presented)
+        return caller or self._callers.with_headers(request, self.proxies)
 
     def tier_of(self, caller: Caller | None) -> str:
         return DEFAULT_TIER if caller is None or caller.tier not in self._tiers else caller.tier
@@ -150,10 +152,6 @@ class Identities:
         if self._identifies:
             return subject.caller.id if subject.caller else None
         return presented
-
-    def _with_key(self, request: Request) -> Caller | None:
-        presented = self._presented(request) if self._callers.list_keys else None
-        return None if presented is None else self._callers.with_key(presented)
 
     def _presented(self, request: Request) -> str | None:
         value = request.opened_headers().identity(self._api_key_header)
@@ -234,14 +232,6 @@ def _joined(users: tuple[Any, ...]) -> str | None:
 UNASKED = object()
 
 
-class NotACallerError(TypeError):
-    """``identify`` returned neither a `Caller` nor None."""
-
-    def __init__(self, identified: object) -> None:
-        self.what = f"it gave a {type(identified).__name__}"
-        super().__init__(f"identify gave a {type(identified).__name__}, expected a Caller or None")
-
-
 class Identify:
     """Calls ``identify``, and logs its failures once per place in the code (LG071).
 
@@ -259,16 +249,18 @@ class Identify:
                 identified = self._function(request)
             if isawaitable(identified):
                 identified = yield Awaited(identified, "identify is async, expected a plain function under WSGI")
-            if not (identified is None or isinstance(identified, Caller)):
-                raise NotACallerError(identified)  # noqa: TRY301 - Logged like any other failure.
         except Exception as error:
             self.note(error)
             raise
-        return identified
+        if identified is None or isinstance(identified, Caller):
+            return identified
+        gave = f"gave a {type(identified).__name__}"
+        self._logged.log(gave, f"it {gave}")
+        raise TypeError(f"identify {gave}, expected a Caller or None")
 
     def note(self, error: Exception) -> None:
         """Log a failure, unless it is about headers."""
         if not isinstance(error, HeadersTooLargeError):
             raise_interruption(error)
-            what = error.what if isinstance(error, NotACallerError) else f"{type(error).__name__} at {place_of(error)}"
+            what = f"{type(error).__name__} at {place_of(error)}"
             self._logged.log(what, what)
