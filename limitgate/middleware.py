@@ -1,4 +1,4 @@
-"""ASGI and WSGI middleware. The gate decides about each request."""
+"""ASGI and WSGI middleware."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LimitGate(Around):
     PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
     ENTRANCES = ("asgi_app", "asgi_handler")
     _mistake: Exception | None = None
-    """An error to report later, because the framework would hide it from its server."""
+    """To report later, because the framework would hide it from its server."""
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
@@ -239,10 +239,7 @@ async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: 
 
 
 def _is_made_while_serving() -> bool:
-    """Return True if Starlette creates its middleware during the first call of the server.
-
-    The server would take an error for missing lifespan support.
-    """
+    """Starlette then creates its middleware during the first call, whose error servers take for missing lifespan support."""
     frame = sys._getframe()  # noqa: SLF001 - as logging does
     while frame is not None and frame.f_code.co_name != "build_middleware_stack":
         frame = frame.f_back  # type: ignore[assignment]
@@ -268,7 +265,7 @@ def _name_of(app: Any) -> str:
 
 
 def _tell_server(error: Exception) -> None:
-    """Log an error, because most servers ignore it silently."""
+    """Most servers ignore the error silently."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

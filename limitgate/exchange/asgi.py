@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
-"""Statuses of messages without one. Servers turn an early close into a 403."""
+"""Of messages without one. Servers turn an early close into a 403."""
 BEGINNINGS = frozenset(_STATUSES)
 _LASTS = frozenset({"http.response.body", "websocket.close"})
 MOST_KEPT = 4
@@ -42,7 +42,6 @@ _OURS = ("limitgate", EXCHANGE)
 
 
 def inner_scope(outside: Scope, decision: Decision | None, exchange: Exchange | None) -> Scope:
-    """Return a scope for the application."""
     inside = {**outside}
     inside["limitgate"] = decision
     inside[EXCHANGE] = exchange
@@ -74,7 +73,7 @@ def _handles_refusal() -> bool:
 
 
 def marked_as_coroutine(function: F) -> F:
-    """Mark a function that returns an awaitable as a coroutine function, for adapters such as asgiref's."""
+    """For adapters such as asgiref's, which look for coroutine functions."""
     if hasattr(inspect, "markcoroutinefunction"):
         inspect.markcoroutinefunction(function)
     else:
@@ -94,7 +93,6 @@ class ReceiveBuffer:
         self._pending: asyncio.Future[Message] | None = None
 
     async def receive(self) -> Message:
-        """Return the next message."""
         while not self._kept:
             pending = self._pending
             if pending is None:
@@ -125,7 +123,6 @@ class ReceiveBuffer:
         return True
 
     def close(self) -> None:
-        """Stop listening."""
         if self._pending is not None and not self._pending.get_loop().is_closed():
             self._pending.cancel()
 
@@ -152,7 +149,6 @@ class ASGIExchange(Exchange):
     def begin(  # noqa: PLR0917 - keywords would be slower
         self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, denials: Denials
     ) -> None:
-        """Connect application and server after the decision."""
         self.gate = gate
         self._admission = admission
         # Rules see the original request.
@@ -175,7 +171,7 @@ class ASGIExchange(Exchange):
                 inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
 
     def show_outcome(self) -> None:
-        """Write the outcome into the scope, and a refusal's id also into the outer scope."""
+        """A refusal's id is also for the outer scope."""
         admission, inside = self._admission, self.scope
         inside["limitgate"] = overall_decision(admission) if admission.is_nested else admission.decision
         inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
@@ -187,7 +183,7 @@ class ASGIExchange(Exchange):
                 inside[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
 
     async def receive(self) -> Message:
-        """Return the next message. If a rule limits messages, charge it first."""
+        """Charge messages that a rule limits."""
         # The previous caller was cancelled.
         if self._charging is not None:
             return await self._deliver(*self._charging)
@@ -209,7 +205,7 @@ class ASGIExchange(Exchange):
         return message
 
     async def stays_until(self, waiter: TurnWaiter) -> bool:
-        """Wait for a turn. Return False if the client leaves first."""
+        """Return False if the client leaves first."""
         # Another task is listening already.
         if self._is_receiving:
             await asyncio.wait([waiter])
@@ -244,7 +240,7 @@ class ASGIExchange(Exchange):
 
     @marked_as_coroutine
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass on a message. Add rate fields at the start of the response."""
+        """Add rate fields at the start of the response."""
         admission = self._admission
         if admission.is_plain and (type(admission.decision) is DeferredDecision or not admission.has_news):
             # `_send` is an attribute, so a local name is faster.
@@ -354,7 +350,6 @@ class ASGIExchange(Exchange):
         return True
 
     async def turn_away(self, refusal: Refusal) -> None:
-        """Answer a request without the application."""
         if self.scope["type"] == "websocket":
             await self._receive()
         await self.refuse(refusal)
@@ -365,7 +360,6 @@ class ASGIExchange(Exchange):
             self.scope = self._outer_scope
 
     async def refuse(self, refusal: Refusal, *, asks_handlers: bool = True) -> None:
-        """Send a refusal instead of the application's response."""
         self._is_closed = True
         self.show_outcome()
         self._outer_scope[OUTCOME] = self.scope[OUTCOME]
@@ -430,7 +424,6 @@ class ASGIExchange(Exchange):
         return needs_refund
 
     async def ashutdown(self) -> None:
-        """End the request and make its refunds."""
         if self.end_now():
             await self.gate.refunds.asettle(self._admission)
 

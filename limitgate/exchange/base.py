@@ -16,15 +16,15 @@ from limitgate.limits.decision import Decision
 from limitgate.rules.decorators import Mark
 
 EXCHANGE = "limitgate.exchange"
-"""Key of the exchange in a scope or environ; its value is None if the gate is switched off."""
+"""In a scope or environ; the value is None if the gate is switched off."""
 PASSED = "limitgate.passed"
-"""Key of the middleware that has passed a scope or environ on without a decision."""
+"""The middleware that has passed a scope or environ on without a decision."""
 REFUSAL_ID = "limitgate.refusal_id"
 OUTCOME = "limitgate.outcome"
 
 
 def admission_around(place: Mapping[str, Any]) -> Admission | None:
-    """Return the admission to the nearest outer gate without a response; None if there is none."""
+    """Return the admission to the nearest outer gate without a response."""
     exchange = place.get(EXCHANGE)
     return unanswered(exchange.open_admission()) if isinstance(exchange, Exchange) else None
 
@@ -38,14 +38,13 @@ class Exchange:
     has_come_back = False
 
     def stand_between(self, gate: Gate, admission: Admission) -> None:
-        """Connect application and server after the decision."""
         self.gate = gate
         self._admission = admission
         if not admission.is_plain and admission.permits is not None:
             load.show(admission)
 
     def open_admission(self) -> Admission:
-        """Return the admission for use beyond rate fields, and mark it as not plain."""
+        """Return the admission, no longer plain, for use beyond rate fields."""
         admission = self._admission
         admission.is_plain = False
         return admission
@@ -77,7 +76,6 @@ class Exchange:
         return overall_decision(admission)
 
     async def afurther(self, extra_rules: Sequence[LateLimit]) -> Decision | None:
-        """`further` on an `AsyncStore`."""
         gate, admission = self.gate, self.open_admission()
         turn = await self.abudgeted(late.further(gate, admission, extra_rules))
         if turn is not None:
@@ -96,7 +94,7 @@ class Exchange:
         return result
 
     async def await_turn(self) -> bool:
-        """Wait for the booked turn, if any. Return False if the client leaves first."""
+        """Return False if the client leaves first."""
         admission = self._admission
         if admission.turn is None:
             return True
@@ -108,13 +106,13 @@ class Exchange:
         return stays
 
     async def stays_until(self, waiter: TurnWaiter) -> bool:
-        """Wait for a turn. Subclasses return False if the client leaves first."""
+        """Return False if the client leaves first."""
         await waiter
         return True
 
     @property
     def marks(self) -> Container[Mark]:
-        """Decorators that the gate has already applied."""
+        """Applied by the gate."""
         return self._admission.marks
 
     def sent(self) -> None:
@@ -123,17 +121,14 @@ class Exchange:
         self.settle()
 
     def settle(self) -> None:
-        """Refund wrong charges, as far as they are known."""
         if self._admission.may_need_refund():
             self.gate.refunds.settle(self._admission)
 
     async def asettle(self) -> None:
-        """`settle` on an `AsyncStore`."""
         if self._admission.may_need_refund():
             await self.gate.refunds.asettle(self._admission)
 
     def end(self) -> None:
-        """End the request and make its refunds."""
         if self._admission.end():
             self.gate.refunds.settle(self._admission)
 
@@ -146,11 +141,10 @@ class Exchange:
             self.gate.refunds.settle(admission)
 
     async def ashutdown(self) -> None:
-        """`end` on an `AsyncStore`."""
         if self._admission.end():
             await self.gate.refunds.asettle(self._admission)
 
     @property
     def decision(self) -> Decision | None:
-        """The decision that the application sees."""
+        """As the application sees it."""
         return overall_decision(self._admission)

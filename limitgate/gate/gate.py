@@ -37,7 +37,7 @@ class Gate:
     """Decides about requests by the rules in force and the readings of a store.
 
     ``client_of`` returns the client's address behind proxies. ``on_error`` applies to rules without their own. ``processes``
-    share the limits during an outage. ``refusals`` makes the responses to refused requests.
+    share the limits during an outage.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Gate:
         self.rules = rules
         """Replaceable at any time, because a request reads them once."""
         self.has_begun = False
-        """True after a request that was not decided by a first answer of the store. See also `Outages.has_answered`."""
+        """True after a request that was not decided by a first answer of the store. See `Outages.has_answered`."""
         self.loads = ReloadStats()
         self.at_other_rules: list[Callable[[], None]] = []
         """Called after a reload, in any thread."""
@@ -64,7 +64,6 @@ class Gate:
         """None without ``reload``."""
         self._client_of = client_of
         self.timeout = rules.timeout
-        """Seconds that the store has to answer."""
         self._takes_plain = takes_plain(store)
         self.answers_at_once = answers_at_once(store)
         """An event loop may then call the store without `await`."""
@@ -82,22 +81,22 @@ class Gate:
 
     @property
     def failures(self) -> int:
-        """Number of times the store didn't answer."""
+        """Calls that the store didn't answer."""
         return self.outages.failures
 
     @property
     def overloaded(self) -> int:
-        """Number of decisions without the store because this process was too busy."""
+        """Decisions without the store because this process was too busy."""
         return self.outages.overloaded
 
     @property
     def uncorrected(self) -> int:
-        """Number of refunds lost because the store didn't answer."""
+        """Refunds lost because the store didn't answer."""
         return self.refunds.uncorrected
 
     @property
     def overflowed(self) -> int:
-        """Number of requests in overflow buckets, see `limitgate.gate.planning.cardinality`."""
+        """Requests in overflow buckets, see `limitgate.gate.planning.cardinality`."""
         cardinality = self.rules.planner.cardinality
         return cardinality.overflowed if cardinality else 0
 
@@ -110,10 +109,7 @@ class Gate:
             tell()
 
     def check(self, request: Request, outer: Admission | None = None, *, waits: bool = True) -> Admission:
-        """Decide about a request with a `SyncStore`. If ``waits``, block until its turn.
-
-        ``outer`` is the admission to the next outer gate.
-        """
+        """Decide about a request. If ``waits``, block until its turn. ``outer`` is the admission to the next outer gate."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -137,7 +133,7 @@ class Gate:
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
-        """Decide about a request with an `AsyncStore`. `Turns.await_turn` then waits for its turn."""
+        """`Turns.await_turn` then waits for its turn."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -157,7 +153,6 @@ class Gate:
         return admission
 
     async def afinish(self, admission: Admission, rest: Flow[None]) -> None:
-        """Complete a decision with an `AsyncStore`."""
         try:
             await arun(self.store, rest, admission.budget)
         except BaseException:
@@ -268,7 +263,7 @@ class Gate:
     def _begin_again(
         self, admission: Admission, outer: Admission | None, identified: Any, *, wants_user: bool = False
     ) -> Flow[None]:
-        """Run `begin` again after a wait, and charge the request."""
+        """After a wait, run `begin` again and charge the request."""
         self.has_begun = True
         request = admission.request
         while True:
@@ -319,7 +314,7 @@ class Gate:
             deny(admission, prepared.denying)
 
     def unanswered(self, admission: Admission, error: BaseException) -> Flow[None] | None:
-        """Decide about a request if its plain plan failed. Return the flow to run next.
+        """Return the flow to run next after a plain plan has failed.
 
         Return None for errors other than `StoreError`, which the caller raises. Slots are released later, in case they were
         taken.

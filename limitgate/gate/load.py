@@ -1,6 +1,6 @@
 """Adaptive limits at the gate.
 
-Checked first because it is cheap: a request shed here computes no key and makes no store call.
+They come first because they are cheap: a request shed here computes no key and makes no store call.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Load:
         return permits.goes_on
 
     def shed(self, admission: Admission, outer: Admission | None) -> None:
-        """Refuse a request without a permit."""
         self._note_shed(admission)
         admission.refusal = (admission.permits and admission.permits.refusal) or unavailable()
         admission.is_shed = True
@@ -78,7 +77,6 @@ class Load:
             nesting.enter(admission, outer)
 
     def shed_late(self, admission: Admission) -> None:
-        """Refuse a request without a permit after a wait."""
         show_shed(admission)
         self._note_shed(admission)
 
@@ -88,7 +86,6 @@ class Load:
 
 
 def show_shed(admission: Admission) -> None:
-    """Set the decision for a missing permit."""
     permits = admission.permits
     if permits is not None and permits.refusal is not None:
         admission.is_shed, admission.refusal = False, permits.refusal

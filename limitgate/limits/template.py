@@ -1,4 +1,4 @@
-"""Plain plans: the fast path for charges that either fit now or don't, precompiled for requests that differ only in keys.
+"""Plain plans: charges that either fit now or don't, precompiled for requests that differ only in keys.
 
 If a plan needs more, such as a wait or a ban, the store runs it as a general plan. GCRA decisions are computed here without an
 object per charge, with the results of `limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
@@ -28,7 +28,7 @@ Row = tuple[int, ...]
 
 
 def is_plain(charge: Charge) -> bool:
-    """Return True if a charge needs no lease, borrowing, adjustment or date."""
+    """True without lease, borrowing, adjustment and date."""
     bucket = charge.bucket
     return (
         bucket.algorithm.left_after is not None
@@ -68,7 +68,7 @@ OF_ANY = ScriptVariant((), may_wait=True, gives_back=True)
 
 
 def straight_of(algorithm: Algorithm) -> Straight:
-    """Return the `Straight` lines of an algorithm. Raises `TypeError` without any."""
+    """Raises `TypeError` without `Straight` lines."""
     if algorithm.STRAIGHT is None:
         raise TypeError(f"{algorithm!r} has no straight lines, expected an algorithm that has some")
     return algorithm.STRAIGHT
@@ -101,7 +101,7 @@ class PlanTemplate:
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.bans = len([charge for charge in charges if charge.bucket.algorithm is ban])
-        """Number of bans to check. Their keys come last."""
+        """How many bans to check. Their keys come last."""
         counted = charges[: len(charges) - self.bans]
         windows = sum([len(charge.bucket.limits) for charge in counted])
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
@@ -111,11 +111,11 @@ class PlanTemplate:
         """Bucket, cost, enforced and rows of each charge but bans."""
         self.has_slots = any(charge.bucket.has_slots for charge in counted)
         self.only = self.buckets[0] if len(counted) == 1 and not self.has_slots else None
-        """The only bucket; None with slots."""
+        """None with slots."""
         self.may_wait = max([charge.max_wait_us for charge in counted]) > 0
         """True if a plan that does not fit now may wait."""
         self.is_enforced = False not in [charge.enforced for charge in counted]
-        """True without shadow rules. A plan is then admitted if every charge fits."""
+        """True without shadow rules: a plan is admitted if every charge fits."""
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
         """Maximum time in Redis in µs."""
@@ -130,7 +130,7 @@ class PlanTemplate:
         """
         self._states = () if self.is_of_debts else _states_of(counted)
         self.shape = OF_ANY
-        """Equal templates share this object, and their plans may share a call."""
+        """Shared by equal templates, whose plans may share a call."""
         if None not in straight and (not self.has_slots or all(map(_is_straight, counted))):
             self.shape = _shape(*map(_bucket_shape, charges), may_wait=self.may_wait)
         if self.is_of_debts:
@@ -159,12 +159,11 @@ class PlanTemplate:
         return self
 
     def plan(self, keys: Sequence[str], slot: int = 0) -> Plan:
-        """Return the general plan with these keys. ``slot`` is 0 for none."""
+        """``slot`` is 0 for none."""
         each = zip(self.charges, keys)
         return Plan.spend([Charge(key, *charge[1:7], slot if charge.bucket.has_slots else 0) for charge, key in each])
 
     def asked(self, keys: Sequence[str]) -> PlainSpend:
-        """Return a plain plan with these keys."""
         plan = PlainSpend()
         plan.template = self
         plan.keys = keys
@@ -173,7 +172,7 @@ class PlanTemplate:
         return plan
 
     def reading(self, keys: Sequence[str], now: int, states: Sequence[State], admitted: bool) -> PlainSpend:  # noqa: FBT001
-        """Return the reading with these keys. ``now`` is Unix µs."""
+        """``now`` is Unix µs."""
         reading = PlainSpend()
         reading.template = self
         reading.keys = keys
@@ -185,7 +184,7 @@ class PlanTemplate:
         return reading
 
     def decide(self, reading: AnyReading, settlement: FinalCosts | None) -> Decision | None:
-        """Decide from a `reading` of this template. Return None for other readings, or if a shadow rule refused."""
+        """Return None for readings of other templates, or if a shadow rule refused."""
         if not isinstance(reading, PlainSpend):
             return None
         if not reading.admitted:
@@ -223,7 +222,6 @@ class PlanTemplate:
         ]
 
     def charged(self, states: Sequence[State]) -> list[BucketReading]:
-        """Return the reading of each bucket from the states before."""
         each, read_buckets = iter(states), []
         for charge, (bucket, cost, _, _) in zip(self.charges, self.buckets):
             before = list(islice(each, len(bucket.limits)))
@@ -271,7 +269,7 @@ class PlanTemplate:
         return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, reading, False, settlement)
 
     def refusing(self, refusal: Decision, reading: PlainSpend) -> tuple[tuple[str | None, ...], str]:
-        """Return ``refusing`` and ``refusing_key`` of a refusal, without objects for a single rule."""
+        """Return ``refusing`` and ``refusing_key``, without objects for a single rule."""
         if self._only_rule is None:
             return refusal.refusing, refusal.refusing_key
         return self._only_rule, reading.keys[0].removesuffix(self.buckets[0][0].suffix)
@@ -406,12 +404,10 @@ class PlainSpend(_Buckets):
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """The charges."""
         return self.whole_plan.charges
 
     @property
     def whole_plan(self) -> Plan:
-        """The general plan."""
         try:
             return self._plan
         except AttributeError:
@@ -420,7 +416,7 @@ class PlainSpend(_Buckets):
 
     @property
     def slot(self) -> int:
-        """Slot name; 0 for none."""
+        """0 for none."""
         if not self.template.has_slots:
             return 0
         try:
@@ -431,23 +427,20 @@ class PlainSpend(_Buckets):
 
     @property
     def buckets(self) -> Sequence[BucketReading]:
-        """See `Reading`."""
         return self
 
     @property
     def whole(self) -> Reading:
-        """This reading as a `Reading`."""
         return Reading(self.now, self, self.admitted, self.waited, self.source)
 
     def decision(self, settlement: FinalCosts) -> Decision:
-        """Return the admitting decision. Raises `ValueError` if a shadow rule refused."""
+        """Raises `ValueError` if a shadow rule refused."""
         decision = self.template.decide(self, settlement)
         if decision is None:
             raise ValueError(f"{self!r} has a shadow, expected rules that may all refuse")
         return decision
 
     def having_waited(self, waited: float) -> PlainSpend:
-        """Set ``waited`` and return this reading."""
         self.waited = waited
         return self
 
@@ -465,7 +458,6 @@ class PlainSpend(_Buckets):
 
     @property
     def made(self) -> Sequence[BucketReading]:
-        """The bucket readings."""
         try:
             return self._made
         except AttributeError:
@@ -511,7 +503,6 @@ class RefundTemplate:
             self.shape = _shape(*[_bucket_shape(charge._replace(enforced=False)) for charge, *_ in parts], gives_back=True)
 
     def of(self, spent: PlainSpend) -> PlainRefund:
-        """Return the refund of a plan."""
         refund = PlainRefund()
         refund.template = self
         refund.spent = spent
@@ -542,12 +533,10 @@ class PlainRefund:
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """Zero-cost charges with the adjustments."""
         return self.whole_plan.charges
 
     @property
     def whole_plan(self) -> Plan:
-        """The general plan."""
         try:
             return self._plan
         except AttributeError:
@@ -561,7 +550,7 @@ class PlainRefund:
             return self._plan
 
     def amounts(self) -> list[tuple[Sequence[Amount], Sequence[int]]]:
-        """Return the amounts and the grace of each charge, see `Adjustment`."""
+        """Return amounts and grace of each charge, see `Adjustment`."""
         states, slot = self.states, self.spent.slot
         return [
             charge.bucket.algorithm.refund_amount(states[places], charge.bucket, charge.cost, 0, slot)
@@ -570,11 +559,10 @@ class PlainRefund:
 
     @property
     def whole(self) -> Reading:
-        """This reading as a `Reading` without buckets."""
+        """Without buckets."""
         return Reading(self.now, (), self.admitted, self.waited, self.source)
 
     def having_waited(self, waited: float) -> PlainRefund:
-        """Set ``waited`` and return this reading."""
         self.waited = waited
         return self
 
@@ -585,12 +573,11 @@ AnyAnswer = AnyReading | PlainRefund
 
 
 def whole_reading(reading: AnyAnswer) -> Reading:
-    """Return any answer as a `Reading`."""
     return reading if isinstance(reading, Reading) else reading.whole
 
 
 def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
-    """Return the common shape of plans; None if they differ or are not plain."""
+    """None if the plans differ or are not plain."""
     first = plans[0]
     if isinstance(first, Plan):
         return None
@@ -603,7 +590,6 @@ def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
 
 
 def whole(plan: AnyPlan) -> Plan:
-    """Return any plan as a `Plan`."""
     return plan if isinstance(plan, Plan) else plan.whole_plan
 
 

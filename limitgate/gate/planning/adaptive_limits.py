@@ -22,10 +22,7 @@ class AdaptiveLimits:
         self._places: dict[tuple[Kind, str, str], ConcurrencyLimiter] = {}
 
     def of(self, rule: Rule, kind: Kind) -> ConcurrencyLimiter:
-        """Return the limit of a rule. It survives reloads.
-
-        Decorators with the same name share a limit. Raises `ConfigError` if their options differ.
-        """
+        """Decorators with the same name share a limit. Raises `ConfigError` if their options differ."""
         name = kind, rule.tier or DEFAULT_TIER, rule.name
         terms = self._terms(rule)
         places = self._places.get(name)

@@ -1,4 +1,4 @@
-"""Turns a request into a plan: rules, buckets and charges. Pure, compiled at start."""
+"""Turns a request into a plan: rules, buckets and charges. Compiled at start."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ Begin = Callable[[PreparedPlan | GivenPlans, Caller | None], bool]
 
 
 def no_places(_: PreparedPlan | GivenPlans, __: Caller | None) -> bool:
-    """A `Begin` that takes no permits."""
     return True
 
 
@@ -140,7 +139,7 @@ class Planner:
             self._review(rule)
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
-        """Plan the charges of a request without permits. Return None if limits have to be awaited.
+        """Plan the charges of a request without permits; None if limits have to be awaited.
 
         ``identified`` is the caller from ``identify``. Errors of callables propagate.
         """
@@ -196,7 +195,6 @@ class Planner:
         return plan, keys if plan.suffixes is None else plan.spread(keys)
 
     def messages(self, prepared: PreparedPlan, request: Request) -> RequestPlan:
-        """Bind the plan for WebSocket messages."""
         caller: Caller | None = request.caller
         subject = Subject(request, caller, self._identities.tier_of(caller), self._identities)
         if not prepared.is_ready:
@@ -220,21 +218,19 @@ class Planner:
         return tuple(found), taken
 
     def compiled(self, request: Request, extra_rules: Sequence[LateLimit]) -> Sequence[CompiledRule]:
-        """Compile further rules for the request's method."""
         return [self._compiled(rule) for rule, _ in extra_rules if rule.applies_to(request.method)]
 
     def address(self, request: Request) -> str | None:
-        """Return the address or network to count; None without a peer address."""
+        """The address or network to count; None without a peer address."""
         request.resolve_client = self._identities.proxies.client
         return self._identities.address(request)
 
     def believes(self, request: Request, header: str) -> bool:
-        """Return True if a trusted proxy has sent this header."""
+        """True if a trusted proxy has sent this header."""
         proxies = self._identities.proxies
         return header in request.headers and proxies.trust(request.peer)
 
     def hops(self, request: Request) -> list[Hop]:
-        """Return the proxies from the peer to the client."""
         return self._identities.proxies.hops(request)
 
     def further(
@@ -303,7 +299,7 @@ class Planner:
             self._adaptive_limits.keep([rule for of_tier in self.rule_set.tiers.values() for rule in of_tier])
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        """Return the subject of a request. Set ``request.caller`` for callables of rules."""
+        """Set ``request.caller`` for callables of rules."""
         subject = self._identities.subject(request, identified)
         request.caller = subject.caller
         return subject

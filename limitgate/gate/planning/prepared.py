@@ -39,7 +39,7 @@ CompiledRules = tuple[CompiledRule, ...]
 
 
 class RuleMatch:
-    """The rules for a tier, method, path and root path. Shared by all requests with the same rules."""
+    """The rules for a tier, method, path and root path."""
 
     __slots__ = (
         "adaptive_rules",
@@ -53,11 +53,11 @@ class RuleMatch:
 
     def __init__(self, compiled_rules: CompiledRules, exempting: tuple[CompiledRules, ...] = ()) -> None:
         self.compiled_rules = compiled_rules
-        """All rules but exempt ones. Decorators come last."""
+        """Without exempt rules. Decorators come last."""
         self.exempting = exempting
-        """Exempt rules for each interpretation of the path."""
+        """By interpretation of the path."""
         self.is_conditional = bool(exempting) or any(each.rule.is_conditional for each in compiled_rules)
-        """True if `narrowed` has to select the rules for a request."""
+        """True if `narrowed` selects rules by request."""
         self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
         applying = _applying(compiled_rules)
         denying = [each for each in applying if each.rule.deny]
@@ -72,16 +72,14 @@ class RuleMatch:
         return bool(self.exempting) and not any(admitting.isdisjoint(one) for one in self.exempting)
 
     def conditions(self) -> list[Rule]:
-        """Return the rules with conditions."""
         return [each.rule for each in self.compiled_rules if each.rule.is_conditional]
 
     def narrowed(self, request: Request) -> CompiledRules:
-        """Return the rules whose conditions are met."""
         return tuple([each for each in self.compiled_rules if is_met(each.rule, request)])
 
 
 def is_met(rule: Rule, request: Request) -> bool:
-    """Return True if a request meets the conditions of a rule. Cached; errors of ``when`` propagate."""
+    """Cached. Errors of ``when`` propagate."""
     met = request.met
     if met is None:
         met = request.met = {}
@@ -114,11 +112,10 @@ class RequestPlan(NamedTuple):
 
     @property
     def bans(self) -> bool:
-        """True if a rule has a ``ban``."""
         return any(each.rule.ban is not None for each in self.compiled_rules)
 
     def row(self, charge: Charge) -> RuleSeries | None:
-        """Return the metrics of a charge's rule; None without observers."""
+        """None without observers."""
         charges = self.plan.charges if self.plan else ()
         rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)
         return next(rows, None)
@@ -215,9 +212,9 @@ class PreparedPlan:
         self.denying = denying
         self.messages = messages
         self.charged_rules = compiled_rules
-        """The rule of each charge in the template."""
+        """By charge in the template."""
         self.suffixes: Sequence[Sequence[str]] | None = None
-        """Suffixes for `spread`; None if there are none."""
+        """For `spread`, if any."""
         self.template = self._template()
         """None if the charges are not plain, see `limitgate.limits.template`."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
@@ -239,7 +236,7 @@ class PreparedPlan:
         """By costs. None marks costs seen only once."""
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """Return the plan for a caller with individual limits; None if limits have to be awaited."""
+        """None if limits have to be awaited."""
         return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
@@ -266,7 +263,6 @@ class PreparedPlan:
         return known
 
     def keys_of(self, subject: Subject) -> Sequence[str]:
-        """Return the keys for a subject."""
         keys = [key.of(subject) for key in self.keys]
         for place, compiled_rule in self.guarded:
             keys[place] = compiled_rule.admitted_key(keys[place], subject)
@@ -277,14 +273,13 @@ class PreparedPlan:
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
     def field_writer(self, styles: tuple[Style, ...], rules: frozenset[str]) -> Writer:
-        """Return the writer of the rate fields."""
         if self._field_writer is None:
             buckets = tuple([(each.name, each.rule.buckets) for each in self.compiled_rules])
             self._field_writer = prepared_fields(styles, buckets, rules)
         return self._field_writer
 
     def refund(self, spent: PlainSpend, status: int | None, *, is_sent: bool) -> PlainRefund:
-        """Return the refund by response status. It may be empty."""
+        """By response status. It may be empty."""
         if self._refunds is None:
             self._refunds = {}
         found = self._refunds.get((status, is_sent))
@@ -295,11 +290,9 @@ class PreparedPlan:
         return found.of(spent)
 
     def request_plan(self, plan: Plan) -> RequestPlan:
-        """Return the request plan for a general plan."""
         return RequestPlan(plan, self.charged_rules, self.is_by_outcome, has_slots=self.has_slots)
 
     def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
-        """Return the request plan for these keys."""
         if self.template is not None:
             return self.request_plan(self.template.asked(keys).whole_plan)
         if not self.compiled_rules:
@@ -336,7 +329,7 @@ _MOST_REFUNDS = 64
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:
-    """Add an entry. A full cache drops the oldest one."""
+    """A full cache drops the oldest entry."""
     if len(kept) >= most:
         with suppress(RuntimeError):
             kept.pop(next(iter(kept)), None)
@@ -379,7 +372,7 @@ class PendingLimits:
             raise
 
     def close(self) -> None:
-        """Close the remaining coroutines, which would otherwise warn."""
+        """The remaining coroutines would otherwise warn."""
         for key in self._keys:
             if isawaitable(self._given[key]):
                 getattr(self._given[key], "close", bool)()
@@ -508,7 +501,7 @@ class GivenPlans:
         return prepared
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """Return the plan for a caller with individual limits; None if limits have to be awaited."""
+        """None if limits have to be awaited."""
         given = request.given_limits
         if given is None:
             given = request.given_limits = {}
@@ -591,7 +584,7 @@ class ConditionalPlans:
         self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans] = {}
 
     def plan_of(self, request: Request) -> PreparedPlan | GivenPlans:
-        """Return the plan of a request. Errors of conditions propagate."""
+        """Errors of conditions propagate."""
         match = self._match
         if match.exempting and match.exempts(request):
             return self._unlimited
@@ -605,5 +598,4 @@ class ConditionalPlans:
 
 
 def is_short(limits: Iterable[Any]) -> bool:
-    """Return True if the limits fit into the cache."""
     return sum([len(each if type(each) is str else repr(each)) for each in limits if each is not _AS_WRITTEN]) <= _LONG
