@@ -194,7 +194,7 @@ class HeadersTooLargeError(LimitGateError):
 
 
 class StoreError(LimitGateError):
-    """The store did not decide in time.
+    """The store did not decide in time. ``fault`` is the kind of failure.
 
     ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` is the time in seconds
     for which the store was silent while this process listened, if measured.

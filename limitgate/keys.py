@@ -172,18 +172,15 @@ def overflow(source: str | None) -> str:
 
 
 def value_of(value: object, name: str) -> Value:
-    """Return a key part from a value of the application. Raises `TypeError`, see `text_of`.
+    """Strings, numbers, UUIDs and tuples may come from the client; other objects are trusted.
 
-    Strings, numbers, UUIDs and tuples may come from the client; other objects are trusted.
+    Raises `TypeError`, see `text_of`.
     """
     return Value(name, text_of(value, name), isinstance(value, str | int | UUID | tuple))
 
 
 def text_of(value: object, name: str) -> str | None:
-    """Return the text of a value for the key part ``name``; None if it is missing, see `user_id`.
-
-    Raises `TypeError` for a value without an id.
-    """
+    """None if the value is missing, see `user_id`. Raises `TypeError` for a value without an id."""
     try:
         return user_id(value)
     except NoIdError as error:

@@ -239,7 +239,7 @@ async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: 
 
 
 def _is_made_while_serving() -> bool:
-    """Starlette then creates its middleware during the first call, whose error servers take for missing lifespan support."""
+    """Return True during the first call of a server, which would take an error for missing lifespan support."""
     frame = sys._getframe()  # noqa: SLF001 - as logging does
     while frame is not None and frame.f_code.co_name != "build_middleware_stack":
         frame = frame.f_back  # type: ignore[assignment]

@@ -82,10 +82,7 @@ def marked_as_coroutine(function: F) -> F:
 
 
 class ReceiveBuffer:
-    """Buffers the messages of ``receive`` during a wait, in order.
-
-    A pending call of ``receive`` is never cancelled; the application takes it over.
-    """
+    """Buffers messages during a wait. A pending call of ``receive`` is never cancelled; the application takes it over."""
 
     def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:
         self._receive = receive
@@ -128,10 +125,7 @@ class ReceiveBuffer:
 
 
 class ASGIExchange(Exchange):
-    """One ASGI request between application and server.
-
-    Adds rate fields, notes the status, sends refusals, and charges WebSocket messages.
-    """
+    """One ASGI request between application and server."""
 
     awaits = True
     scope: Scope
@@ -225,7 +219,7 @@ class ASGIExchange(Exchange):
         return False
 
     async def _deliver(self, message: Message, charging: asyncio.Future[Refusal | None]) -> Message:
-        """Return a message after its charge, or a disconnect if it is refused. A cancelled caller may call again."""
+        """Return the message after its charge, or a disconnect if it is refused. A cancelled caller may call again."""
         try:
             refusal = await asyncio.shield(charging)
         except Exception:
@@ -328,17 +322,14 @@ class ASGIExchange(Exchange):
             await self._send(message)
 
     async def _send_wholly(self, message: Message) -> None:
-        """Send a message, and wait until the server has room for another one.
-
-        Some servers, such as uvicorn, wait for a slow client only before they accept the next message.
-        """
+        """Wait until the server has room for another message. Some servers, such as uvicorn, wait before they accept one."""
         if len(message.get("body") or b"") > BUFFERED:
             await self._send({**message, "more_body": True})
             message = {"type": message["type"], "body": b"", "more_body": False}
         await self._send(message)
 
     async def refuse_late(self, *, has_asked_handlers: bool = False) -> bool:
-        """Send the refusal of a further limit, unless a response has begun. Return False without such a refusal.
+        """Send the refusal of a further limit, unless a response has begun.
 
         ``has_asked_handlers`` is True if the framework has already run its handler.
         """
@@ -394,7 +385,7 @@ class ASGIExchange(Exchange):
             pass
 
     def _is_answered_by(self, start: Message, refusal: Refusal) -> bool:
-        """Return True if this message is a handler's response to the refusal.
+        """True if a handler's response answers the refusal.
 
         A status of 500 indicates a failed handler. Other statuses than the refusal's count only while the refusal is being
         handled.

@@ -1,7 +1,4 @@
-"""Tracks requests under adaptive limits by their messages and chunks.
-
-While a client is slow to send or to read, other requests may use the permits.
-"""
+"""Tracks requests under adaptive limits. While a client is slow to send or to read, other requests may use the permits."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ _ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *BEGI
 
 
 async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
-    """Send the refusal of an adaptive limit on the shortest path, to protect the process from overload.
-
-    Outer middleware may change the header list, so copy it.
-    """
+    """The shortest path, to protect the process from overload. Outer middleware may change the header list, so copy it."""
     refusal: Any = admission.refusal
     if admission.rules.counts is not None:
         admission.rules.counts.count("refused", "nobody")

@@ -50,8 +50,7 @@ class Upload:
 class Body:
     """The chunks of a WSGI response, during which the application may still run.
 
-    Refunds are made after the last chunk and on `close`. Some servers never call `close`, but code in it may still report the
-    cost.
+    Refunds are made after the last chunk and on `close`, which some servers never call, but which may still report the cost.
     """
 
     __slots__ = ("_chunks", "_exchange", "_iterator")
@@ -113,10 +112,7 @@ def _made(chunks: Iterable[bytes], marks: Container[Mark]) -> Iterator[bytes]:
 
 
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
-    """Return a ``start_response`` that adds rate fields and notes the status.
-
-    They replace the application's fields. The retry fields of a refusal, ``waiting``, replace none.
-    """
+    """Return a ``start_response`` that notes the status and replaces rate fields. ``waiting`` are added retry fields."""
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
         fields = admission.fields if admission.is_plain or not admission.is_nested else response_fields(admission)

@@ -1,7 +1,4 @@
-"""The state of one request at one gate: its decision, charges and refunds.
-
-An admission computes the final cost of each charge from the outcome (``charge_if``), the reported cost, or a refusal.
-"""
+"""The state of one request at one gate: its decision, charges and refunds, from outcome, reported costs or a refusal."""
 
 from __future__ import annotations
 
@@ -393,10 +390,7 @@ class Admission:
         return refund
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
-        """Return the due refunds and mark them as made.
-
-        ``any_has_own_cost`` is True if costs were reported, and a rule of any nested gate charges its own cost.
-        """
+        """``any_has_own_cost`` is True if costs were reported, and a rule of any nested gate charges its own cost."""
         self.settlement.has_news = False
         self._settled_by = self.status
         refunds: list[Refund] = []

@@ -1,7 +1,6 @@
 """Bans clients that rules refuse too often, see `limitgate.rules.ban`.
 
-The store counts refusals and starts a ban atomically. Each process makes one call per bucket at a time, and batches the
-refusals that arrive meanwhile.
+The store counts refusals and starts a ban atomically. A process makes one call per bucket at a time, with all refusals since.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class Bans:
     ) -> Flow[dict[str, int]]:
         """Count a refusal for each refusing rule. Return the bans in force by key, in µs.
 
-        ``compiled_rules`` belong to the plan's charges. Refusals by a ban, without the store, or with an infinite
-        ``retry_after`` don't count.
+        Refusals by a ban, without the store, or with an infinite ``retry_after`` don't count.
         """
         banned: dict[str, int] = {}
         for refusing in _refusing(decision, compiled_rules):
@@ -151,10 +149,7 @@ _Noted = tuple[Ban, Charge]
 
 
 class BanNotes:
-    """Queues bans, and writes them in a task or a thread, with ``timeout`` seconds per call.
-
-    If the store fails, the next write tries again.
-    """
+    """Queues bans, and writes them in a task or a thread, again after a failure. ``timeout`` is in seconds per call."""
 
     def __init__(self, store: Any, key_prefix: str, timeout: float) -> None:
         self._store = store

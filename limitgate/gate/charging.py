@@ -58,10 +58,7 @@ class Charging:
         return self._verdict(request_plan, plan, reading, settlement)
 
     def apply(self, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> Turn | None:
-        """Apply a verdict. Return the turn to wait for, if any.
-
-        A refusal is final: later charges are refunded.
-        """
+        """Return the turn to wait for, if any. A refusal is final: later charges are refunded."""
         first, decision, charged, turn = admission.decision, verdict.decision, verdict.charged, None
         self._note(admission, charged)
         if decision.delay and verdict.now is not None and admission.refusal is None:
@@ -108,7 +105,7 @@ class Charging:
             admission.refusal = quota_exceeded(whole.refusing, whole.retry_after, refusal.id.encode())
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
-        """Make and log the response. ``now`` is the store's clock in Unix µs; None if no bucket was read."""
+        """``now`` is the store's clock in Unix µs; None if no bucket was read."""
         if now is None:
             return unavailable()
         whole = nesting.joined_with_outer(admission, decision)

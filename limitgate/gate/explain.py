@@ -1,7 +1,4 @@
-"""Explains decisions: the client, the rules that apply and those that don't, and the result.
-
-The request runs through a real gate whose store only reads, so that the explanation equals the decision.
-"""
+"""Explains decisions. The request runs through a real gate whose store only reads."""
 
 from __future__ import annotations
 
@@ -87,10 +84,7 @@ class LookingStore:
 
 
 def explain(gate: Gate, request: Request, late_limits: Sequence[Rule] = ()) -> Explanation:
-    """Explain what a gate on a `LookingStore` would do. Raises `StoreError` if the store doesn't answer.
-
-    ``late_limits`` are those of dependencies or throttles.
-    """
+    """Raises `StoreError` if the store doesn't answer. ``late_limits`` are those of dependencies or throttles."""
     admission = gate.check(request, waits=False)
     run(gate.store, late.further(gate, admission, _known(late_limits)), admission.budget)
     return explained(gate, request, admission, late_limits)

@@ -42,10 +42,7 @@ ConfigFlow = Generator[tuple[AnyPlan | ConfigRequest, float] | Awaited, Any, T]
 
 
 def measures_silence(store: object) -> bool:
-    """Return True if readings and errors report how long the store was silent.
-
-    The class that defines ``spend`` declares this by an attribute.
-    """
+    """True if readings and errors report how long the store was silent. An attribute of the class that defines ``spend``."""
     return bool(_beside_spend(store).get("measures_silence", False))
 
 

@@ -21,10 +21,7 @@ from limitgate.rules.decorators import EVERYTHING
 
 
 def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) -> Flow[Turn | None]:
-    """Apply further rules. Return the turn to wait for, if any.
-
-    If a rule refuses, the caller refunds all charges after the wait.
-    """
+    """Return the turn to wait for, if any. If a rule refuses, the caller refunds all charges after the wait."""
     if admission.marks is EVERYTHING or admission.refusal is not None or switch.null_store is not None:
         return None
     if admission.settlement.is_over:

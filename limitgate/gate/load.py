@@ -1,7 +1,4 @@
-"""Adaptive limits at the gate.
-
-They come first because they are cheap: a request shed here computes no key and makes no store call.
-"""
+"""Adaptive limits at the gate, which come first: a request shed here computes no key and makes no store call."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ class Load:
     def enter(
         self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
     ) -> bool:
-        """Take the permits of a request. A thread waits for them.
-
-        Return False if the request is refused or has to wait on an event loop.
-        """
+        """A thread waits for the permits. Return False if the request is refused or has to wait on an event loop."""
         admission.marks = plan.marks
         permits = admission.permits
         # The request has waited, with or without permits.

@@ -1,8 +1,4 @@
-"""Nested gates, such as that of a mounted application.
-
-Each gate charges and refunds on its own. The application sees one joint decision, and the outermost gate with rate fields adds
-them.
-"""
+"""Nested gates charge and refund separately. The outermost gate with rate fields adds those of the joint decision."""
 
 from __future__ import annotations
 

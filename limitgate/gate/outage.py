@@ -1,4 +1,4 @@
-"""Handles outages of the store: decides by ``on_error`` of each rule, and logs.
+"""Decides by ``on_error`` during outages of the store.
 
 If several rules apply, closed beats local and local beats open; shadow rules have no say. If a store fails for some buckets
 only, the rules of the other buckets keep limiting.
@@ -43,10 +43,9 @@ class Split(NamedTuple):
 
 
 class Outages:
-    """Decides without the store.
+    """``on_error`` applies to rules without their own. Each of the ``processes`` grants its share.
 
-    ``on_error`` applies to rules without their own. Each of the ``processes`` grants its share of the limits, see
-    `Limit.share`. Known bans stay in force. The store has ``timeout`` seconds to answer again, which calls ``at_recovery``.
+    Known bans stay in force. The store has ``timeout`` seconds to answer again, which calls ``at_recovery``.
     """
 
     def __init__(

@@ -161,10 +161,7 @@ class Permits:
         guard: Guard | None,
         waiter: type[WaitingTask | WaitingThread],
     ) -> bool:
-        """Take the permits. Return False if the request has to wait or is refused.
-
-        ``guard`` is asked once. ``waiter`` waits in a task or in a thread.
-        """
+        """Return False if the request has to wait or is refused. ``waiter`` waits in a task or in a thread."""
         self.held = []
         self.in_force = ()
         self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
@@ -351,10 +348,7 @@ class Permits:
                 self.end("untaught")
 
     def sends(self, size: int) -> None:
-        """Note ``size`` bytes of the response body.
-
-        The last declared byte releases the permits, as do an unknown length and more than `BUFFERED` bytes.
-        """
+        """The last declared byte of the body releases the permits, as do an unknown length and more than `BUFFERED` bytes."""
         if not self.held:
             return
         self._sent += size

@@ -1,7 +1,7 @@
-"""Makes and logs the responses to refused requests, and manages the key of their ids.
+"""Makes and logs the responses to refused requests, with ids whose key is derived from ``secret``, or kept in the store.
 
-The key is derived from ``secret``, or kept in the store. Requests never wait for it: until it is known, a process uses a
-random key. Later refusals poll the store and restore a lost key.
+Requests never wait for the key: until it is known, a process uses a random one. Later refusals poll the store and restore a
+lost key.
 """
 
 from __future__ import annotations
@@ -59,10 +59,7 @@ def _text(keys: Sequence[bytes]) -> str:
 
 
 class Refusals:
-    """Makes and logs the refusals of a gate.
-
-    Without a ``secret``, the first process that refuses a request writes its key to the store.
-    """
+    """Without a ``secret``, the first process that refuses a request writes its key to the store."""
 
     def __init__(self, store: Any, key_prefix: str, secret: bytes = b"", refusal_log: RefusalLog | None = None) -> None:
         self.log = refusal_log
@@ -86,10 +83,7 @@ class Refusals:
         now: int,
         compiled_rules: Sequence[CompiledRule],
     ) -> Refusal:
-        """Make and log the refusal by ``rules``.
-
-        ``key`` names the refusing bucket, and ``now`` is Unix time in µs. ``compiled_rules`` belong to the plan.
-        """
+        """``key`` names the bucket, ``rules`` refused, ``now`` is Unix time in µs. ``compiled_rules`` belong to the plan."""
         self._has_written = True
         rule = decision.rule
         for each in compiled_rules:
@@ -109,10 +103,7 @@ class Refusals:
             self.agree_soon()
 
     def agree_soon(self) -> None:
-        """Agree on the key with other processes, in a task or thread.
-
-        If the store is closed meanwhile, this leaves no connection open.
-        """
+        """Agree on the key with other processes, in a task or thread that leaves no connection open if the store is closed."""
         if self._store is None or switch.stand_in is not None:
             return
         self._next_look, closings = monotonic() + _AGAIN, self._closings

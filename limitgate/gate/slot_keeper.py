@@ -1,7 +1,7 @@
 """Renews and releases the concurrency slots of this process, see limitgate/algorithms/concurrency.py.
 
-Each event loop with slots has a timer, and all threads share one thread. Slots are renewed in batches. Those whose reply was
-lost or whose holder was garbage collected are released.
+Event loops have a timer each, all threads share one. Slots whose reply was lost or whose holder was garbage collected are
+released.
 """
 
 from __future__ import annotations
@@ -265,10 +265,7 @@ class _ThreadRenewer(_Renewer):
 
 
 class SlotKeeper:
-    """Renews the slots that this process holds, with ``timeout`` seconds per call.
-
-    It never raises: slots that cannot be renewed or released expire.
-    """
+    """Renews the slots of this process, with ``timeout`` seconds per call. Slots that cannot be renewed or released expire."""
 
     def __init__(self, store: Any, timeout: float) -> None:
         self.store = store

@@ -1,7 +1,7 @@
 """Waits for booked turns and for permits, in a thread or on an event loop.
 
-A request never runs before its turn by the store's clock. On an event loop, requests with equal turns share a FIFO queue. If
-one leaves, the others move up, and the last turn is refunded, because a bucket can only take back its last turn.
+On an event loop, requests with equal turns share a FIFO queue. If one leaves, the others move up, and the last turn is
+refunded, because a bucket can only take back its last turn.
 """
 
 from __future__ import annotations
@@ -168,10 +168,7 @@ class Turns:
                 self._refunds.settle_refused(admission)
 
     def wait_for_further(self, admission: Admission, turn: Turn) -> None:
-        """Wait for the turn of a further limit. The running request keeps its permits.
-
-        An interruption refunds the request.
-        """
+        """Wait for the turn of a further limit. The running request keeps its permits. An interruption refunds it."""
         admission.turn = None
         try:
             with counted_waiting(_rows(turn)):

@@ -233,7 +233,7 @@ class TrustedProxies:
     def _search(self, request: Request, peer: str | None) -> None:
         """Report an untrusted forwarding header (LG006). A proxy adds it to all requests, so samples suffice.
 
-        If the header contains the peer, the server has already resolved it, maybe from headers of any client (LG002).
+        If it contains the peer, the server has already resolved it, maybe from any client's header (LG002).
         """
         self.until_sample = self._next_gap
         self._next_gap = 2 * self._next_gap + 1
@@ -264,8 +264,8 @@ class TrustedProxies:
 def _was_chosen(request: Request, forwarded: Sequence[IPv4Address | IPv6Address | None]) -> bool:
     """True if the server let the client choose its address.
 
-    uvicorn keeps only the address it trusts, with port 0 if the header has no port. A server with a list of trusted proxies
-    never skips a public address outside it.
+    uvicorn keeps only the address it trusts, with port 0 if the header has none. A server with a list of trusted proxies never
+    skips a public address outside it.
     """
     scope = request.scope
     if scope is None or scope["client"][1] != 0:
@@ -354,8 +354,8 @@ def _like(entry: str) -> str:
 def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[str]:
     """Yield the elements of a forwarding header from the right.
 
-    Thus client text on the left can't affect what the nearest proxy wrote. A truncated element isn't skipped, since a proxy
-    may copy client text into it, such as a long Host.
+    Client text on the left can't affect what the nearest proxy wrote. A truncated element isn't skipped, since a proxy may
+    copy client text into it, such as a long Host.
     """
     is_cut = len(value) > MOST_CHARACTERS
     for _ in range(MAX_HOPS):

@@ -1,8 +1,8 @@
 """Normalization and matching of request paths.
 
 Servers and frameworks disagree about which paths are equivalent, so a path has several interpretations, from cleaned to as
-sent. A pattern applies if it matches any of them. A path beyond `LONG` is cut to the part that patterns can distinguish; if
-that takes too long, it matches all patterns.
+sent, and a pattern applies if it matches any of them. A path beyond `LONG` is cut to what patterns can distinguish; if that
+takes too long, it matches all patterns.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Reach(NamedTuple):
         return cls(max(map(len, patterns), default=0), max(2, longest))
 
     def interpretations(self, path: str, root: str = "") -> tuple[str, ...] | None:
-        """Return paths that match the same patterns as all `interpretations`; None if the path must match all patterns.
+        """Return paths that match the same patterns as all `interpretations`; None to match all patterns.
 
-        These are paths beyond `LONGEST`, and paths beyond `LONG` with ``..`` or more than `_PADDING` to clean.
+        This is the case beyond `LONGEST`, and beyond `LONG` with ``..`` or more than `_PADDING` to clean.
         """
         if len(path) + len(root) <= LONG:
             return interpretations(path, root)
@@ -278,8 +278,7 @@ def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None
 class PathIndex(Generic[T]):
     """Maps patterns to values. A lookup takes time proportional to the path, not to the number of patterns.
 
-    A tree of segments: a node has its literal children, a placeholder child, and the values of patterns that end here or in
-    `REST`.
+    A node of the tree has its literal children, a placeholder child, and the values of patterns that end here or in `REST`.
     """
 
     __slots__ = ("any", "children", "depth", "here", "rest")
@@ -375,7 +374,7 @@ def _is_below(path: str, root: str) -> bool:
 def _path_of_url(text: str) -> str:
     """Return the path of an absolute URL (RFC 9112 section 3.2.2), with a leading slash.
 
-    Like `urllib.parse.urlsplit`, but accepts any host, in one pass. Quart parses such URLs.
+    Accepts any host. Quart parses such URLs.
     """
     text = text.lstrip(_SPACE).replace("\t", "").replace("\r", "").replace("\n", "")
     scheme, colon, behind = text.partition(":")

@@ -93,7 +93,7 @@ def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[by
 
 
 def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
-    """Return a response's rate fields. ``now`` is the store's clock in Unix µs.
+    """``now`` is the store's clock in Unix µs.
 
     Policy names avoid the names of other ``rules``. Shadow rules appear only in styles that name policies, or if no other rule
     applies.
@@ -162,10 +162,7 @@ _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESE
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """Return the fields of the tightest window; ``full_at_us`` is in Unix µs, the field in seconds.
-
-    A limit of 0 refuses every request, so it has no reset.
-    """
+    """``full_at_us`` is in Unix µs, the field in seconds; absent for a limit of 0, which refuses every request."""
     fields = [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
     return fields if limit else fields[:2]
 

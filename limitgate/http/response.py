@@ -28,7 +28,7 @@ _LEFT, _RIGHT = 9, 10
 
 
 class RefusalId(NamedTuple):
-    """An id: 32 characters for the time, the rule and the bucket.
+    """32 characters for the time, the rule and the bucket.
 
     You can read an id as long as you have the rules and the key; without the key, it reveals only the time. It does not prove
     a refusal, because it can be forged.

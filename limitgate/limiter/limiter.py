@@ -408,10 +408,8 @@ class Limiter(Operations):
     def wait(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
 
-        Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or
-        the key is banned permanently. A timeout of 0 is `hit`; None waits without a bound. If the sleep is interrupted, the
-        turn is refunded. If a ban ends within the timeout, the call waits and polls the ban every second. Raises `ConfigError`
-        if the algorithm of a limit can't book turns.
+        ``timeout``, in seconds, and the errors are those of `AsyncLimiter.wait`. If the sleep is interrupted, the turn is
+        refunded.
         """
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
@@ -444,9 +442,7 @@ class Limiter(Operations):
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
         """Hold a slot while a block runs: ``with limiter.slot("user:42", 20) as decision:``.
 
-        ``limit`` is the highest number of slots, as a number or a `Limit`; ``cost`` is the number of slots to take. The slots
-        are released when the block ends; slots of a crashed process expire after 30 seconds. Raises `RateLimited` if there is
-        no room; ``retry_after`` is then only a hint.
+        ``limit``, ``cost`` and the errors are those of `AsyncLimiter.slot`.
         """
         plan = self._plan("peek", key, (at_once(limit),), cost)
         return one_process(slot(self._slot_keeper, plan, self._figures, Entry("with")))
@@ -480,8 +476,7 @@ class Limiter(Operations):
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
         """Store limits under a name. `Configured` refers to them in every process that shares the store.
 
-        Other processes apply a change within a second. With ``per_process`` each process has its own count. With
-        ``replace=False`` existing limits remain. Returns the current limits.
+        ``per_process``, ``replace`` and the result are those of `AsyncLimiter.configure`.
         """
         return (self._run(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
@@ -502,8 +497,7 @@ class Limiter(Operations):
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Limit a function; a refused call raises `RateLimited`.
 
-        ``key`` is text, or a callable that returns text for the arguments; by default all calls of the function share one key.
-        With a ``timeout`` other than 0, calls `wait` for their turn.
+        ``key`` and ``timeout`` are those of `AsyncLimiter.limited`.
         """
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:

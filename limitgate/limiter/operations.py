@@ -44,7 +44,7 @@ _BANS = Bucket((kept_as("ban"),))
 LOOK_AGAIN = 1.0
 """Polling interval of a ban in seconds, because it can be lifted early."""
 _ROUNDING = 0.001
-"""Seconds by which a turn may exceed the timeout: the resolution of timers."""
+"""Seconds that a turn may exceed the timeout: the resolution of timers."""
 _PREPARED = 16
 """Highest cost of a hit with a cached plan. Higher costs, such as tokens or bytes, rarely repeat."""
 _ATTEMPTS = 64
@@ -427,7 +427,7 @@ def seconds_left(timeout: float | None, began: float) -> float | None:
 
 
 def ask_again_in(decision: Decision, left: float | None) -> float:
-    """Return the seconds until the next attempt to book a turn; 0 if a turn was granted or the timeout is too short."""
+    """Seconds until the next attempt to book a turn; 0 if a turn was granted or the timeout is too short."""
     refused = [(charge, states) for charge, states, after in decision.evidence if after is None and charge.enforced]
     waits = [wait_us(charge, states) for charge, states in refused]
     if decision.allowed or not waits:
@@ -505,7 +505,7 @@ def _ban_of(name: str, cost: int) -> Charge:
 
 
 def bucket_key(name: str, bucket: Bucket) -> str:
-    """Return the key of a bucket, in the hash slot of its limiter key, so that its buckets book turns together."""
+    """Hash slot of the limiter key, so that its buckets book turns together."""
     return f"{name}{bucket.suffix}:{{{name}}}" if bucket.suffix else name
 
 

@@ -1,7 +1,4 @@
-"""Iterators of `AsyncLimiter.pace` and `Limiter.pace`.
-
-They read an item before booking its turn, so that a slow source wastes no turns, and keep the item if the wait fails.
-"""
+"""Iterators of `AsyncLimiter.pace` and `Limiter.pace`. They read an item before its turn, and keep it if the wait fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Finds one client's buckets of a rule from the parts of its key, without a request.
-
-Keys are built as in a gate, from a described request.
-"""
+"""Finds one client's buckets of a rule from the parts of its key, as in a gate, but without a request."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ class RuleBucketOperations:
         return [charge.key for charge in self._charges]
 
     def name(self) -> str:
-        """For logs: the first key, which is a digest."""
+        """The first key, a digest, for logs."""
         return self._charges[0].key
 
     def peeking(self) -> Flow[Decision]:
@@ -213,9 +210,9 @@ def rule_bucket(
 ) -> RuleBucketOperations:
     """Return the bucket of a rule with these key parts; ``name`` selects a limit of an endpoint with several.
 
-    ``templates`` replace the path if the routes are known, None for the rule's pattern. ``rules`` are those of the gate, with
-    its callers and tiers; by default those that the rule belongs to. ``shadow`` is the option of the gate. Raises
-    `ConfigError` for a missing or invalid part, `TypeError` for an unknown one.
+    ``templates`` replace the path if the routes are known. ``rules`` are those of the gate; by default those that the rule
+    belongs to. ``shadow`` is the option of the gate. Raises `ConfigError` for a missing or invalid part, `TypeError` for an
+    unknown one.
     """
     chosen = _rule_of(rule, name)
     check_names("bucket", parts, BucketParts)
@@ -263,11 +260,7 @@ def _rule_of(rule: object, name: str | None) -> Rule:
 
 
 def _paths(rule: Rule, path: object) -> list[str | None]:
-    """Return the route templates to try, None for the rule's pattern.
-
-    A gate without known routes counts by the pattern. A path without placeholders, or one that equals the pattern, may be
-    either.
-    """
+    """None is the rule's pattern, which a gate without known routes uses. A path without placeholders may be either."""
     if path is not None and not (isinstance(path, str) and path):
         raise ConfigError(f"path is {path!r:.80}, expected text: a route's template such as '/items/{{id}}'")
     may_be_sent = path is not None and not _PLACEHOLDERS & set(path)

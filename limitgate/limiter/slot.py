@@ -38,7 +38,7 @@ def one_process(block: C) -> C:
     def refuse(_: object) -> NoReturn:
         raise unpicklable("limiter.slot(...)")
 
-    # Pickle looks here first; a class of its own would lose the decorator that `contextmanager` gives.
+    # Pickle looks here first; another class would lose the decorator that `contextmanager` gives.
     setattr(block, "__reduce_ex__", refuse)  # noqa: B010 - no attribute that its type knows
     return block
 

@@ -16,7 +16,7 @@ from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
 FRESH = 0.5
-"""Seconds for which limits are used before they are read again."""
+"""Seconds before limits are read again."""
 
 
 @dataclass(frozen=True)

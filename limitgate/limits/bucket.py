@@ -23,7 +23,7 @@ MAX_WINDOWS = 64
 MAX_AHEAD = 2**51
 """Microseconds (71 years) ahead that are stored exactly."""
 MAX_LOAD = 5_000
-"""In Redis for one plan, because other clients wait meanwhile."""
+"""Maximum time in Redis of one plan, because other clients wait meanwhile."""
 LEASE_SPARE_US = 1_002_000
 """Never refunded, because a lease lasts a second and clocks differ slightly."""
 BUCKET = Load(6, 3, 2)
@@ -32,9 +32,8 @@ BUCKET = Load(6, 3, 2)
 class Bucket:
     """Limits that are checked together, each with a number that identifies its window in the bucket.
 
-    GCRA limits share a bucket; every other limit has a separate one. The number encodes the period, the algorithm, and the
-    position among equal ones. It excludes count and burst, so that usage survives a change of these. Raises `ConfigError` if
-    only some limits have a lease.
+    GCRA limits share a bucket; every other limit has a separate one. The number encodes period, algorithm and position among
+    equal ones, but not count and burst, whose changes keep the usage. Raises `ConfigError` if only some limits have a lease.
     """
 
     __slots__ = (
@@ -141,16 +140,16 @@ _in_use: WeakValueDictionary[tuple[tuple[Limit, ...], tuple[int, ...]], Bucket] 
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
     """Group limits into buckets, in order of their first limit.
 
-    Buckets in use are returned as the same objects, so that caches, leases and the memory store survive a reload. Raises
-    `ConfigError` for too many limits, or beyond `MAX_LOAD`.
+    Buckets in use are the same objects, so that caches, leases and the memory store survive a reload. Raises `ConfigError` for
+    too many limits, or beyond `MAX_LOAD`.
     """
     return tuple([bucket for bucket, _ in parts_of(limits, ())])
 
 
 def parts_of(limits: tuple[Limit, ...], costed: Collection[int]) -> tuple[tuple[Bucket, int | None], ...]:
-    """`buckets_of`, where each limit at a place in ``costed`` has a `Bucket` for itself, because it has a cost for itself.
+    """`buckets_of` with a separate bucket for each limit at a place in ``costed``, which has its own cost.
 
-    Returns each bucket with that place, None for the other buckets. Buckets of the same key are parts of one stored bucket.
+    Returns each bucket with that place, if any. Buckets of the same key are parts of one stored bucket.
     """
     together: dict[tuple[int, int | None], list[int]] = {}
     ids = _numbered(limits)
@@ -216,10 +215,7 @@ def is_priority(value: object) -> TypeGuard[Priority]:
 
 
 def share_of(value: object) -> Fraction:
-    """Parse a reserve such as ``20%`` or 0.2, exactly.
-
-    Raises `ConfigError` for other values. The share must be above 0 and at most 49 %.
-    """
+    """Parse a reserve such as ``20%`` or 0.2, exactly. Raises `ConfigError` unless it is above 0 and at most 49 %."""
     share = None
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
         share = Fraction(match[1]) / 100
@@ -233,10 +229,7 @@ def share_of(value: object) -> Fraction:
 
 
 def graded(buckets: tuple[Bucket, ...], reserve: Fraction) -> dict[Priority, tuple[Bucket, ...]]:
-    """Return the buckets for each priority.
-
-    Reserves are rounded up to whole requests. Raises `ConfigError` if a limit has no room left.
-    """
+    """Round reserves up to whole requests. Raises `ConfigError` if a limit has no room left."""
     kept = [[math.ceil(reserve * limit.burst) for limit in bucket.limits] for bucket in buckets]
     low = [bucket.less([2 * each for each in much]) for bucket, much in zip(buckets, kept)]
     found: dict[Priority, tuple[Bucket, ...]] = {}
@@ -260,10 +253,10 @@ _ADMITTED = 8
 
 
 class Remembered(Generic[K, V]):
-    """A cache of at most `MOST_REMEMBERED` values.
+    """A cache of at most `MOST_REMEMBERED` values that adds few new ones if full, and evicts at random.
 
-    A full cache adds few new values and evicts at random. With LRU or FIFO, keys that come in turn would all miss as soon as
-    one key is too many, and each miss would leave garbage for full collections.
+    With LRU or FIFO, keys that come in turn would all miss as soon as one key is too many, and each miss would leave garbage
+    for full collections.
     """
 
     __slots__ = ("_keys", "values")

@@ -427,10 +427,7 @@ def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCost
 
 
 def joined(first: Decision, second: Decision) -> Decision:
-    """Join two decisions about a request that the first one admitted.
-
-    The wait is long enough for both.
-    """
+    """Join two decisions about a request that the first one admitted, with a wait for both."""
     in_force = (*first.in_force, *second.in_force)
     if in_force:
         return _joined_in_force(replace(first, in_force=()), replace(second, in_force=()), in_force)
@@ -479,10 +476,7 @@ def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Deci
 
 
 def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
-    """Add adaptive limits to a new decision that no other code has seen.
-
-    The limit with the least remaining becomes the tightest window.
-    """
+    """Add adaptive limits to a new decision. The one with the least remaining becomes the tightest window."""
     _set(decision, "__class__", _Draft)
     draft: Any = decision
     draft.in_force = in_force
@@ -495,10 +489,7 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """Return the limit with the fewest free places, or None if all have at least ``remaining``.
-
-    Shadow rules are ignored.
-    """
+    """None if all limits have at least ``remaining`` free places. Shadow rules are ignored."""
     fewest: InForce | None = in_force[0]
     if len(in_force) > 1:
         fewest = min(_enforced(in_force), key=itemgetter(2), default=None)

@@ -439,10 +439,9 @@ EXPECTED = "expected seconds, or text such as '2s', '500ms', '1m', '1h', '1d' or
 
 
 def seconds_of(value: object) -> float:
-    """Return a duration in seconds.
+    """Return a duration, as number, text or `timedelta`, in seconds.
 
-    ``value`` is a `timedelta`, a number of seconds, also as text, or text with a unit from ``ms`` to ``weeks``. Raises
-    `ConfigError` for other values, and for negative or infinite ones.
+    Raises `ConfigError` for other values, and for negative or infinite ones.
     """
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is not None:

@@ -30,10 +30,7 @@ def new_slot() -> int:
 
 
 class Adjustment(NamedTuple):
-    """Charges taken in advance, and corrections of earlier charges.
-
-    Charges drain over time, so a later refund returns less, except while the bucket drained older charges.
-    """
+    """Charges taken in advance, and corrections of earlier charges."""
 
     most: int
     """How many further requests to take."""
@@ -214,10 +211,7 @@ def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]])
 
 
 def _in_turn(buckets: list[BucketReading]) -> list[BucketReading]:
-    """Charge all buckets at the turn of the request.
-
-    A limit that stores turns admits many at the same time. Other limits must not count these earlier.
-    """
+    """Charge all buckets at the turn of the request: other limits must not count it earlier than one that stores turns."""
     turn_us = 0
     for charge, before, _ in buckets:
         if charge.max_wait_us and charge.enforced:

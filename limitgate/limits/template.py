@@ -1,7 +1,7 @@
 """Plain plans: charges that either fit now or don't, precompiled for requests that differ only in keys.
 
-If a plan needs more, such as a wait or a ban, the store runs it as a general plan. GCRA decisions are computed here without an
-object per charge, with the results of `limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
+The store runs other plans, such as with a wait or a ban, as general plans. GCRA decisions are computed here without an object
+per charge, with the results of `limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class PlanTemplate:
     def windows(self, states: Sequence[State]) -> Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]:
         """Return the remaining requests of each window after the charges, and the seconds until it is full, rounded up.
 
-        Both are None for windows without a period.
+        None without a period.
         """
         if self._windows is None:
             left = [
@@ -238,10 +238,7 @@ class PlanTemplate:
         return not any(charge.enforced for charge in full), not full
 
     def refused(self, reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
-        """Decide from the reading of a refused plan.
-
-        The decision has the tightest window before the charges, and the longest wait.
-        """
+        """The decision has the tightest window before the charges, and the longest wait."""
         windows = self._windows
         if windows is None:
             return decide(reading.whole_plan, reading.whole, settlement)
@@ -284,7 +281,7 @@ tighter.
 
 
 def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
-    """Return None if a charge of a shadow rule does not fit. Shadow rules count only if there are no others."""
+    """None if a charge of a shadow rule does not fit. Shadow rules count only if there are no others."""
     tightest, least, refill, of_enforced = None, 0, 0, False
     for debt, window in zip(debts, windows):
         slack, room, ticks, count, increment, _, charge = window
@@ -352,10 +349,7 @@ def tightest(debts, {slacks} room, ticks, count, increment, burst, charge, windo
 
 
 def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
-    """Make `PlanTemplate.tightest`, with a fast path without a loop.
-
-    Constants are parameter defaults, because a closure would create an object for each.
-    """
+    """Constants are parameter defaults, because a closure would create an object for each."""
     place = min(range(len(windows)), key=lambda each: windows[each][5])
     slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
     alike = [each for each, window in enumerate(windows) if each != place and window[1:6] == windows[place][1:6]]

@@ -145,7 +145,7 @@ def _letters(name: object) -> str:
 
 
 def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
-    """Similarity of a misspelt name: letters in common, then their order, then their distance in the alphabet.
+    """Letters in common, then their order, then their distance in the alphabet.
 
     ``qps``, ``qpm``, ``qph`` and ``qpd`` are all one letter from ``qpn`` and from ``qmp``: the result is ``qpm``. ``path`` and
     ``qph`` have equally many letters of ``pth``: the result is ``path``.
@@ -178,7 +178,7 @@ class _Lacking:
 def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
     """Decorate a class whose users may look for these names, each with its alternative. ``of`` describes an instance.
 
-    Type checkers and ``dir`` don't see the names. Other attributes are as fast as before.
+    Type checkers and ``dir`` don't see the names.
     """
 
     def decorate(kind: Kind) -> Kind:

@@ -1,7 +1,6 @@
 """Documents the 429 of limited operations in FastAPI's OpenAPI documents.
 
-Importing `limitgate.fastapi` or building a `LimitGate` enables it. Gates are built at the first request; earlier documents use
-their options.
+`limitgate.fastapi` or a `LimitGate` enables it. Gates are built at the first request; earlier documents use their options.
 """
 
 from __future__ import annotations
@@ -174,10 +173,7 @@ Headers = dict[str, dict[str, Any]]
 
 
 def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
-    """Return the 429 of an operation that ``rules`` limit, with rate fields in ``styles``.
-
-    ``is_problem`` is true if `PROBLEM_SCHEMA` describes the body.
-    """
+    """Return the 429 of an operation that ``rules`` limit. ``is_problem`` is true if `PROBLEM_SCHEMA` describes the body."""
     wait = "Seconds after which the request will be admitted, if nobody else uses the same limit until then."
     headers = {"Retry-After": _header(wait, type="integer", minimum=1)}
     for style in styles:

@@ -131,9 +131,9 @@ def _class_of(method: str) -> str:
 
 
 def entries(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> list[Entry]:
-    """Return the rules of each route by gate, outermost first, grouped by methods and tiers.
+    """Return the rules of each route by gate, outermost first, grouped by methods and tiers, each rule once.
 
-    The outermost gate decides decorators, every gate exemptions. A rule of several gates appears once.
+    The outermost gate decides decorators, every gate exemptions.
     """
     found = list(_entries(gates[0], routes)) if gates else []
     for rules, its_routes in [*[(each, routes) for each in gates[1:]], *mounted]:

@@ -1,7 +1,7 @@
-"""The routes of Starlette and FastAPI with mounts and included routers, for the gate and for the overview.
+"""The routes of Starlette and FastAPI with mounts and included routers.
 
-An index finds the few candidates by literal segments, then the router's own matching decides. Nothing is cached by path,
-because clients choose paths.
+An index finds the few candidates by literal segments, then the router's own matching decides. Clients choose paths, so nothing
+is cached by path.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StarletteRoutes:
         return self._tables if self._by_path else None
 
     def _find(self, scope: Scope) -> Route | None:
-        """Follow the mounts to a route. The template leaves out mounts that lead back.
+        """The template leaves out mounts that lead back.
 
         Clients choose the depth of an application mounted in itself, so depth can't be part of a key.
         """
@@ -85,10 +85,7 @@ class StarletteRoutes:
         return None
 
     def _current(self) -> dict[int, _Table]:
-        """Return the tables, updated if routes have changed.
-
-        Lists don't notify, so this compares their contents by identity, which takes a nanosecond per route.
-        """
+        """Lists don't notify of changes, so this compares their contents by identity, which takes a nanosecond per route."""
         root = self._routes_of(self._router)
         if root is self._root and self._lists == self._contents:
             return self._tables
@@ -206,7 +203,7 @@ def _are_routes(found: object) -> bool:
 
 
 def flat(routes: Iterable[Any]) -> Iterable[Any]:
-    """Return the routes, with those of FastAPI's included routers in place, under full paths.
+    """Replace FastAPI's included routers by their routes, under full paths.
 
     Before FastAPI 0.143, foreign routes in included routers are in ``starlette_route``.
     """

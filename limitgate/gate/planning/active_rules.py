@@ -44,8 +44,8 @@ class ReloadStats:
 class ActiveRules:
     """Everything compiled from one rule set. Replaced atomically on reload.
 
-    A request may wait ``timeout`` seconds for the store. ``is_measured`` is True if the store reports its silence. ``counts``
-    are the metrics, None without observers. ``clock`` returns Unix µs for decisions without a store.
+    A request may wait ``timeout`` seconds for the store. ``is_measured`` is True if it reports its silence. ``clock`` returns
+    Unix µs for decisions without a store.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Limits the number of buckets that one source may open, if clients can choose their names.
-
-A source with too many uses one overflow bucket, and so cannot fill Redis or memory. Existing buckets stay separate.
-"""
+"""Limits the number of buckets that one source may open, if clients can choose their names. Others share an overflow bucket."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ SOURCES = 65_536
 
 
 class Latest(Generic[V]):
-    """A dictionary that keeps the latest entries, between ``most // 2`` and ``most``.
+    """Keeps the latest entries, between ``most // 2`` and ``most``.
 
     It drops the older of two generations when the younger one is half full. Threads need no lock; a race may only lose an
     entry.
@@ -55,9 +52,9 @@ class Latest(Generic[V]):
 
 
 class CardinalityGuard:
-    """Lets each source open at most ``most`` buckets per minute, half of them at once. ``clock`` returns monotonic seconds.
+    """Lets each source open at most ``most`` buckets per minute, half of them at once.
 
-    A source is an address, or None for all clients without one.
+    A source is an address, or None for all clients without one. ``clock`` returns monotonic seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:

@@ -178,7 +178,7 @@ def count_key(key: str) -> str:
 
 
 def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
-    """Return the plan that counts refusals, and bans the bucket if there are too many.
+    """Count refusals, and ban the bucket if there are too many.
 
     The bucket comes before the count, which may ban it, and after it, to read the ban.
     """

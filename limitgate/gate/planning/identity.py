@@ -70,10 +70,9 @@ class Subject:
 
 
 class Identities:
-    """Finds the caller of a request.
+    """Finds the caller of a request, by its API key, or by headers if the client or its proxy is trusted.
 
-    Listed callers send an API key, or headers if they or their proxy are trusted. ``identifies`` is True if there is an
-    ``identify``. A caller with a tier outside ``tiers`` gets the default rules.
+    ``identifies`` is True if there is an ``identify``. A caller with a tier outside ``tiers`` gets the default rules.
     """
 
     def __init__(
@@ -233,10 +232,7 @@ UNASKED = object()
 
 
 class Identify:
-    """Calls ``identify``, and logs its failures once per place in the code (LG071).
-
-    The text of an error is omitted, because it may name a client.
-    """
+    """Logs failures of ``identify`` once per place in the code (LG071), without their text, which may name a client."""
 
     def __init__(self, function: AnyIdentify) -> None:
         self._function = function

@@ -139,10 +139,7 @@ class Planner:
             self._review(rule)
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
-        """Plan the charges of a request without permits; None if limits have to be awaited.
-
-        ``identified`` is the caller from ``identify``. Errors of callables propagate.
-        """
+        """None if limits have to be awaited. ``identified`` is the caller from ``identify``. Errors of callables propagate."""
         found = self.prepared(request, identified, no_places)
         return None if found is None else found[0].bound(found[1], request.caller)
 
@@ -236,10 +233,7 @@ class Planner:
     def further(
         self, request: Request, identified: Caller | None, applying: Sequence[LateLimit]
     ) -> RequestPlan | PendingLimits:
-        """Plan the charges of further rules.
-
-        Errors of callables propagate. Return `PendingLimits` if limits have to be awaited.
-        """
+        """Errors of callables propagate. Return `PendingLimits` if limits have to be awaited."""
         subject = self.subject(request, identified)
         if any(rule.key_asks("path") for rule, _ in applying):
             subject.route, _ = self._route(request)

@@ -345,7 +345,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class PendingLimits:
-    """Limits from async callables. Await this, then plan the request again.
+    """Await this for limits from async callables, then plan the request again.
 
     ``keys`` are ids of rules; None means all pending ones.
     """
@@ -564,10 +564,7 @@ class GivenPlans:
 
 @final
 class ConditionalPlans:
-    """Selects among prepared plans by conditions.
-
-    ``prepare`` makes a plan for the rules of a request. ``unlimited`` is the plan of exempt requests.
-    """
+    """Selects among prepared plans by conditions. ``unlimited`` is the plan of exempt requests."""
 
     __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_unlimited")
 
