@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from limitgate.errors import StoreError
 from limitgate.gate.admission import Receipt, Verdict
@@ -33,17 +33,12 @@ AGAIN = 60.0
 """Seconds between two log lines."""
 
 
-class Split(NamedTuple):
-    """A plan for a store that has failed in part."""
-
-    rest: Plan
-    """Charges of the store."""
-    local: Plan | None
-    """Charges of this process, made after the store has admitted the rest."""
+Split = tuple[Plan, Plan | None]
+"""Charges of a store that has failed in part, and those that this process makes after the store has admitted the rest."""
 
 
 class Outages:
-    """``on_error`` applies to rules without their own. Each of the ``processes`` grants its share.
+    """Decides without the store, by ``on_error`` for rules without their own. Each of the ``processes`` grants its share.
 
     Known bans stay in force. The store has ``timeout`` seconds to answer again, which calls ``at_recovery``.
     """
@@ -111,9 +106,9 @@ class Outages:
         if isinstance(outcome, Verdict):
             return outcome
         try:
-            reading = yield outcome.rest, self._timeout
+            reading = yield outcome[0], self._timeout
         except StoreError as further:
-            self.release_later(outcome.rest, further.keys)
+            self.release_later(outcome[0], further.keys)
             local = self._local(request_plan, (), further)
             return Verdict(undecided(allowed=False)) if local is None else self._by_this_process(request_plan, local)
         except BaseException:
@@ -134,7 +129,7 @@ class Outages:
             plan, reading = self._asked(Plan.peek(local))
             if not reading.admitted:
                 return _verdict(plan, reading)
-        return Split(Plan.spend(rest), Plan.spend(local) if local else None)
+        return Plan.spend(rest), Plan.spend(local) if local else None
 
     def release_later(self, plan: AnyPlan | None, keys: frozenset[str] = frozenset()) -> None:
         """Release slots that the store may have taken. ``keys`` are their buckets; empty for all."""

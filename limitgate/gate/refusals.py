@@ -59,7 +59,7 @@ def _text(keys: Sequence[bytes]) -> str:
 
 
 class Refusals:
-    """Without a ``secret``, the first process that refuses a request writes its key to the store."""
+    """Makes and logs refusals. Without a ``secret``, the first one writes the key of the ids to the store."""
 
     def __init__(self, store: Any, key_prefix: str, secret: bytes = b"", refusal_log: RefusalLog | None = None) -> None:
         self.log = refusal_log

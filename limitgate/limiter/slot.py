@@ -44,9 +44,9 @@ def one_process(block: C) -> C:
 
 
 class Entry:
-    """Warns with a `RuntimeWarning` on deletion if the context manager was never entered."""
+    """The holder of a slot. Warns with a `RuntimeWarning` on deletion if the context manager was never entered."""
 
-    __slots__ = ("_way", "is_entered")
+    __slots__ = ("__weakref__", "_way", "is_entered")
 
     def __init__(self, way: str) -> None:
         self.is_entered = False
@@ -67,8 +67,7 @@ async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | No
         yield run(switch.null_store, _taking(slot_keeper, plan, figures)).decision
         return
     taken = await arun(slot_keeper.store, _taking(slot_keeper, plan, figures))
-    holder = _Holder()
-    slot_keeper.hold(taken.plan.charges, holder)
+    slot_keeper.hold(taken.plan.charges, entry)
     try:
         yield taken.decision
     finally:
@@ -83,23 +82,18 @@ def slot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, ent
         yield run(switch.null_store, _taking(slot_keeper, plan, figures)).decision
         return
     taken = run(slot_keeper.store, _taking(slot_keeper, plan, figures))
-    holder: _Holder | None = _Holder()
-    slot_keeper.hold(taken.plan.charges, holder)
+    slot_keeper.hold(taken.plan.charges, entry)
     try:
         yield taken.decision
     # The garbage collector may raise GeneratorExit anywhere, so don't take a lock, call the store or wait.
     except GeneratorExit:
-        holder = None
+        del entry
         slot_keeper.abandon(taken.plan.charges)
         raise
     except BaseException:
         run(slot_keeper.store, taken.giving_back(slot_keeper))
         raise
     run(slot_keeper.store, taken.giving_back(slot_keeper))
-
-
-class _Holder:
-    """Holder of a slot, for the lifetime of this object."""
 
 
 class _Charged:

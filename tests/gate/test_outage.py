@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from limitgate import StoreError
 from limitgate.gate.admission import Verdict
-from limitgate.gate.outage import Outages, Split
+from limitgate.gate.outage import Outages
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.limits.plan import Charge, Plan
@@ -73,7 +73,7 @@ def test_a_ban_under_other_policies() -> None:
 def test_a_ban_on_the_part_that_is_gone() -> None:
     """Where a store fails in part, a ban of that part refuses before the other part is asked."""
     assert not verdict(outages_of(Banning(here=1), "open", 1), GONE).decision.allowed
-    assert isinstance(outages_of(Banning(there=1), "open", 1).without_store(request(), GONE), Split)
+    assert not isinstance(outages_of(Banning(there=1), "open", 1).without_store(request(), GONE), Verdict)
 
 
 def test_shares_of_a_limit() -> None:

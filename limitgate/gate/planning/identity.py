@@ -232,7 +232,7 @@ UNASKED = object()
 
 
 class Identify:
-    """Logs failures of ``identify`` once per place in the code (LG071), without their text, which may name a client."""
+    """Calls ``identify``. Logs failures once per place in the code (LG071), without their text, which may name a client."""
 
     def __init__(self, function: AnyIdentify) -> None:
         self._function = function
