@@ -22,8 +22,19 @@ from limitgate.limiter.stored_limits import Configuration, Configured, Known, de
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, Remembered, buckets_of, parts_of
 from limitgate.limits.decision import SECOND, Decision, decide
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds, kept_as
-from limitgate.limits.own_costs import with_own_costs
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, full_refund, refund, wait_us
+from limitgate.limits.plan import (
+    Adjustment,
+    Charge,
+    Plan,
+    Reading,
+    Source,
+    Verb,
+    check_cost,
+    full_refund,
+    refund,
+    wait_us,
+    with_own_costs,
+)
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.messages.text import lacking
 from limitgate.observing.counts import LimiterCounts, observe

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from os import urandom
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from limitgate.algorithms import ban
 from limitgate.algorithms.base import Amount, State
+from limitgate.errors import ConfigError
 from limitgate.limits.bucket import LEASE_SPARE_US, Bucket, banned
+from limitgate.limits.limit import Limit
 
 Source = Literal["nobody", "store", "cache", "lease", "local"]
 """A stored refusal is ``cache``, this process in an outage ``local``, a decision without buckets ``nobody``."""
@@ -265,3 +267,37 @@ def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> C
         back = [max(0, ticks - LEASE_SPARE_US * count) for ticks, count in zip(back, bucket.counts)]
         grace = [0] * len(back)
     return charge._replace(slot=0).adjusted(back, grace, now)
+
+
+_NONE: Mapping[int, int] = {}
+_WITH_COSTS = {tuple, list, dict}
+_REQUESTS = object()
+"""The limit has the cost of the request."""
+
+
+def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int, int]]:
+    """Return the limits, and by place the own costs of some, such as ``("200000/minute", 900)``.
+
+    Raises `TypeError` or `ValueError` for an invalid cost.
+    """
+    if _WITH_COSTS.isdisjoint(map(type, limits)):
+        return tuple(limits), _NONE
+    bare, costs = [], {}
+    for place, value in enumerate(limits):
+        limit, cost = own_cost(value)
+        bare.append(limit)
+        if cost is not _REQUESTS:
+            costs[place] = check_cost(cost)
+            if isinstance(limit, Limit) and limit.lease:
+                raise ConfigError(f"{limit!r} has a lease and its own cost, expected one of the two")
+    return tuple(bare), costs
+
+
+def own_cost(value: Any) -> tuple[Any, Any]:
+    """Return a limit and its own cost, as given."""
+    match value:
+        case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict):
+            return limit, cost
+        case {"limit": _, "cost": cost}:
+            return {name: option for name, option in value.items() if name != "cost"}, cost
+    return value, _REQUESTS
