@@ -137,7 +137,7 @@ until the window is empty.
 
 
 class Algorithm(Protocol):
-    """Sequences of states cover all windows of a bucket."""
+    """An algorithm. Sequences of states cover all windows of a bucket."""
 
     REPLY_FIELDS: int
     """Fields per window in the script's reply."""

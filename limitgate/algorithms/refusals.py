@@ -38,7 +38,7 @@ class Amount(NamedTuple):
 
 
 class State(NamedTuple):
-    """Durations are in µs."""
+    """State of a count. Durations are in µs."""
 
     last_us: int = 0
     """The last ban; 0 if the next one is the first."""

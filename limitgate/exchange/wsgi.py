@@ -112,7 +112,7 @@ def _made(chunks: Iterable[bytes], marks: Container[Mark]) -> Iterator[bytes]:
 
 
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
-    """Return a ``start_response`` that notes the status and replaces rate fields. ``waiting`` are added retry fields."""
+    """Return a ``start_response`` that notes the status and replaces rate fields. Those in ``waiting`` replace none."""
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
         fields = admission.fields if admission.is_plain or not admission.is_nested else response_fields(admission)

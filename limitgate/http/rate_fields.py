@@ -221,7 +221,7 @@ def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
 
 
 def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """Draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4. The fields are RFC 9651 lists, which can't be empty."""
+    """Fields of draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4, as RFC 9651 lists, which can't be empty."""
     applying = {rule for rule, _ in buckets}
     reserved = rules if applying <= rules else rules | applying
     policies: dict[str, str] = {}

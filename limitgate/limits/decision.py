@@ -24,7 +24,7 @@ InForce = tuple[str | None, int, int]
 
 
 class InShadow(tuple[str | None, int, int]):
-    """Counts only without other limits."""
+    """An `InForce` that counts only without other limits."""
 
     __slots__ = ()
 

@@ -29,7 +29,7 @@ MAX_PERIOD = 366 * SECONDS["day"]
 MAX_RATE = 1_000_000
 """Requests per second up to which Lua's doubles are exact."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
-"""For an empty bucket to fill."""
+"""Maximum time for an empty bucket to fill."""
 ABBREVIATIONS = {
     "s": "second",
     "sec": "second",

@@ -14,7 +14,7 @@ log = logging.getLogger("limitgate")
 
 
 class Diagnosis(Enum):
-    """Codes are never reused."""
+    """A code with a text. Codes are never reused."""
 
     MEMORY_PER_WORKER = "LG001", "%d workers with memory:// count separately, so the limits multiply; use Redis to share them"
     SERVER_TRUSTS_ALL = (
