@@ -322,6 +322,14 @@ import shop.wsgi
 headers = {"REMOTE_ADDR": "203.0.113.7", "HTTP_X_API_KEY": "anns"}
 print(*[Client().get(path, **headers).status_code for path in ["/orders/1/"] * 3 + ["/me/"] * 3])
 """,
+    "ask": """\
+import json
+import sys
+from click.testing import CliRunner
+from limitgate.command.group import limitgate
+asked = [CliRunner().invoke(limitgate, words) for words in json.loads(sys.argv[1])]
+print(json.dumps([[result.exit_code, result.stdout, result.stderr] for result in asked]))
+""",
 }
 
 
@@ -339,18 +347,21 @@ def test_a_project_of_django(shop: Shop, tmp_path: Path, door: str, identify: st
     if identify == "identify":
         assert visited.stdout == "200 200 429 200 200 429\n", visited.stderr
 
-    def run(*words: str) -> tuple[int, Any]:
-        command = [sys.executable, "-m", "limitgate", *words, "--app", f"shop.{door}:application", "--json", "--timeout", "10"]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        return ran.returncode, json.loads(ran.stdout or "null") or ran.stderr
-
     known = "--ip", "203.0.113.7", "-H", "X-API-Key: anns"
-    status, found = run("explain", "GET", "/me/", *known)
-    assert (found["caller"], found["tier"], status) == ("ann", "default", int(identify == "identify"))
-    status, found = run("peek", "--rule", "api", "--ip", "203.0.113.7", "--path", "/orders/77/")
-    assert (found["remaining"], status) == ((0, 1) if identify == "identify" else (2, 0))
-    status, found = run("peek", "--rule", "me", *known, "--path", "/me/")
-    assert (found["remaining"], status) == ((0, 1) if identify == "identify" else (2, 0))
+    verbs = [
+        ["explain", "GET", "/me/", *known],
+        ["peek", "--rule", "api", "--ip", "203.0.113.7", "--path", "/orders/77/"],
+        ["peek", "--rule", "me", *known, "--path", "/me/"],
+    ]
+    options = "--app", f"shop.{door}:application", "--json", "--timeout", "10"
+    command = [sys.executable, "-m", "shop.ask", json.dumps([[*words, *options] for words in verbs])]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (explained, said), (orders, of_orders), (me, of_me) = [
+        (status, json.loads(stdout or "null") or stderr) for status, stdout, stderr in json.loads(asked.stdout)
+    ]
+    assert (said["caller"], said["tier"], explained) == ("ann", "default", int(identify == "identify"))
+    assert (of_orders["remaining"], orders) == ((0, 1) if identify == "identify" else (2, 0))
+    assert (of_me["remaining"], me) == ((0, 1) if identify == "identify" else (2, 0))
 
 
 def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:

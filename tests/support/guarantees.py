@@ -28,9 +28,10 @@ class Shown(NamedTuple):
     def is_in(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")
 
-    def has(self, path: str, test: str, case: str) -> bool:
-        if not self.is_in(path) or (self.test and self.test != test):
-            return False
+    def names(self, path: str, test: str) -> bool:
+        return self.is_in(path) and self.test in {"", test}
+
+    def has(self, case: str) -> bool:
         return not self.cases or any(f"-{each}-" in f"-{case}-" for each in self.cases)
 
 
@@ -56,9 +57,16 @@ def rows() -> tuple[Row, ...]:
     return tuple(found)
 
 
+@cache
+def _naming(path: str, test: str) -> tuple[tuple[str, tuple[Shown, ...]], ...]:
+    """The rows that name a test or cases of it, looked up once for all its cases."""
+    named = [(row.number, tuple(shown for shown in row.shown if shown.names(path, test))) for row in rows()]
+    return tuple((number, shown) for number, shown in named if shown)
+
+
 def numbers_of(path: str, test: str, case: str) -> list[str]:
     """The rows that name a test. ``case`` is its parametrized id, or empty."""
-    return [row.number for row in rows() if any(shown.has(path, test, case) for shown in row.shown)]
+    return [number for number, shown in _naming(path, test) if any(each.has(case) for each in shown)]
 
 
 def selected_files(expression: str) -> tuple[Shown, ...] | None:
