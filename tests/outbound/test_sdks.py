@@ -1,18 +1,20 @@
-"""The clients of OpenAI and Anthropic through the transports for httpx2, against a service on this machine."""
+"""The clients of OpenAI and Anthropic through the transports for httpx2, against a service on this machine.
+
+They are imported by those tests that need them: that takes as long as all other imports of tests together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import pkgutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx2
-import openai
 import pytest
 
 from limitgate import RateLimited
@@ -33,13 +35,14 @@ class Sdk:
 
     http: Callable[..., Any] = httpx2.Client
     polite: Callable[..., Any] = RateLimitTransport
-    provider: Callable[..., Any]
+    provider: str
     base = ""
     answer: Told
 
     def __init__(self, url: str, *limits: str, max_retries: int = 0, **options: Any) -> None:
         http = type(self).http(transport=type(self).polite(*limits, **options))
-        self.client = type(self).provider(
+        provider = pkgutil.resolve_name(self.provider)
+        self.client = provider(
             api_key="secret", base_url=url + self.base, http_client=http, max_retries=max_retries, timeout=PATIENCE
         )
 
@@ -71,7 +74,7 @@ class Sdk:
 
 
 class OpenAI(Sdk):
-    provider, base = openai.OpenAI, "/v1"
+    provider, base = "openai:OpenAI", "/v1"
     answer = told(
         {
             "id": "1",
@@ -105,7 +108,7 @@ class OpenAI(Sdk):
 
 
 class Anthropic(Sdk):
-    provider = anthropic.Anthropic
+    provider = "anthropic:Anthropic"
     answer = told(
         {
             "id": "1",
@@ -135,7 +138,7 @@ class Anthropic(Sdk):
 
     def refused(self) -> RateLimited:
         """Anthropic's client takes whatever a transport raises for a lost connection, and keeps the cause."""
-        with pytest.raises(anthropic.APIConnectionError) as wrapped:
+        with pytest.raises(pkgutil.resolve_name("anthropic:APIConnectionError")) as wrapped:
             self.ask()
         assert isinstance(wrapped.value.__cause__, RateLimited)
         return wrapped.value.__cause__
@@ -170,11 +173,11 @@ class Awaiting(Sdk):
 
 
 class AsyncOpenAI(Awaiting, OpenAI):
-    provider = openai.AsyncOpenAI
+    provider = "openai:AsyncOpenAI"
 
 
 class AsyncAnthropic(Awaiting, Anthropic):
-    provider = anthropic.AsyncAnthropic
+    provider = "anthropic:AsyncAnthropic"
 
 
 @pytest.fixture(params=[OpenAI, AsyncOpenAI, Anthropic, AsyncAnthropic])
@@ -257,8 +260,9 @@ def test_a_streamed_answer_comes_part_by_part(use: Uses, kind: type[Sdk], servic
 def test_an_overloaded_provider_is_spared(use: Uses, service: Service) -> None:
     """As any host: what the SDK repeats by itself is refused here after a while."""
     client = use(throttle=True, max_retries=0)
+    error = pkgutil.resolve_name(f"{client.provider.partition(':')[0]}:APIError")
     service.script = lambda _: Told(503, {}, b"{}")
     for _ in range(60):
-        with contextlib.suppress(RateLimited, openai.APIError, anthropic.APIError):
+        with contextlib.suppress(RateLimited, error):
             client.ask()
     assert len(service.asked) < 60
