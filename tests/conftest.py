@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -29,6 +30,10 @@ from tests.support.scripted import Scripted
 TESTS = Path(__file__).parent
 LONG = {"test_failover.py", "test_instructions.py", "test_testing.py", "test_typing.py", "test_worker.py", "test_yaml.py"}
 """Modules with tests of many seconds, which begin first: begun last, one would run while the other processes have ended."""
+
+LOGGERS = [logging.getLogger(name) for name in (None, "limitgate")]
+DEFAULTS = [inspect.unwrap(limiter.__init__).__kwdefaults__ for limiter in (Limiter, AsyncLimiter)]
+(TIMEOUT,) = {defaults["timeout"] for defaults in DEFAULTS}
 
 application.AT_ONCE = 0.0
 """Gates that tests have dropped are not told of in the midst of others, see test_around.py."""
@@ -91,6 +96,16 @@ def _note_guarantees(item: pytest.Item) -> None:
         item.add_marker(number)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Tests are no garbage: the collector does not look at them while they come about."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put long tests first, leave out what is not quick, and refuse names that differ from process to process.
@@ -129,11 +144,19 @@ def _only_garbage_of_tests() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_episodes_left() -> Iterator[None]:
-    """No test hears that a bucket of an earlier one has ceased to refuse."""
+def _nothing_left() -> Iterator[None]:
+    """No test hears that a bucket of an earlier one has ceased to refuse, nor has the levels of its loggers.
+
+    An application may set those while it is built, as Litestar does of the root logger. Each test pays for this, so it is one
+    fixture, which does not set a level that is as it was: that would have all loggers forget what they have worked out.
+    """
+    levels = [logger.level for logger in LOGGERS]
     yield
     for episodes in living(Episodes):
         episodes.reset_after_fork()
+    for logger, level in zip(LOGGERS, levels):
+        if logger.level != level:
+            logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -182,34 +205,27 @@ def _unwatched() -> Iterator[None]:
     sys.settrace(tracer)
 
 
-@pytest.fixture(autouse=True)
-def _levels_of_loggers_stay() -> Iterator[None]:
-    """What an application has set while it was built, as Litestar does of the root logger, is no other test's."""
-    loggers = [logging.getLogger(name) for name in (None, "limitgate")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels):
-        logger.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("LIMITGATE_"):
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_from_outside() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in [name for name in os.environ if name.startswith("LIMITGATE_")]:
             monkeypatch.delenv(name)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _redis_may_be_slow(_no_settings_from_outside: None) -> Iterator[None]:
+    """Who says no ``timeout`` waits for Redis for as long as a busy machine may take, unless the test is about the default."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("LIMITGATE_TIMEOUT", str(PATIENCE))
+        for defaults in DEFAULTS:
+            monkeypatch.setitem(defaults, "timeout", PATIENCE)
+        yield
 
 
 @pytest.fixture
-def default_timeout() -> None:
+def default_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who says no ``timeout`` has the one of the package, 0.1 seconds."""
-
-
-@pytest.fixture(autouse=True)
-def _redis_may_be_slow(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _no_settings_from_outside: None
-) -> None:
-    """Who says no ``timeout`` waits for Redis for as long as a busy machine may take, unless the test is about the default."""
-    if "default_timeout" not in request.fixturenames:
-        monkeypatch.setenv("LIMITGATE_TIMEOUT", str(PATIENCE))
-        for limiter in (Limiter, AsyncLimiter):
-            monkeypatch.setitem(inspect.unwrap(limiter.__init__).__kwdefaults__, "timeout", PATIENCE)
+    monkeypatch.delenv("LIMITGATE_TIMEOUT")
+    for defaults in DEFAULTS:
+        monkeypatch.setitem(defaults, "timeout", TIMEOUT)
