@@ -281,7 +281,7 @@ def test_on_error_decides_in_time(
 ) -> None:
     """Requests get what they would get under a running clock."""
     with stops():
-        ask = door(rules=[Rule("two", "2/minute")], store=silent, on_error=on_error, timeout=0.5)
+        ask = door(rules=[Rule("two", "2/minute")], store=silent, on_error=on_error, timeout=0.1)
         assert [ask() for _ in range(3)] == statuses
 
 

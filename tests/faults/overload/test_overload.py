@@ -120,35 +120,30 @@ def test_crowds_on_two_nodes(redis_cluster: RedisCluster) -> None:
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("at_once", [1, 8])
 def test_threads_and_a_frozen_redis(at_once: int, url: str, redis: RedisServer) -> None:
     """Threads wait for a Redis that stands still for as long as they may, and soon not at all."""
     assert at_best(lambda: waits.frozen(url, redis, "wsgi gate", ONCE, at_once=at_once).complaints(SLACK)) == []
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("at_once", [1, 8])
 def test_tasks_and_a_frozen_redis(at_once: int, url: str, redis: RedisServer) -> None:
     """Tasks do, too."""
     assert at_best(lambda: asyncio.run(waits.afrozen(url, redis, "asgi gate", ONCE, at_once=at_once)).complaints(SLACK)) == []
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("name", ["wsgi gate, by outcome", "REST throttle", "Limiter.hit(Configured)"])
 def test_threads_and_late_replies(name: str, redis: RedisServer) -> None:
     """All questions of a request together wait for no longer than the timeout."""
     assert at_best(lambda: waits.late(redis, name, TWICE).complaints(SLACK)) == []
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("name", ["asgi gate, by outcome", "FastAPI dependencies", "AsyncLimiter.hit(Configured)"])
 def test_tasks_and_late_replies(name: str, redis: RedisServer) -> None:
     """All questions of a request together wait for no longer than the timeout."""
     assert at_best(lambda: asyncio.run(waits.alate(redis, name, TWICE)).complaints(SLACK)) == []
 
 
-@pytest.mark.alone
 def test_slow_names() -> None:
     """The store looks up names in threads of its own: those of the application stay free."""
     assert at_best(lambda: asyncio.run(waits.slow_names(1.5, 0.0, workers=1)).complaints(SLACK)) == []
