@@ -132,6 +132,20 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         item.config.pluginmanager.get_plugin("terminalreporter").stats.clear()
 
 
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Let go of what a test was given.
+
+    A fixture of the session that others ask for, such as `redis_server`, would keep each of those that have ended, with all
+    that their test was given, in case that it has to end them. These are soon most of what the collector has to look at.
+    """
+    for name in fixturedef.argnames if fixturedef.scope == "function" else ():
+        asked = request._get_active_fixturedef(name)
+        if asked.scope != "function":
+            asked._finalizers[:] = [
+                each for each in asked._finalizers if getattr(each, "keywords", {}).get("request") is not request
+            ]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _only_garbage_of_tests() -> None:
     """Spare the collector what was there before, such as thousands of tests: many tests have it look at everything.
@@ -207,16 +221,13 @@ def _unwatched() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_from_outside() -> Iterator[None]:
+    """Nor is Redis too slow.
+
+    Who says no ``timeout`` waits for it for as long as a busy machine may take, unless the test is about the default.
+    """
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name in [name for name in os.environ if name.startswith("LIMITGATE_")]:
             monkeypatch.delenv(name)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _redis_may_be_slow(_no_settings_from_outside: None) -> Iterator[None]:
-    """Who says no ``timeout`` waits for Redis for as long as a busy machine may take, unless the test is about the default."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("LIMITGATE_TIMEOUT", str(PATIENCE))
         for defaults in DEFAULTS:
             monkeypatch.setitem(defaults, "timeout", PATIENCE)
