@@ -156,10 +156,11 @@ def test_sentinels_replace_a_frozen_master(doors: Callable[[str], list[Door]], s
         until_promoted(both, [plan(bucket)], sentinels.promoted)
         took = [back(door, plan(bucket)) for door in both]
         assert max(took) < BACK_WITHIN, took
+        # Before the old master goes on: it may still answer who asked to connect meanwhile, which is one more.
+        assert [door.store.replacements for door in both] == [1, 1]
     for door in both:
         assert ends(attempts(door, [plan(bucket)] * 5)) == [True] * 5
         assert used(door, bucket)[0] >= 25
-        assert door.store.replacements == 1
     eventually(lambda: follows(sentinels.master), "the old master to follow")
     for door in both:
         assert back(door, plan(bucket)) < BACK_WITHIN

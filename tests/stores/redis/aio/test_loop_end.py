@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -108,10 +109,13 @@ def url(request: pytest.FixtureRequest) -> str:
 
 async def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENT
-    while not condition():
+    for looks in itertools.count():
+        if condition():
+            break
         assert time.monotonic() < deadline
+        if looks % 10 == 0:
+            gc.collect()
         await asyncio.sleep(0.01)
-        gc.collect()
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
