@@ -19,21 +19,32 @@ from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process.forking import living
 from tests.support.django_app import WAYS, rate
-from tests.support.doors import PATIENCE
+from tests.support.doors import PATIENCE, until
 
 RULE = Rule("all", adaptive=Adaptive(min=2, max=2, tolerance=2.125))  # which no other test has, see `places`
 
 
+def of_all_gates() -> list[ConcurrencyLimiter]:
+    """The places of the gates there are."""
+    return [
+        each for each in living(ConcurrencyLimiter) if type(each) is ConcurrencyLimiter and each.terms.adaptive == RULE.adaptive
+    ]
+
+
 @pytest.fixture(autouse=True)
 def _others_are_gone() -> None:
-    gc.collect()
+    """A thread may hold the gate of the test before for a moment."""
+
+    def are_gone() -> bool:
+        gc.collect()
+        return not of_all_gates()
+
+    until(are_gone)
 
 
 def places() -> ConcurrencyLimiter:
     """Those of the only gate there is."""
-    (found,) = [
-        each for each in living(ConcurrencyLimiter) if type(each) is ConcurrencyLimiter and each.terms.adaptive == RULE.adaptive
-    ]
+    (found,) = of_all_gates()
     return found
 
 
