@@ -17,7 +17,7 @@ run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
 test: .venv/dev redis valgrind promtool
-	$(BIN)/pytest -n 4 --dist worksteal -m "not alone"    # more processes than cores: half of the time, a test waits
+	$(BIN)/pytest -n 4 --dist worksteal -m "not alone"    # for two cores: tests wait for half of the time
 	$(BIN)/pytest -m alone
 
 quick: .venv/dev

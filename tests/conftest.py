@@ -135,8 +135,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
     """Let go of what a test was given.
 
-    A fixture of the session that others ask for, such as `redis_server`, would keep each of those that have ended, with all
-    that their test was given, in case that it has to end them. These are soon most of what the collector has to look at.
+    A fixture of the session, such as `redis_server`, keeps whatever asked for it in order to end that first. What has ended is
+    kept as well, with all that its test was given, and each test that calls the collector would have it look at that.
     """
     for name in fixturedef.argnames if fixturedef.scope == "function" else ():
         asked = request._get_active_fixturedef(name)
@@ -159,10 +159,10 @@ def _only_garbage_of_tests() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    """No test hears that a bucket of an earlier one has ceased to refuse, nor has the levels of its loggers.
+    """No test hears that a bucket of an earlier one has ceased to refuse, or has the log levels that an earlier one has set.
 
-    An application may set those while it is built, as Litestar does of the root logger. Each test pays for this, so it is one
-    fixture, which does not set a level that is as it was: that would have all loggers forget what they have worked out.
+    Litestar sets that of the root logger while an application is built. A level that is as it was is not set again: all loggers
+    would forget what they have worked out.
     """
     levels = [logger.level for logger in LOGGERS]
     yield
@@ -221,9 +221,9 @@ def _unwatched() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_from_outside() -> Iterator[None]:
-    """Nor is Redis too slow.
+    """A test sees no variable of the shell, and no short ``timeout`` that it did not ask for.
 
-    Who says no ``timeout`` waits for it for as long as a busy machine may take, unless the test is about the default.
+    The default is as long as a busy machine may take, unless the test is about the default of the package.
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name in [name for name in os.environ if name.startswith("LIMITGATE_")]:
