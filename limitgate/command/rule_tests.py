@@ -14,9 +14,8 @@ from limitgate.errors import spelled
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
 from limitgate.http.request import DescribedRequest
-from limitgate.rules.files import RuleFile, RuleFiles
+from limitgate.rules.files import Given, RuleFile, RuleFiles
 from limitgate.rules.rule import RuleSet
-from limitgate.rules.rule_tests import Given
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore
 
@@ -105,7 +104,7 @@ def _shown(value: object) -> str:
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """Suppress what a gate logs about rules. `limitgate.rules.review.review` reports it with file and line."""
+    """Suppress what a gate logs about rules. `limitgate.rules.review` reports it with file and line."""
     log = logging.getLogger("limitgate")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -35,9 +35,9 @@ from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule, seconds
 from limitgate.limits.plan import check_cost
 from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
-from limitgate.rules.ban import Ban, as_ban
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.options import (
+    Ban,
     ChargeIf,
     Cost,
     LimitsBy,
@@ -45,6 +45,7 @@ from limitgate.rules.options import (
     Per,
     RuleOptions,
     When,
+    as_ban,
     check_part,
     check_takes_request,
     gives_limits,

@@ -14,7 +14,7 @@ from limitgate.command.rule_sets import is_in_python, rules_named
 from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
 from limitgate.observing.series import series
 from limitgate.rules.files import RuleFiles, read_rule_files
-from limitgate.rules.review.review import Oddity, review
+from limitgate.rules.review import Oddity, review
 from limitgate.rules.rule import Rule
 
 
