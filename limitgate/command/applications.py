@@ -1,20 +1,22 @@
-"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``, and their routes."""
+"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``: their routes, the gates around them, and their rules."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import click
 
 from limitgate.errors import LimitGateError
 from limitgate.routes import starlette
 from limitgate.routes.overview import Listed
+from limitgate.rules.files import load_rules, rules_of
+from limitgate.rules.rule import Rule, RuleSet, placed_rules
 
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
 _made: dict[str, tuple[Any, Any]] = {}
@@ -132,3 +134,77 @@ def routes_of(app: Any) -> list[Listed]:
 
         return list(routes_of_flask(flask))
     return starlette.routes_of(app)
+
+
+Door = Literal["asgi", "wsgi", "django"]
+
+
+class GateAround(NamedTuple):
+    """A gate around an application."""
+
+    door: Door
+    rules: RuleSet
+    options: Mapping[str, Any]
+
+
+def gates(app: Any) -> Iterator[GateAround]:
+    """Yield the gates around an application, outermost first: its wrappers and its middleware."""
+    from limitgate.middleware import LimitGate, LimitGateWSGI  # noqa: PLC0415 - imports the gate, which `check` does without
+    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - as above
+
+    for each in inwards(app):
+        if isinstance(each, LimitGate | LimitGateWSGI):
+            door: Door = "asgi" if isinstance(each, LimitGate) else "wsgi"
+            rules = rules_of(GateSettings(**each.options).rules) if each.gate is None else each.gate.rules.rule_set
+            yield GateAround(door, rules, each.options)
+        if is_of_django(each):
+            from limitgate.django.options import options  # noqa: PLC0415 - needs Django's settings
+
+            if (given := GateSettings(**options()).rules) is not None:
+                yield GateAround("django", rules_of(given), options())
+        for entry in getattr(each, "user_middleware", ()):
+            if isinstance(entry.cls, type) and issubclass(entry.cls, LimitGate):
+                yield GateAround("asgi", rules_of(GateSettings(**entry.kwargs).rules), entry.kwargs)
+
+
+RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application or a list in Python"
+
+
+def rules_named(name: str) -> RuleSet:
+    """Return the rules at a path, or of ``MODULE:NAME``: a `RuleSet`, a list of `Rule`, or an application with a gate.
+
+    Raises `ConfigError` like `load_rules`, and `click.UsageError` if there are no rules.
+    """
+    if not is_in_python(name):
+        return load_rules(name)
+    found = application(name)
+    if is_rules(found):
+        return rules_of(found)
+    gate = next(gates(found), None)
+    if gate is None:
+        raise no_gate(name)
+    return gate.rules
+
+
+def is_rules(found: object) -> bool:
+    """True for rules in Python, which `rules_of` accepts."""
+    return isinstance(found, RuleSet | Rule | list | tuple)
+
+
+def no_gate(name: str) -> click.UsageError:
+    """Return the error for an application without visible rules."""
+    return click.UsageError(f"{name}: no LimitGate found around the application, expected one, or --rules")
+
+
+def is_in_python(name: str) -> bool:
+    """True for ``MODULE:NAME``, unless a file has this name."""
+    return ":" in name and not Path(name).exists()
+
+
+def limits_in_code(app: Any) -> list[Rule]:
+    """Return the limits of an application's decorators, dependencies and throttles."""
+    if any(map(is_of_django, inwards(app))):
+        for route in routes_of(app):  # imports the views
+            for method in route.methods:
+                route.marks(method)  # makes the limits of throttles by rate
+    return placed_rules()

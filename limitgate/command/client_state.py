@@ -13,11 +13,9 @@ from urllib.parse import unquote
 import click
 
 from limitgate.algorithms import ALGORITHMS, gcra
-from limitgate.command.decisions import ban_in_force, is_banned
-from limitgate.command.output import say
-from limitgate.command.rule_sets import RULES
-from limitgate.command.service import Service, service, settings_of, tell_unidentified
-from limitgate.command.stores import store_of
+from limitgate.command.applications import RULES
+from limitgate.command.output import ban_in_force, is_banned, say
+from limitgate.command.service import Service, service, settings_of, store_of, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import path_reason
 from limitgate.gate.flow import Budget, ConfigFlow, measures_silence, run

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 import click
 
-from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, say
+from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, say, write
 from limitgate.errors import ConfigError, StoreError
 from limitgate.messages.text import meant, printable
 
@@ -28,7 +29,7 @@ VERBS = {
     "pardon": "Lift a ban.",
     "bans": "List banned clients, and why.",
 }
-"""Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``."""
+"""Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``, except ``schema``, which is below."""
 _OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})
 """Verbs defined in ``command/verbs/clients.py`` under their own names."""
 
@@ -40,8 +41,8 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
+        if cmd_name not in VERBS or cmd_name in self.commands:
+            return self.commands.get(cmd_name)
         module, name = ("clients", cmd_name) if cmd_name in _OF_CLIENTS else (cmd_name, "verb")
         command: click.Command = getattr(import_module(f"limitgate.command.verbs.{module}"), name)
         return command
@@ -95,6 +96,17 @@ def limitgate() -> None:
 
     Exit status 0: success; 1: a problem was found; 2: wrong usage; 3: the store does not answer.
     """
+
+
+@limitgate.command("schema")
+def _schema() -> None:
+    """Print the JSON Schema of rule files, for completion and validation in editors.
+
+    Keep it beside the rules, and start each file with: # yaml-language-server: $schema=rules.schema.json
+
+    For example: limitgate schema > config/rules.schema.json
+    """
+    write((files("limitgate.rules") / "schema.json").read_text(encoding="utf-8").removesuffix("\n"))
 
 
 def _check_is_text(argument: str) -> None:

@@ -1,33 +1,45 @@
-"""Explains the id of a refusal: its time, its rule, and the current state of its bucket."""
+"""Explains the id of a refusal: its time, its rule, the current state of its bucket, and log lines about the bucket.
+
+A service's log contains the id of the first refusal of an episode. An access log contains clients and paths, which lead to
+bucket keys. Both need the key of ids, so outsiders cannot identify clients.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import click
 
-from limitgate.command.decisions import banned, decision_fields, is_banned, print_decision, seconds
-from limitgate.command.log_search import Trace, search
-from limitgate.command.output import say
-from limitgate.command.own_limits import limits_of
-from limitgate.command.service import Service
-from limitgate.command.stores import store_of
+from limitgate.command.output import banned, decision_fields, is_banned, print_decision, say, seconds
+from limitgate.command.service import Service, store_of
 from limitgate.errors import ConfigError
+from limitgate.gate.gate import Gate
 from limitgate.gate.journal import Ban, Journal
-from limitgate.gate.planning.compiled_rule import id_name
+from limitgate.gate.offline import offline_gate
+from limitgate.gate.planning.compiled_rule import CompiledRule, id_name
+from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.gate.refusals import kept_keys, place_of_keys
-from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
+from limitgate.http.client_ip import TrustedProxies, canonical
+from limitgate.http.request import DescribedRequest
+from limitgate.http.response import LENGTH, RefusalId, RefusalKey, tag_of, time_of
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed, printable, shortened
-from limitgate.rules.options import check_part
+from limitgate.replay.access_log import Entry, Log, TextParser, parse_json
+from limitgate.routes.overview import METHODS
+from limitgate.rules.callers import DEFAULT_TIER, Caller, KnownCaller
+from limitgate.rules.options import check_part, read_limits
 from limitgate.rules.rule import Rule
-from limitgate.stores import SyncStore
+from limitgate.stores import MemoryStore, SyncStore
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 
@@ -232,3 +244,184 @@ _LOGGED = frozenset({"path", "ip", "method", "tier", "global"})
 
 def _ago(elapsed: float) -> str:
     return f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"
+
+
+_FIXED = frozenset({"path", "method", "tier", "global"})
+"""Key parts without a client, whose values are few."""
+
+
+class LimitsFound(NamedTuple):
+    """Limits that a bucket probably has."""
+
+    buckets: Sequence[Bucket]
+    caller: Caller | None
+    """The listed caller of the bucket, if its key shows it."""
+    are_certain: bool
+    """False if the client may have other limits: its own, or from a callable."""
+
+
+def limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> LimitsFound:
+    """Return the limits of the bucket with this key, without suffix. Listed callers are tried."""
+    listed = [each for each in asked.rules.listed_callers if _tier(each, asked) in tiers]
+    identifying = [each for each in listed if _identifies(rule, each)]
+    for entry in identifying:
+        if key in _keys(rule, entry, asked):
+            caller = Caller(entry.id, _tier(entry, asked), entry.limits, entry.priority)
+            own = entry.limits.get(rule.name)
+            if own is None:
+                return LimitsFound(rule.buckets, caller, bool(rule.buckets))
+            with suppress(ConfigError):
+                return LimitsFound(rule.having_limits(read_limits(own)).buckets, caller, are_certain=True)
+    others = [each for each in listed if each not in identifying and rule.name in each.limits]
+    return LimitsFound(rule.buckets, None, bool(rule.buckets) and asked.settings.identify is None and not others)
+
+
+def _tier(entry: KnownCaller, asked: Service) -> str:
+    return entry.tier if entry.tier in asked.rules.tiers else DEFAULT_TIER
+
+
+def _identifies(rule: Rule, entry: KnownCaller) -> bool:
+    """True if the rule's key of this caller is known, and that of no other client."""
+    own = {"caller"} if entry.api_key is None else {"caller", "api_key"}
+    first = [check_part(part)[0] for part in rule.key]
+    return not rule.given_parts and not own.isdisjoint(first) and all(label in _FIXED or label in own for label in first)
+
+
+def _keys(rule: Rule, entry: KnownCaller, asked: Service) -> Iterator[str]:
+    settings, rules = asked.settings, asked.rules
+    compiled = CompiledRule(
+        rule,
+        rule.kind,
+        key_prefix=settings.key_prefix,
+        secret=settings.secret_bytes,
+        shadow=False,
+        cardinality=None,
+        inventable=lambda _: False,
+    )
+    proxies = TrustedProxies((), "x-forwarded-for")
+    identities = Identities(
+        rules.callers, proxies, rules.tiers, identifies=False, api_key_header="", ipv6_prefix=settings.ipv6_prefix
+    )
+    templates = [*asked.templates_for(rule), None] if rule.key_asks("path") and asked.knows_routes else [None]
+    methods = METHODS if rule.key_asks("method") else ("GET",)
+    caller = Caller(entry.id, _tier(entry, asked), entry.limits)
+    for template, method in product(templates, methods):
+        subject = _ListedSubject(DescribedRequest.of_client(None, method, {}, None), caller, caller.tier, identities)
+        subject.listed_key = None if entry.api_key is None else entry.api_key.removeprefix("sha256:").lower()
+        subject.route = template
+        yield compiled.key_of(subject)
+
+
+class _ListedSubject(Subject):
+    """A request of a listed caller, of whose API key only the digest is known."""
+
+    __slots__ = ("listed_key",)
+
+    listed_key: str | None
+
+    @property
+    def api_key(self) -> str | None:
+        return self.listed_key
+
+
+_ID = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{%d}(?![A-Za-z0-9_-])" % LENGTH)
+_MOST = 10
+"""Lines of service logs, and clients of access logs."""
+_TOO_MANY = 429
+_REMEMBERED = 100_000
+"""Requests of an access log whose buckets are remembered."""
+
+
+class Trace(NamedTuple):
+    """A log line about a bucket."""
+
+    file: str
+    line: int
+    text: str
+    client: str | None
+    """The client, for an access log; None in other logs, whose text shows it as ``names`` allows."""
+
+
+def search(
+    logs: Sequence[str], keys: Sequence[RefusalKey], refusal: RefusalId, buckets: Sequence[str], asked: Service
+) -> list[Trace]:
+    """Return lines about the bucket of a refusal. ``keys`` decrypt ids. Raises `ConfigError` like `Log`.
+
+    They are the first lines of service logs, and for each client in access logs the refusal nearest to the id's time.
+    """
+    matcher = _Matcher(keys, refusal, tuple(buckets), asked)
+    found: list[Trace] = []
+    nearest: dict[str, tuple[tuple[bool, float], Trace]] = {}
+    for name in logs:
+        for number, line in enumerate(_lines(name), 1):
+            is_of_bucket, entry = matcher.match(line)
+            if not is_of_bucket:
+                continue
+            text = line.decode("utf-8", "backslashreplace").strip()
+            if entry is None:
+                if len(found) < _MOST:
+                    found.append(Trace(name, number, text, None))
+                continue
+            client = entry.client.decode("utf-8", "backslashreplace")
+            rank = entry.status != _TOO_MANY, abs(entry.at / 1e6 - refusal.at)
+            known = nearest.get(one := _address(entry))
+            if (known is None and len(nearest) < _MOST) or (known is not None and rank < known[0]):
+                nearest[one] = rank, Trace(name, number, text, client)
+    return found + [trace for _, trace in nearest.values()]
+
+
+def _address(entry: Entry) -> str:
+    """The client without its port."""
+    text = entry.client.decode("utf-8", "replace")
+    address = canonical(text)
+    return text if address is None else str(address)
+
+
+def _lines(name: str) -> Iterator[bytes]:
+    for lines, _ in Log(name, "combined").blocks():
+        yield from lines
+
+
+class _Matcher:
+    def __init__(self, keys: Sequence[RefusalKey], refusal: RefusalId, buckets: tuple[str, ...], asked: Service) -> None:
+        self._keys = keys
+        self._refusal = refusal
+        self._buckets = buckets
+        self._service = asked
+        self._parse = TextParser()
+        self._known: dict[tuple[object, ...], bool] = {}
+        self._gate: Gate | None = None
+
+    def match(self, line: bytes) -> tuple[bool, Entry | None]:
+        """Return whether a line is about the bucket, and its request if it is of an access log."""
+        for named in _ID.findall(line):
+            read = [key.read(named.decode()) for key in self._keys]
+            if any((each.tag, each.digest) == (self._refusal.tag, self._refusal.digest) for each in read):
+                return True, None
+        entry = parse_json(line) if line.startswith(b"{") else self._parse(line)
+        if entry is None or not self._buckets or not self._is_of_bucket(entry):
+            return False, None
+        return True, entry
+
+    def _is_of_bucket(self, entry: Entry) -> bool:
+        headers = entry.headers or {}
+        alike = _address(entry), entry.method, entry.path, *headers.items()
+        known = self._known.get(alike)
+        if known is None:
+            known = any(key.startswith(self._buckets) for key in self._keys_of(entry))
+            if len(self._known) < _REMEMBERED:
+                self._known[alike] = known
+        return known
+
+    def _keys_of(self, entry: Entry) -> list[str]:
+        asked, client = self._service, entry.client.decode("utf-8", "replace")
+        if self._gate is None:
+            self._gate = offline_gate(asked.rules, MemoryStore(), asked.settings, asked.routes)
+        request = (
+            asked.request(entry.method, quote(entry.path), client, (entry.headers or {}).items())
+            if asked.knows_routes
+            else DescribedRequest(entry.method, entry.path, client, entry.headers)
+        )
+        self._gate.rules.planner.address(request)
+        planned = self._gate.rules.planner.plan(request, None)
+        return [] if planned is None or planned.plan is None else [charge.key for charge in planned.plan.charges]

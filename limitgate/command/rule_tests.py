@@ -9,11 +9,11 @@ from math import ceil, inf
 from typing import Any
 from urllib.parse import unquote
 
-from limitgate.command.findings import Finding
-from limitgate.errors import spelled
+from limitgate.errors import Field
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
 from limitgate.http.request import DescribedRequest
+from limitgate.rules.document import Document
 from limitgate.rules.files import Given, RuleFile, RuleFiles
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import GateSettings
@@ -26,8 +26,14 @@ _CLOSE = 0.001
 """Tolerance in seconds for expected waits with a fraction."""
 
 
-def failures(read: RuleFiles) -> Iterator[Finding]:
-    """Yield the failed expectations, by file and line. ``LIMITGATE_*`` variables identify clients and callers."""
+Failure = tuple[Document, Field, str]
+
+
+def failures(read: RuleFiles) -> Iterator[Failure]:
+    """Yield ``(document, field, message)`` for each failed expectation.
+
+    ``LIMITGATE_*`` variables identify clients and callers.
+    """
     settings = GateSettings()
     with _without_logs():
         for file in read.files:
@@ -35,16 +41,15 @@ def failures(read: RuleFiles) -> Iterator[Finding]:
                 yield from _failures_in(file, read.rules, settings)
 
 
-def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iterator[Finding]:
+def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iterator[Failure]:
     bench = _Bench(rules, settings)
     for place, test in file.tests.items():
         answer = bench.answer(test.given)
         for name in (name for name in type(test.expect).model_fields if name in test.expect.model_fields_set):
             expected, actual = getattr(test.expect, name), answer[name]
             if not _fits(expected, actual):
-                field = ("tests", place, "expect", name)
                 message = f"expected {_shown(expected)}, got {_shown(actual)}, in the answer {_told(answer)}"
-                yield Finding(str(file.document.file), file.document.line_of(field), spelled(field), "error", message)
+                yield file.document, ("tests", place, "expect", name), message
 
 
 class _Bench:

@@ -1,4 +1,4 @@
-"""The service that a verb works on: its rules, options and routes.
+"""The service that a verb works on: its rules, options, routes and store.
 
 Options come from the command line, then from the gate around the imported application, then from ``LIMITGATE_*``, so that
 keys and clients are those of the service.
@@ -7,22 +7,35 @@ keys and clients are those of the service.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import cached_property
 from inspect import isawaitable, iscoroutinefunction
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, unquote_to_bytes
 
 import click
 
-from limitgate.command.applications import application, inwards, is_of_django, routes_of
-from limitgate.command.gates import Door, GateAround, gates
+from limitgate.command.applications import (
+    Door,
+    GateAround,
+    application,
+    gates,
+    inwards,
+    is_in_python,
+    is_of_django,
+    is_rules,
+    limits_in_code,
+    no_gate,
+    routes_of,
+    rules_named,
+)
 from limitgate.command.output import say
-from limitgate.command.rule_sets import is_in_python, is_rules, limits_in_code, no_gate, rules_named
 from limitgate.errors import ConfigError
 from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.limits.plan import Plan, Reading
 from limitgate.routes import STATUS, NoRoutes, Pattern, Routes, application_behind, handler_of_refusals
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.overview import Listed
@@ -32,6 +45,8 @@ from limitgate.rules.files import rules_of
 from limitgate.rules.options import accepts
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import GateSettings, Settings
+from limitgate.stores import MemoryStore, open_sync_store
+from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
 
 Lines = Iterable[tuple[str, str]]
 
@@ -260,3 +275,60 @@ class _Described(NamedTuple):
 def _native(text: str) -> str:
     """The bytes as latin-1 (PEP 3333)."""
     return text.encode().decode("latin-1")
+
+
+T = TypeVar("T")
+
+
+class BlockingStore:
+    """A blocking interface to an async store, on an event loop in a thread."""
+
+    measures_silence = True
+
+    def __init__(self, store: AsyncConfigStore) -> None:
+        self._store = store
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="limitgate-store", daemon=True)
+        self._thread.start()
+
+    def spend(self, plan: Plan, timeout: float) -> Reading:
+        """Run a plan on the store."""
+
+        async def spend() -> Reading:
+            return await self._store.aspend(plan, timeout)
+
+        return self._run(spend())
+
+    def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
+        """Read or replace a text."""
+        return self._run(self._store.aconfig(request, timeout))
+
+    def close(self) -> None:
+        """Close connections, and end the thread."""
+        self._run(self._store.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def store_of(settings: Settings) -> SyncConfigStore | None:
+    """Return the store of a service; None for a memory store, which other processes cannot reach.
+
+    Raises `click.UsageError` for an unusable store.
+    """
+    try:
+        store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    if isinstance(store, MemoryStore):
+        return None
+    if isinstance(store, SyncConfigStore):
+        return store
+    if isinstance(store, AsyncConfigStore):
+        return BlockingStore(store)
+    raise click.UsageError(
+        f"the store of the service is a {type(store).__name__}, which this command cannot use; expected --store"
+    )

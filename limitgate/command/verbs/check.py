@@ -4,18 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
-from limitgate.command.findings import Finding, found, shown_path
+from limitgate.command.applications import is_in_python, rules_named
 from limitgate.command.output import FOUND, print_json, say
-from limitgate.command.rule_sets import is_in_python, rules_named
-from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
+from limitgate.errors import MOST_MISTAKES, ConfigError, Field, spelled
 from limitgate.observing.series import series
+from limitgate.rules.document import Document
 from limitgate.rules.files import RuleFiles, read_rule_files
 from limitgate.rules.review import Oddity, review
 from limitgate.rules.rule import Rule
+
+Level = Literal["error", "warning"]
+
+
+class Finding(NamedTuple):
+    """An error or warning about a file."""
+
+    file: str | None
+    line: int | None
+    """Counted from 1; None if the finding has no line."""
+    field: str | None
+    """Path of the field: ``rules[0].limits[1]``."""
+    level: Level
+    message: str
+
+    @property
+    def text(self) -> str:
+        """One line, as compilers print it: ``file:line: field: message``."""
+        file = None if self.file is None else shown_path(self.file)
+        place = f"{file}:{self.line}" if self.line else file
+        parts = [place, "warning" if self.level == "warning" else None, self.field, self.message]
+        return ": ".join(part for part in parts if part)
+
+    @property
+    def annotation(self) -> str:
+        """A workflow command that makes GitHub show the finding beside its line.
+
+        Source: docs.github.com, "Workflow commands for GitHub Actions"; escapes as in ``@actions/core``.
+        """
+        properties = {"file": self.file, "line": self.line, "title": "limitgate check"}
+        given = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items() if value is not None)
+        return f"::{self.level} {given}::{_escaped(f'{self.field}: {self.message}' if self.field else self.message)}"
 
 
 class _Checked(NamedTuple):
@@ -110,13 +142,16 @@ def _failed_tests(read: RuleFiles) -> Iterable[Finding]:
         return ()
     from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
 
-    return failures(read)
+    return [_located(*failure, "error") for failure in failures(read)]
 
 
 def _warning(read: RuleFiles, oddity: Oddity) -> Finding:
     document, where = read.place_of(oddity.about)
-    field = (*where, *oddity.field)
-    return Finding(str(document.file), document.line_of(field), spelled(field) or None, "warning", oddity.message)
+    return _located(document, (*where, *oddity.field), oddity.message, "warning")
+
+
+def _located(document: Document, field: Field, message: str, level: Level) -> Finding:
+    return Finding(str(document.file), document.line_of(field), spelled(field) or None, level, message)
 
 
 def _in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -138,3 +173,19 @@ def _print_json(findings: list[Finding]) -> None:
 
 
 _FORMS = {"text": _print_text, "github": _print_annotations, "json": _print_json}
+
+
+def shown_path(path: str) -> str:
+    """Return a path that is safe at the start of a line. ``::`` would start a workflow command of GitHub."""
+    return f"./{path}" if path.lstrip().startswith("::") else path
+
+
+def found(error: ConfigError) -> list[Finding]:
+    """Return the findings of an error."""
+    return [Finding(each.file, each.line, spelled(each.field) or None, "error", each.reason) for each in error.every]
+
+
+def _escaped(text: str, more: Iterable[str] = ()) -> str:
+    for character in ("%", "\r", "\n", *more):
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

@@ -20,8 +20,7 @@ from limitgate.command.client_state import (
     state_options,
     store_options,
 )
-from limitgate.command.decisions import decision_fields, print_decision, seconds
-from limitgate.command.output import FOUND, print_json, print_table, say
+from limitgate.command.output import FOUND, decision_fields, print_decision, print_json, print_table, say, seconds
 from limitgate.errors import ConfigError
 from limitgate.gate.journal import Ban, Journal
 from limitgate.limits.limit import seconds_of

@@ -13,12 +13,10 @@ from urllib.parse import unquote
 import click
 
 from limitgate.command import refusal
+from limitgate.command.applications import RULES
 from limitgate.command.client_state import app_option, header_of, target_of, tell_of_routes, timeout_option
-from limitgate.command.decisions import decision_fields, print_decision, window_fields
-from limitgate.command.output import FOUND, print_json, print_table, say
-from limitgate.command.rule_sets import RULES
-from limitgate.command.service import Service, lenient, service, tell_unidentified
-from limitgate.command.stores import store_of
+from limitgate.command.output import FOUND, decision_fields, print_decision, print_json, print_table, say, window_fields
+from limitgate.command.service import Service, lenient, service, store_of, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
 from limitgate.gate.lifecycle.build import build_gate

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import click
 
+from limitgate.command.applications import RULES, is_in_python, rules_named
 from limitgate.command.output import print_json, print_table, say
-from limitgate.command.rule_sets import RULES, is_in_python, rules_named
 from limitgate.command.service import Service, service
 from limitgate.http.request import Request
 from limitgate.messages.text import shortened

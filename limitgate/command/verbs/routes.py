@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.applications import application, inwards, is_of_django, look_here, routes_of
-from limitgate.command.gates import gates
+from limitgate.command.applications import application, gates, inwards, is_of_django, look_here, routes_of, rules_named
 from limitgate.command.output import FOUND, print_json, say
-from limitgate.command.rule_sets import rules_named
 from limitgate.routes import starlette
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched
 from limitgate.rules.files import rules_of
