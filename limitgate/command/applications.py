@@ -158,7 +158,7 @@ def gates(app: Any) -> Iterator[GateAround]:
             rules = rules_of(GateSettings(**each.options).rules) if each.gate is None else each.gate.rules.rule_set
             yield GateAround(door, rules, each.options)
         if is_of_django(each):
-            from limitgate.django.options import options  # noqa: PLC0415 - needs Django's settings
+            from limitgate.django.middleware import options  # noqa: PLC0415 - needs Django's settings
 
             if (given := GateSettings(**options()).rules) is not None:
                 yield GateAround("django", rules_of(given), options())

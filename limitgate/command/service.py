@@ -139,7 +139,7 @@ class Service:
             return WSGIRequest(described.environ())
         from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest  # noqa: PLC0415 - needs Django
 
-        from limitgate.django.request import DjangoRequest  # noqa: PLC0415 - needs Django
+        from limitgate.django.middleware import DjangoRequest  # noqa: PLC0415 - needs Django
 
         return DjangoRequest(DjangoWSGIRequest(described.environ()))
 

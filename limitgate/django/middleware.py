@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
 from django.http import HttpResponse, UnreadablePostError
+from django.utils.functional import LazyObject, empty
 
-from limitgate.django.options import options
-from limitgate.django.request import DjangoRequest
+from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
 from limitgate.exchange.in_flight import watch_upload, watched
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.lifecycle.build import build_gate
+from limitgate.gate.lifecycle.build import GateOptions, build_gate
 from limitgate.gate.load import end_undecided, show_shed
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.rate_fields import raw
+from limitgate.http.request import Headers, Query, Request, UserWanted, WSGIHeaders
 from limitgate.http.response import Refusal
+from limitgate.messages.text import expected_of
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules import decorators
 from limitgate.rules.decorators import EVERYTHING, decided_marks
 from limitgate.rules.options import check_refuses
+from limitgate.rules.settings import PREFIX, Settings
 from limitgate.stores import open_store, open_sync_store
 
 
@@ -275,3 +279,108 @@ def _completed(response: Any, exchange: Exchange | None) -> Any:
             if refusal is None or name not in response:
                 response[name] = value
     return response
+
+
+DjangoOptions = GateOptions[Any, Any, Any]
+
+
+def options() -> DjangoOptions:
+    """Return the options in ``settings.LIMITGATE`` by their names in `Settings`.
+
+    Raises `ConfigError` if it isn't a dict, for unknown and duplicate options, and for settings such as ``LIMITGATE_RULES``
+    without it.
+    """
+    mapping = getattr(settings, "LIMITGATE", None)
+    if mapping is None:
+        _check_has_no_other()
+        return {}
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"LIMITGATE is a {type(mapping).__name__}, expected a dict of options")
+    chosen: dict[str, object] = {}
+    for name, value in mapping.items():
+        option = str(name).lower()
+        if option not in Settings.model_fields:
+            expected = expected_of(option, sorted(Settings.model_fields))
+            raise ConfigError(f"LIMITGATE: unknown option {name!r:.80}, {expected}, in upper or lower case")
+        if option in chosen:
+            raise ConfigError(f"LIMITGATE: option {option!r} is there twice, expected it in upper or in lower case")
+        chosen[option] = value
+    return cast("DjangoOptions", chosen)
+
+
+def _check_has_no_other() -> None:
+    for option in Settings.model_fields:
+        name = f"{PREFIX}{option.upper()}"
+        if getattr(settings, name, None) is not None:
+            raise ConfigError(f"settings have {name}, which nobody reads, expected LIMITGATE = {{{option.upper()!r}: ...}}")
+
+
+class DjangoRequest(Request):
+    """A request based on a `django.http.HttpRequest`, as left by the middleware before this one.
+
+    ``awaits`` is True on an event loop, where loading the user must not block.
+    """
+
+    django: Any
+    _user: tuple[Any] | None = None
+
+    def __init__(self, django: Any, *, awaits: bool = False) -> None:
+        self.django = django
+        self.scope = getattr(django, "scope", None)
+        self.environ = django.META if self.scope is None else None
+        self.sent_method = (django.method or "GET").upper()
+        self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
+        self.sent = django.path_info
+        self.peer = django.META.get("REMOTE_ADDR") or None
+        self.is_outermost = not (self.passed_a_gate or self.has_too_many_lines)
+        self.awaits = awaits
+
+    @cached_property
+    def query(self) -> Query:
+        """The query string."""
+        return Query(self.django.META.get("QUERY_STRING", ""))
+
+    @property
+    def user(self) -> Any:
+        """``request.user``; by default the user given by the server.
+
+        Raises `UserWanted` if `find_user` has to be awaited first.
+        """
+        if self._user is not None:
+            return self._user[0]
+        user = getattr(self.django, "user", None)
+        if user is None:
+            return self.django.META.get("REMOTE_USER") or (self.scope or {}).get("user")
+        if self.awaits and isinstance(user, LazyObject) and user.__dict__.get("_wrapped") is empty:
+            raise UserWanted
+        return user
+
+    def note_user(self, user: Any) -> None:
+        """Set `user` to the user that the application authenticated."""
+        self._user = (user,)
+
+    async def find_user(self) -> None:
+        """Load the user for `user`, with ``auser`` if it belongs to ``user``, otherwise in a thread."""
+        user, auser = getattr(self.django, "user", None), getattr(self.django, "auser", None)
+        if self._user is not None or not isinstance(user, LazyObject):
+            return
+        if auser is not None and _module_of(auser) == _module_of(user.__dict__.get("_setupfunc")):
+            user = await auser()
+        else:
+            await sync_to_async(bool)(user)
+        self._user = (user,)
+
+    def find_user_here(self) -> None:
+        """`find_user` in a thread that may block."""
+        user = getattr(self.django, "user", None)
+        if self._user is None and isinstance(user, LazyObject):
+            bool(user)
+            self._user = (user,)
+
+    def _open_headers(self) -> Headers:
+        return WSGIHeaders(self.django.META)
+
+
+def _module_of(function: Any) -> Any:
+    """Return the module of a function, or of a partial's function: ``auser`` is a partial since Django 5.0."""
+    return getattr(getattr(function, "func", function), "__module__", None)

@@ -21,7 +21,7 @@ with extra("rest", "rest_framework"):
     from rest_framework.settings import api_settings
     from rest_framework.throttling import BaseThrottle
 
-from limitgate.django.request import DjangoRequest
+from limitgate.django.middleware import DjangoRequest
 from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.gate.planning.identity import NoIdError, user_id

@@ -1,10 +1,15 @@
-"""Sends the entries of a log through a gate, on the log's clock."""
+"""Sends the entries of a log through a gate, on the log's clock, and counts. Several processes share a log by client."""
 
 from __future__ import annotations
 
+from binascii import crc32
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from copy import copy
+from heapq import nlargest
+from multiprocessing import get_context
+from typing import Any, NamedTuple
 
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
@@ -12,10 +17,10 @@ from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import DescribedRequest, Request
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
-from limitgate.replay.access_log import Entry, why_unread
-from limitgate.replay.figures import Figures
+from limitgate.replay.access_log import Entry, Format, Log, TimeOrder, parser_of, why_unread
 from limitgate.replay.suggestion import Arrivals
 from limitgate.routes import NoRoutes, Routes
+from limitgate.rules.files import load_rules
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
@@ -158,3 +163,255 @@ def _timed(rule: Rule) -> Rule | None:
     if len(limits) == len(rule.every_limit):
         return rule
     return rule.having_limits(limits) if limits else None
+
+
+_SECOND, _MINUTE = 1_000_000, 60_000_000
+
+
+def name_of(client: bytes) -> str:
+    """Decode a client."""
+    return client.decode("utf-8", "backslashreplace")
+
+
+class OfClient(NamedTuple):
+    """Number of a client's requests and refusals."""
+
+    client: str
+    requests: int
+    refused: int
+
+
+class Peaks:
+    """The most requests of one client in a second and in a minute of the clock."""
+
+    def __init__(self) -> None:
+        self.second = self.minute = (0, b"")
+        """Requests, and the client."""
+        self._in_second: dict[bytes, int] = {}
+        self._in_minute: dict[bytes, int] = {}
+        self._second_ends = self._minute_ends = 0
+
+    def note(self, now: int, client: bytes) -> None:
+        """Record a request at Unix time ``now`` in microseconds, which never decreases."""
+        if now >= self._second_ends:
+            self._second_ends = (now // _SECOND + 1) * _SECOND
+            self._in_second.clear()
+            if now >= self._minute_ends:
+                self._minute_ends = (now // _MINUTE + 1) * _MINUTE
+                self._in_minute.clear()
+        in_second = self._in_second[client] = self._in_second.get(client, 0) + 1
+        if in_second > self.second[0]:
+            self.second = in_second, client
+        in_minute = self._in_minute[client] = self._in_minute.get(client, 0) + 1
+        if in_minute > self.minute[0]:
+            self.minute = in_minute, client
+
+    def add(self, other: Peaks) -> None:
+        """Add the peaks of other clients."""
+        self.second, self.minute = max(self.second, other.second), max(self.minute, other.minute)
+
+    def as_json(self) -> dict[str, dict[str, Any]]:
+        """Return the peaks by unit."""
+        units = {"second": self.second, "minute": self.minute}
+        return {
+            unit: {"client": name_of(client) if number else None, "requests": number}
+            for unit, (number, client) in units.items()
+        }
+
+
+class Figures:
+    """Requests of a log under one rule set. Requests without a rule count as admitted."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.skipped = 0
+        """Lines without a request, or that could not be parsed."""
+        self.unread: dict[str, tuple[int, bytes]] = {}
+        """By reason, the number of unread lines with a request, and the first of them."""
+        self.untimed = 0
+        """Requests without a time."""
+        self.of_proxies = 0
+        """Requests logged under the address of a trusted proxy."""
+        self.refused_by: Counter[bytes] = Counter()
+        self.requests_by: dict[bytes, int] = {}
+        self.rules: dict[str, list[int]] = {}
+        """Admitted and refused requests by rule."""
+        self.first: int | None = None
+        """Unix time of the first request in microseconds."""
+        self.last = 0
+        self.peaks = Peaks()
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return self.lines - self.skipped
+
+    @property
+    def refused(self) -> int:
+        """Number of refused requests."""
+        return self.refused_by.total()
+
+    @property
+    def admitted(self) -> int:
+        """Number of admitted requests."""
+        return self.requests - self.refused
+
+    def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
+        """Count requests for each of their rules: at place 0 as admitted, at 1 as refused."""
+        for name in rules:
+            self.rules.setdefault(name, [0, 0])[place] += number
+
+    def clients(self, most: int) -> list[OfClient]:
+        """Return the clients with most refusals, then those with most requests."""
+        found = self.first_clients(most)
+        return [OfClient(name_of(client), self.requests_by[client], self.refused_by[client]) for client in found]
+
+    def first_clients(self, most: int) -> list[bytes]:
+        """Return `clients` as logged."""
+        requests, refused = self.requests_by, self.refused_by
+        return nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
+
+    def add(self, other: Figures) -> None:
+        """Add the figures of other clients in the same log."""
+        self.refused_by.update(other.refused_by)
+        for client, number in other.requests_by.items():
+            self.requests_by[client] = self.requests_by.get(client, 0) + number
+        for name, numbers in other.rules.items():
+            for place, number in enumerate(numbers):
+                self.count((name,), place, number)
+        self.peaks.add(other.peaks)
+        times = [each.first for each in (self, other) if each.first is not None]
+        self.first, self.last = min(times, default=None), max(self.last, other.last)
+        self.lines, self.skipped = self.lines + other.lines, self.skipped + other.skipped
+        self.unread |= other.unread
+        self.untimed += other.untimed
+        self.of_proxies += other.of_proxies
+
+    def as_json(self, most: int) -> dict[str, Any]:
+        """Return the figures for ``--json``."""
+        return {
+            "lines": self.lines,
+            "skipped": self.skipped,
+            "requests": self.requests,
+            "admitted": self.admitted,
+            "refused": self.refused,
+            "rules": {name: {"admitted": admitted, "refused": refused} for name, (admitted, refused) in self.rules.items()},
+            "clients": [each._asdict() for each in self.clients(most)],
+            "highest": self.peaks.as_json(),
+        }
+
+
+Progress = Callable[[int], None]
+"""Receives the number of bytes read so far."""
+
+
+class Comparison(NamedTuple):
+    """Figures under the current rules, and under alternative ones."""
+
+    figures: Figures
+    tried: Figures | None = None
+    newly_refused: int = 0
+    newly_admitted: int = 0
+
+    def added(self, other: Comparison) -> Comparison:
+        """Return the sum of these figures and those of other clients."""
+        self.figures.add(other.figures)
+        if self.tried is not None and other.tried is not None:
+            self.tried.add(other.tried)
+        return self._replace(
+            newly_refused=self.newly_refused + other.newly_refused,
+            newly_admitted=self.newly_admitted + other.newly_admitted,
+        )
+
+
+class Share(NamedTuple):
+    """The clients of one process."""
+
+    place: int
+    among: int
+    ipv6_prefix: int = 64
+
+    def has(self, client: bytes) -> bool:
+        """True if a client belongs to this share. An IPv6 network belongs to one share."""
+        if b":" in client:
+            client = grouped(client.decode("latin-1"), self.ipv6_prefix).encode("latin-1")
+        return crc32(client) % self.among == self.place
+
+
+def counts_by_client(rules: RuleSet) -> bool:
+    """True if every rule counts by address, so that no two clients share a bucket."""
+    every = [rule for of_tier in rules.tiers.values() for rule in of_tier if not (rule.exempt or rule.deny)]
+    return all("ip" in rule.key for rule in every)
+
+
+def replay(
+    log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
+) -> Comparison:
+    """Send a log, or a share of it, through one or two engines. Empty lines don't count."""
+    parse, order, lane = parser_of(log.format), TimeOrder(), _Lane(engine, tried, share)
+    for lines, read in log.blocks():
+        for line in lines:
+            entry = parse(line)
+            if entry is not None:
+                for each in order.push(entry):
+                    lane.decide(each)
+            elif line.strip():
+                lane.skip(line)
+        if progress is not None:
+            progress(read)
+    for each in order.rest():
+        lane.decide(each)
+    if share is None or share.place == 0:
+        engine.figures.untimed = getattr(parse, "untimed", 0)
+    return lane.finish()
+
+
+class _Lane:
+    """Sends a share of the requests to one or two engines. Other requests advance the clocks, so that all shares agree."""
+
+    def __init__(self, engine: Engine, tried: Engine | None, share: Share | None) -> None:
+        self._engine = engine
+        self._tried = tried
+        self._share = share
+        self._newly_refused = self._newly_admitted = 0
+
+    def decide(self, entry: Entry) -> None:
+        if self._share is not None and not self._share.has(entry.client):
+            self._engine.advance(entry.at)
+            if self._tried is not None:
+                self._tried.advance(entry.at)
+            return
+        is_admitted = self._engine.decide(entry)
+        if self._tried is not None and self._tried.decide(entry) is not is_admitted:
+            self._newly_refused += is_admitted
+            self._newly_admitted += not is_admitted
+
+    def skip(self, line: bytes) -> None:
+        """Count a line without a request, in the first share only."""
+        if self._share is None or self._share.place == 0:
+            self._engine.skip(line)
+            if self._tried is not None:
+                self._tried.skip(line)
+
+    def finish(self) -> Comparison:
+        tried = None if self._tried is None else self._tried.finish()
+        return Comparison(self._engine.finish(), tried, self._newly_refused, self._newly_admitted)
+
+
+def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:
+    """Send a file through one or two rule sets, given by path, in several processes."""
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        ipv6_prefix = 64 if settings is None else settings.ipv6_prefix
+        shares = [Share(place, processes, ipv6_prefix) for place in range(processes)]
+        first, *others = [pool.submit(_replay_share, log.name, log.format, rules, against, share, settings) for share in shares]
+        whole = first.result()
+        for other in others:
+            whole = whole.added(other.result())
+        return whole
+
+
+def _replay_share(  # noqa: PLR0917 - a pool passes them by position
+    name: str, form: Format, rules: str, against: str | None, share: Share, settings: Settings | None
+) -> Comparison:
+    tried = Engine(load_rules(against), settings) if against is not None else None
+    return replay(Log(name, form), Engine(load_rules(rules), settings), tried, share)

@@ -15,8 +15,7 @@ from limitgate.gate.gate import Gate
 from limitgate.http.response import RefusalKey
 from limitgate.limits.template import PlainSpend
 from limitgate.replay.access_log import Entry, Log, text_parser
-from limitgate.replay.engine import Engine
-from limitgate.replay.shares import Share, counts_by_client, replay, replay_shared
+from limitgate.replay.engine import Engine, Share, counts_by_client, replay, replay_shared
 from limitgate.replay.suggestion import Arrivals
 from limitgate.rules.settings import Settings
 

@@ -19,9 +19,7 @@ from limitgate.command.service import Service, service
 from limitgate.http.request import Request
 from limitgate.messages.text import shortened
 from limitgate.replay.access_log import Format, Log
-from limitgate.replay.engine import Engine
-from limitgate.replay.figures import Figures, name_of
-from limitgate.replay.shares import Comparison, Progress, counts_by_client, replay, replay_shared
+from limitgate.replay.engine import Comparison, Engine, Figures, Progress, counts_by_client, name_of, replay, replay_shared
 from limitgate.replay.suggestion import Arrivals
 from limitgate.rules.rule import RuleSet
 

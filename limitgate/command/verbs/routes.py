@@ -116,7 +116,7 @@ def _django(settings: str | None) -> _Application:
         django.setup()
     except Exception as error:  # settings run arbitrary code
         raise click.UsageError(f"{settings}: {error}, expected MODULE:APP, or the module of Django's settings") from error
-    from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
+    from limitgate.django.middleware import options  # noqa: PLC0415 - needs the settings
     from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
 
     if not hasattr(django.conf.settings, "ROOT_URLCONF"):
