@@ -110,9 +110,7 @@ def store_options(verb: Verb) -> Verb:
         verb,
         app_option,
         click.option(
-            "--store",
-            metavar="URL",
-            help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]",
+            "--store", metavar="URL", help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]"
         ),
         click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]"),
         click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET."),

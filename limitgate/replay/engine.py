@@ -319,8 +319,7 @@ class Comparison(NamedTuple):
         if self.tried is not None and other.tried is not None:
             self.tried.add(other.tried)
         return self._replace(
-            newly_refused=self.newly_refused + other.newly_refused,
-            newly_admitted=self.newly_admitted + other.newly_admitted,
+            newly_refused=self.newly_refused + other.newly_refused, newly_admitted=self.newly_admitted + other.newly_admitted
         )
 
 

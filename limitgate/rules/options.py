@@ -11,7 +11,7 @@ from functools import lru_cache
 from inspect import Parameter, Signature, isclass, iscoroutinefunction, isroutine, signature
 from typing import Annotated, Any, Literal, TypedDict, TypeGuard, TypeVar
 
-from pydantic import BaseModel, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, PlainValidator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
@@ -224,6 +224,16 @@ class RuleOptions(LimitOptions, total=False):
     lease: int
     priority: Priority | None
     reserve: str | float | Fraction | None
+
+
+def each_is(check: Callable[[Any], object]) -> AfterValidator:
+    """Validate each entry of a list. ``check`` raises `ConfigError`."""
+
+    def checked(values: Sequence[Any]) -> Sequence[Any]:
+        ConfigError.check_each(values, check)
+        return values
+
+    return AfterValidator(checked)
 
 
 def gives_limits(value: object) -> TypeGuard[LimitsBy]:

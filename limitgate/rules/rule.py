@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -21,7 +22,6 @@ from pydantic import (
     StrictBool,
     StrictStr,
     ValidationError,
-    field_validator,
 )
 
 from limitgate.algorithms import ALGORITHMS, gcra
@@ -48,6 +48,7 @@ from limitgate.rules.options import (
     as_ban,
     check_part,
     check_takes_request,
+    each_is,
     gives_limits,
 )
 
@@ -119,8 +120,19 @@ def _check_named_part(part: object) -> None:
         raise ConfigError("a mapping, expected text without a space after the colon, such as header:X-Id")
 
 
-def _replaced(value: object) -> object:
-    return (value,) if value == EVERY else value
+def _known_algorithm(algorithm: str | None) -> str | None:
+    if algorithm is not None and algorithm not in NAMES:
+        raise ConfigError(f"{algorithm!r:.80} is not an algorithm, {expected_of(algorithm, NAMES)}")
+    return algorithm
+
+
+def _classes(methods: frozenset[str] | None) -> frozenset[str] | None:
+    if methods is None:
+        return None
+    if not methods or not all(METHOD.fullmatch(method) for method in methods):
+        raise ConfigError(f"{sorted(methods)!s:.80} are not methods, expected for example [GET, POST]")
+    upper = {method.upper() for method in methods}
+    return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
 
 
 def _condition(value: object) -> When | None:
@@ -167,17 +179,17 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Limit requests in flight to what this process sustains: true, or a mapping. See docs/overload.md."""
     path: Annotated[str | tuple[str, ...], PlainValidator(_paths)] = "/**"
     """Paths that the rule applies to: ``/login``, ``/items/{id}``, ``/api/**``, or a list of such patterns."""
-    exclude: tuple[StrictStr, ...] = ()
+    exclude: Annotated[tuple[StrictStr, ...], each_is(_check_pattern)] = ()
     """Patterns of paths to exclude from ``path``."""
-    methods: frozenset[StrictStr] | None = None
+    methods: Annotated[frozenset[StrictStr] | None, AfterValidator(_classes)] = None
     """Methods that the rule applies to; all if omitted. GET covers HEAD and WebSocket handshakes."""
-    clients: tuple[StrictStr, ...] = ()
+    clients: Annotated[tuple[StrictStr, ...], each_is(lambda entry: Networks([entry]))] = ()
     """Addresses and CIDRs of clients that the rule applies to, as seen behind trusted proxies; all if omitted."""
     when: Annotated[When | None, PlainValidator(_condition)] = None
     """Condition, in Python only: a plain function ``(request) -> bool``. All requests if omitted."""
-    replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(_replaced)] = ()
+    replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(lambda value: (value,) if value == EVERY else value)] = ()
     """Names of rules that this rule replaces where it applies; ``"*"`` for all rules with limits, except ``@limit``."""
-    key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts)] = ("ip",)
+    key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts), each_is(check_part)] = ("ip",)
     """Parts of a request that select its bucket. See docs/keys.md."""
     tier: Text | None = None
     """Tier of the rule; in a file, that of the file if omitted."""
@@ -199,7 +211,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Answer matching requests with 403, without a charge; a deny list with ``clients``."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process may take in advance, for limits without their own ``lease``; 0 to ask for each one."""
-    algorithm: StrictStr | None = None
+    algorithm: Annotated[StrictStr | None, AfterValidator(_known_algorithm)] = None
     """Algorithm of limits that name none. See docs/algorithms.md."""
     align: StrictStr | None = None
     """Start of a ``fixed_window``, for limits without their own. With a time zone, only for windows of whole days, if there
@@ -231,41 +243,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         self._limits_by = limits_by  # type: ignore[misc]  # frozen for users only
         self._check()
 
-    @field_validator("exclude")
-    @classmethod
-    def _excluded_are_patterns(cls, exclude: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(exclude, _check_pattern)
-        return exclude
-
-    @field_validator("clients")
-    @classmethod
-    def _clients_are_networks(cls, clients: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(clients, lambda entry: Networks([entry]))
-        return clients
-
-    @field_validator("key")
-    @classmethod
-    def _parts_are_known(cls, key: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(key, check_part)
-        return key
-
-    @field_validator("algorithm")
-    @classmethod
-    def _algorithm_is_known(cls, algorithm: str | None) -> str | None:
-        if algorithm is not None and algorithm not in NAMES:
-            raise ConfigError(f"{algorithm!r:.80} is not an algorithm, {expected_of(algorithm, NAMES)}")
-        return algorithm
-
-    @field_validator("methods")
-    @classmethod
-    def _methods_are_classes(cls, methods: frozenset[str] | None) -> frozenset[str] | None:
-        if methods is None:
-            return None
-        if not methods or not all(METHOD.fullmatch(method) for method in methods):
-            raise ConfigError(f"{sorted(methods)!s:.80} are not methods, expected for example [GET, POST]")
-        upper = {method.upper() for method in methods}
-        return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
-
     @property
     def _is_quick(self) -> bool:
         return any(getattr(self, field) is not None for field in _QUICK)
@@ -289,7 +266,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         become(rule, "__pydantic_fields_set__", self.__pydantic_fields_set__)
         become(rule, "__pydantic_extra__", None)
         become(rule, "__pydantic_private__", _NO_CALLABLE)
-        rule._check_limits()  # noqa: SLF001 - it is one of ours
+        rule._refuse(rule._wrong_limits())  # noqa: SLF001 - it is one of ours
         return rule
 
     @cached_property
@@ -349,10 +326,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def buckets(self) -> tuple[Bucket, ...]:
         """The limits, grouped by bucket."""
         return self._checked("limits", buckets_of, self.every_limit)
-
-    @property
-    def _has_slots(self) -> bool:
-        return any(bucket.has_slots for bucket in self.buckets)
 
     def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
         """Return the buckets for a priority: the same ones, with less room if a share is reserved."""
@@ -506,118 +479,101 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def _check(self) -> None:
         mistakes = []
-        for check in (self._check_requests, self._check_charges if self.has_limits else self._check_without_limits):
+        for wrong in (self._wrong_requests(), self._wrong_charges() if self.has_limits else self._wrong_without_limits()):
             try:
-                check()
+                self._refuse(wrong)
             except ConfigError as error:
                 mistakes.append(error)
         if mistakes:
             raise ConfigError.first_of(mistakes)
 
-    def _check_charges(self) -> None:
+    def _refuse(self, mistakes: Iterable[tuple[str, str]]) -> None:
+        for field, what in mistakes:
+            raise ConfigError(f"rule {self.name!r} {what}", (field,))
+
+    def _wrong_charges(self) -> Iterator[tuple[str, str]]:
         if self.charge_if and self.per == "message":
-            message = f"rule {self.name!r} counts messages, which have no status, expected no charge_if"
-            raise ConfigError(message, ("charge_if",))
+            yield "charge_if", "counts messages, which have no status, expected no charge_if"
         if self.adaptive is not None:
-            self._check_adaptive()
+            yield from self._wrong_adaptive()
         elif not self.has_counts:
-            raise ConfigError(
-                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd, concurrency or adaptive", ("limits",)
-            )
-        self._check_limits()
+            yield "limits", "has no limit, expected limits, qps, qpm, qph, qpd, concurrency or adaptive"
+        yield from self._wrong_limits()
         for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
             if isinstance(self.cost, int) and self.cost > limit.most and limit.period and limit.count:
-                raise ConfigError(
-                    f"rule {self.name!r}: cost {self.cost} exceeds {limit}, expected at most {limit.most}",
-                    ("cost",),
-                )
+                message = f"rule {self.name!r}: cost {self.cost} exceeds {limit}, expected at most {limit.most}"
+                raise ConfigError(message, ("cost",))
 
-    def _check_adaptive(self) -> None:
+    def _wrong_adaptive(self) -> Iterator[tuple[str, str]]:
         if self.per == "message":
-            message = f"rule {self.name!r} is adaptive, so it limits requests in flight and not messages, expected no per"
-            raise ConfigError(message, ("per",))
+            yield "per", "is adaptive, so it limits requests in flight and not messages, expected no per"
         for field in _NEED_COUNTS if not (self.limits or self._is_quick or self.limits_by) else ():
             if field in self.model_fields_set and (field == "key" or getattr(self, field) != DEFAULTS[field]):
                 what = "is adaptive, so it limits all requests of a process together"
-                message = f"rule {self.name!r} {what}, expected no {field}, or an additional limit that uses it"
-                raise ConfigError(message, (field,))
+                yield field, f"{what}, expected no {field}, or an additional limit that uses it"
 
-    def _check_limits(self) -> None:
-        _ = self.buckets
+    def _wrong_limits(self) -> Iterator[tuple[str, str]]:
         if self.charge_if and any(bucket.lease for bucket in self.buckets):
-            message = f"rule {self.name!r} has a lease, which can't be refunded exactly, expected no charge_if"
-            raise ConfigError(message, ("charge_if",))
-        if self._has_slots and (self.charge_if or self.per == "message"):
+            yield "charge_if", "has a lease, which can't be refunded exactly, expected no charge_if"
+        if any(bucket.has_slots for bucket in self.buckets) and (self.charge_if or self.per == "message"):
             field = "charge_if" if self.charge_if else "per"
-            message = f"rule {self.name!r} limits requests in flight, where {field} has no effect, expected no {field}"
-            raise ConfigError(message, (field,))
+            yield field, f"limits requests in flight, where {field} has no effect, expected no {field}"
         if self.max_delay is not None:
-            self._check_delay()
-        self._check_reserve()
+            yield from self._wrong_delay(self.max_delay)
+        yield from self._wrong_reserve()
         _ = self.buckets_for("low")
 
-    def _check_requests(self) -> None:
+    def _wrong_requests(self) -> Iterator[tuple[str, str]]:
         for field in ("clients", "exclude", "replaces"):
             if not getattr(self, field) and field in self.model_fields_set:
                 raise ConfigError(f"rule {self.name!r}: {field} is empty, expected values, or no {field}", (field,))
         around = [segments(pattern) for pattern in self.exclude]
         if around and all(any(covers(each, segments(path)) for each in around) for path in self.paths):
-            raise ConfigError(f"rule {self.name!r} excludes all of its path, expected some paths to remain", ("exclude",))
+            yield "exclude", "excludes all of its path, expected some paths to remain"
         if self.name in self.replaces:
-            raise ConfigError(f"rule {self.name!r} replaces itself, expected other rules", ("replaces",))
+            yield "replaces", "replaces itself, expected other rules"
 
-    def _check_without_limits(self) -> None:
-        what = "is exempt" if self.exempt else "denies"
+    def _wrong_without_limits(self) -> Iterator[tuple[str, str]]:
+        field, what = ("exempt", "is exempt") if self.exempt else ("deny", "denies")
         if self.exempt and self.deny:
-            raise ConfigError(f"rule {self.name!r} is exempt and denies, expected one or the other", ("deny",))
+            yield "deny", "is exempt and denies, expected one or the other"
         if self.has_counts or self.adaptive is not None:
-            field = "exempt" if self.exempt else "deny"
-            raise ConfigError(f"rule {self.name!r} {what} and has limits, expected one or the other", (field,))
-        for field in ("charge_if", "ban", "max_delay", "reserve", "priority", "replaces"):
-            if getattr(self, field):
-                raise ConfigError(f"rule {self.name!r} {what}, expected no {field}, because it has no limits", (field,))
-        if self.per == "message":
-            raise ConfigError(f"rule {self.name!r} {what}, expected no per, because it has no limits", ("per",))
+            yield field, f"{what} and has limits, expected one or the other"
+        for field in ("charge_if", "ban", "max_delay", "reserve", "priority", "replaces", "per"):
+            if getattr(self, field) not in (None, (), 0, "request"):
+                yield field, f"{what}, expected no {field}, because it has no limits"
 
-    def _check_reserve(self) -> None:
+    def _wrong_reserve(self) -> Iterator[tuple[str, str]]:
         if self.reserve is None:
             if self.priority is not None and not (self.adaptive and self.max_delay):
-                message = f"rule {self.name!r} has no reserve, expected no priority, or a reserve"
-                raise ConfigError(message, ("priority",))
-            return
-        what = None
-        if any(limit.lease for limit in self.every_limit):
-            what = "has a lease, which all priorities share"
+                yield "priority", "has no reserve, expected no priority, or a reserve"
+        elif any(limit.lease for limit in self.every_limit):
+            yield "reserve", "has a lease, which all priorities share, expected no reserve"
         elif any(limit.borrow for limit in self.every_limit):
-            what = "has a limit with borrow, which lets any priority use everything"
+            yield "reserve", "has a limit with borrow, which lets any priority use everything, expected no reserve"
         elif self.max_delay and self.has_counts:
-            what = "has a max_delay, which queues requests regardless of priority"
-        if what is not None:
-            raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
+            yield "reserve", "has a max_delay, which queues requests regardless of priority, expected no reserve"
 
-    def _check_delay(self) -> None:
+    def _wrong_delay(self, max_delay: float) -> Iterator[tuple[str, str]]:
         """Only some buckets can book turns, one at a time."""
-        if not self.max_delay:
+        if not max_delay:  # 0 is valid beside ``adaptive``, and the default of `Limiter.adaptive`
             if self.adaptive is None:
-                message = f"rule {self.name!r}: max_delay: {self.max_delay:g} is not a delay, {_DELAY_EXPECTED}"
+                message = f"rule {self.name!r}: max_delay: {max_delay:g} is not a delay, {_DELAY_EXPECTED}"
                 raise ConfigError(message, ("max_delay",))
-            return  # 0 is valid, and the default of `Limiter.adaptive`
+            return
         unable = next((limit for limit in self.every_limit if limit.count and not ALGORITHMS[limit.algorithm].CAN_WAIT), None)
         if unable is not None:
             able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.CAN_WAIT)
-            what, expected = f"has a {unable.algorithm}, which can't queue requests", f"{able}, or no max_delay"
+            yield "max_delay", f"has a {unable.algorithm}, which can't queue requests, expected {able}, or no max_delay"
         elif any(bucket.lease for bucket in self.buckets):
-            what, expected = "has a lease, which admits requests without a delay", "no lease, or no max_delay"
+            yield "max_delay", "has a lease, which admits requests without a delay, expected no lease, or no max_delay"
         elif self.per == "message":
-            what, expected = "counts messages, which cannot wait", "no max_delay"
+            yield "max_delay", "counts messages, which cannot wait, expected no max_delay"
         elif self.shadow:
-            what, expected = "is in shadow mode, which never delays requests", "no max_delay"
+            yield "max_delay", "is in shadow mode, which never delays requests, expected no max_delay"
         elif (longest := min([bucket.longest_wait_us for bucket in self.buckets], default=self.max_wait_us)) < self.max_wait_us:
-            what = "has a limit that stores each queued request"
             expected = f"a max_delay of at most {longest / 1_000_000:g} s, the longest queue that it supports"
-        else:
-            return
-        raise ConfigError(f"rule {self.name!r} {what}, expected {expected}", ("max_delay",))
+            yield "max_delay", f"has a limit that stores each queued request, expected {expected}"
 
 
 def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:

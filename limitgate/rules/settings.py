@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from dotenv import dotenv_values
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ImportString,
@@ -33,7 +34,7 @@ from limitgate.http.rate_fields import STYLES, Style, renamed_styles
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant
-from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request
+from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request, each_is
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
@@ -93,9 +94,24 @@ def _no_bool(value: object) -> object:
     return value
 
 
+def _polling(reload: float) -> float:
+    if 0 < reload < SHORTEST_RELOAD:
+        raise ConfigError(f"expected at least {SHORTEST_RELOAD:g} seconds between polls, or 0 for none")
+    return reload
+
+
+def _fitting(secret: SecretStr | None) -> SecretStr | None:
+    check_secret(None if secret is None else secret.get_secret_value())
+    return secret
+
+
+def _check_style(style: str) -> None:
+    if style not in STYLES:
+        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, STYLES)}")
+
+
 WholeNumber = Annotated[int, BeforeValidator(_no_bool)]
-
-
+HeaderName = Annotated[str, Field(min_length=1), AfterValidator(check_header)]
 Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
 
 
@@ -106,11 +122,7 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        extra="ignore",
-        frozen=True,
-        arbitrary_types_allowed=True,
-        hide_input_in_errors=True,
+        env_prefix=PREFIX, extra="ignore", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
     )
 
     enabled: bool = True
@@ -125,19 +137,19 @@ class Settings(BaseSettings):
     """Number of processes that serve together. While the store fails, ``local`` grants each process its share of the limits."""
     timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
     """Seconds, or text such as ``100ms``, that a request may wait for the store in total."""
-    trusted_proxies: Strings = ()
+    trusted_proxies: Annotated[Strings, each_is(lambda entry: TrustedProxies([entry], "x-forwarded-for"))] = ()
     """Addresses and CIDRs of proxies whose forwarding header is accepted, named lists such as ``cloudflare``, ``file:PATH``
     for your own list, and ``unix`` for a peer on a unix socket.
     """
-    forwarded_header: Annotated[str, Field(min_length=1)] = "x-forwarded-for"
+    forwarded_header: HeaderName = "x-forwarded-for"
     """The header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
     ipv6_prefix: Annotated[WholeNumber, Field(ge=32, le=128)] = 64
     """Prefix length that groups IPv6 clients."""
-    api_key_header: Annotated[str, Field(min_length=1)] = "x-api-key"
+    api_key_header: HeaderName = "x-api-key"
     """Header with the API key; ``authorization`` reads a Bearer token (RFC 6750)."""
-    identify: ImportString[Callable[..., Any]] | None = None
+    identify: Annotated[ImportString[Callable[..., Any]], AfterValidator(check_takes_request)] | None = None
     """Returns the caller of a request: ``(request) -> Caller | None``. May be async on ASGI."""
-    headers: Strings = ("x-ratelimit",)
+    headers: Annotated[Strings, each_is(_check_style)] = ("x-ratelimit",)
     """Styles of rate limit headers to send."""
     header_names: Annotated[dict[str, str], NoDecode, BeforeValidator(_mapped)] = {}
     """Other names for rate limit headers: ``{X-RateLimit-Limit: X-Quota}``."""
@@ -153,7 +165,9 @@ class Settings(BaseSettings):
     """Prefix of every key in the store."""
     require_store: bool = False
     """Fail at start if the store does not answer within 5 seconds, instead of starting under ``on_error``."""
-    reload: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False), BeforeValidator(_duration)] = 0.0
+    reload: Annotated[
+        float, Field(ge=0, le=86_400, allow_inf_nan=False), BeforeValidator(_duration), AfterValidator(_polling)
+    ] = 0.0
     """Polling interval of rule files: seconds, or text such as ``2s``; 0 disables polling."""
     names: Names = "masked"
     """How log lines about refusals show clients: ``masked`` to the first and last characters, in ``full``, or ``off``."""
@@ -161,7 +175,7 @@ class Settings(BaseSettings):
     """Log lines per minute about buckets that start or stop refusing, in each process; 0 for none."""
     observers: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_listed)] = ()
     """Receivers of metrics: ``prometheus``, ``opentelemetry``, or an `Observer`. See docs/observing.md."""
-    secret: SecretStr | None = None
+    secret: Annotated[SecretStr | None, AfterValidator(_fitting)] = None
     """16 to 64 bytes that key the digests in the store, so that guesses cannot be checked against them."""
 
     def __init__(self, **options: Any) -> None:
@@ -189,28 +203,6 @@ class Settings(BaseSettings):
     def _env_file() -> str | None:
         return named_env_file() or ".env"
 
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _proxies_are_networks(cls, trusted: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(trusted, lambda entry: TrustedProxies([entry], "x-forwarded-for"))
-        return trusted
-
-    @field_validator("forwarded_header", "api_key_header")
-    @classmethod
-    def _are_names_of_headers(cls, name: str) -> str:
-        return check_header(name)
-
-    @field_validator("identify")
-    @classmethod
-    def _takes_a_request(cls, identify: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        return None if identify is None else check_takes_request(identify)
-
-    @field_validator("headers")
-    @classmethod
-    def _styles_are_known(cls, styles: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(styles, _check_style)
-        return styles
-
     @field_validator("header_names")
     @classmethod
     def _names_are_of_styles(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
@@ -219,19 +211,6 @@ class Settings(BaseSettings):
         if "headers" in info.data:  # invalid headers are reported separately
             renamed_styles(info.data["headers"], names)
         return names
-
-    @field_validator("reload")
-    @classmethod
-    def _looks_are_apart(cls, reload: float) -> float:
-        if 0 < reload < SHORTEST_RELOAD:
-            raise ConfigError(f"expected at least {SHORTEST_RELOAD:g} seconds between polls, or 0 for none")
-        return reload
-
-    @field_validator("secret")
-    @classmethod
-    def _secret_fits(cls, secret: SecretStr | None) -> SecretStr | None:
-        check_secret(None if secret is None else secret.get_secret_value())
-        return secret
 
     @property
     def header_styles(self) -> tuple[Style, ...]:
@@ -258,11 +237,6 @@ class GateSettings(Settings):
 def naming_variable(error: ConfigError, option: str, given: Container[str]) -> ConfigError:
     """Return the error of an option that is checked later, with its variable unless the option was given in code."""
     return error if option in given else ConfigError(f"{error} (from the variable {PREFIX}{option.upper()})", (option,))
-
-
-def _check_style(style: str) -> None:
-    if style not in STYLES:
-        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, STYLES)}")
 
 
 def named_env_file() -> str | None:

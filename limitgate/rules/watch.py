@@ -98,10 +98,7 @@ class WatchedFiles:
     """Polled files. ``list_files`` returns the current ones, or raises `ConfigError`."""
 
     def __init__(
-        self,
-        list_files: Callable[[], Sequence[Path]],
-        known: bytes | None = None,
-        clock: Callable[[], float] = monotonic,
+        self, list_files: Callable[[], Sequence[Path]], known: bytes | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
         self._list_files = list_files
         self._clock = clock
