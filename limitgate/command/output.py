@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from limitgate.algorithms import ban
+from limitgate.algorithms.ban import FOR_EVER
 from limitgate.limits.decision import Decision, Window
 from limitgate.messages.text import ORDERS, printable
 
@@ -95,31 +97,33 @@ def _finite(value: Any) -> Any:
     return value
 
 
-_AGES = ban.FOR_EVER / 2e6
+_AGES = FOR_EVER / 2e6
 """Seconds of remaining time beyond which a ban is permanent."""
 
 
 def decision_fields(decision: Decision) -> dict[str, Any]:
     """Return the fields of a decision for ``--json``. Times are seconds, windows are objects."""
-    return {
-        "allowed": decision.allowed,
-        "limit": decision.limit,
-        "remaining": decision.remaining,
-        "retry_after": _endless(decision.retry_after),
-        "reset_after": _endless(decision.reset_after),
-        "granted": decision.granted,
-        "rule": decision.rule,
-        "windows": [window_fields(window) for window in decision.windows],
-        "degraded": decision.degraded,
-        "shadow": decision.shadow,
-        "delay": decision.delay,
-    }
+    names = (
+        "allowed",
+        "limit",
+        "remaining",
+        "retry_after",
+        "reset_after",
+        "granted",
+        "rule",
+        "windows",
+        "degraded",
+        "shadow",
+        "delay",
+    )
+    found = {name: getattr(decision, name) for name in names}
+    times = {name: _endless(found[name]) for name in ("retry_after", "reset_after")}
+    return found | times | {"windows": [window_fields(window) for window in decision.windows]}
 
 
 def window_fields(window: Window) -> dict[str, Any]:
     """Return the fields of a window for ``--json``."""
-    times = {"reset_after": _endless(window.reset_after), "retry_after": _endless(window.retry_after)}
-    return window._asdict() | times
+    return window._asdict() | {name: _endless(getattr(window, name)) for name in ("reset_after", "retry_after")}
 
 
 def _endless(number: float) -> float:
@@ -129,17 +133,18 @@ def _endless(number: float) -> float:
 
 def print_decision(decision: Decision) -> None:
     """Print a decision: a line about enforced rules, one for each rule in shadow, and a table of windows."""
-    shadows = shadows_of(decision)
+    shadows: dict[str, bool] = {}
+    for each in decision.standings:
+        if not each.charge.enforced and each.charge.rule is not None:
+            shadows[each.charge.rule] = shadows.get(each.charge.rule, True) and each.fits
     enforced = [window for each in decision.standings if each.charge.enforced for window in each.windows()]
     if not decision.allowed:
         say(f"a request would be refused: {_why(decision)}")
-    elif not shadows:
-        say(f"a request would be admitted, {decision.remaining:,} of {decision.limit:,} remaining")
-    elif enforced:
-        least = min(enforced, key=lambda window: window.remaining)
-        say(f"a request would be admitted, {least.remaining:,} of {least.limit:,} remaining")
-    else:
+    elif shadows and not enforced:
         say("a request would be admitted")
+    else:
+        least = min(enforced, key=lambda window: window.remaining) if shadows else decision
+        say(f"a request would be admitted, {least.remaining:,} of {least.limit:,} remaining")
     for name, fits in shadows.items():
         say(f"rule {name} is in shadow: refuses nothing{'' if fits else ', but would refuse this request'}")
     heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full in", "Free in"
@@ -157,15 +162,6 @@ def print_decision(decision: Decision) -> None:
     ]
     if rows:
         print_table(heads, rows)
-
-
-def shadows_of(decision: Decision) -> dict[str, bool]:
-    """Return the rules in shadow, and whether a request fits into their buckets."""
-    found: dict[str, bool] = {}
-    for each in decision.standings:
-        if not each.charge.enforced and each.charge.rule is not None:
-            found[each.charge.rule] = found.get(each.charge.rule, True) and each.fits
-    return found
 
 
 def is_banned(decision: Decision) -> bool:
@@ -203,3 +199,15 @@ def seconds(number: float) -> str:
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     parts = (("d", days), ("h", hours), ("min", minutes), ("s", whole % 60))
     return " ".join([f"{value} {unit}" for unit, value in parts if value][:2])
+
+
+@contextmanager
+def logs_from(least: int) -> Iterator[None]:
+    """Suppress log lines of LimitGate below a level, while a gate is built that serves no requests."""
+    log = logging.getLogger("limitgate")
+    level = log.level
+    log.setLevel(max(level, least))
+    try:
+        yield
+    finally:
+        log.setLevel(level)

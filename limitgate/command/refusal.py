@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import click
 
+from limitgate.command.client_state import ban_fields
 from limitgate.command.output import banned, decision_fields, is_banned, print_decision, say, seconds
 from limitgate.command.service import Service, store_of
 from limitgate.errors import ConfigError
@@ -171,16 +172,12 @@ def as_json(resolved: Resolved) -> dict[str, Any]:
                 "key": each.key,
                 "caller": each.caller,
                 "decision": decision_fields(each.decision) if each.decision is not None and each.is_certain else None,
-                "ban": None if each.ban is None else _ban(each.ban),
+                "ban": None if each.ban is None else ban_fields(each.ban, time.time()),
             }
             for each in resolved.found
         ],
         "log": None if resolved.traces is None else [each._asdict() for each in resolved.traces],
     }
-
-
-def _ban(ban: Ban) -> dict[str, Any]:
-    return {"key": ban.key, "retry_after": ban.retry_after(time.time()), "reason": ban.reason, "by": ban.by}
 
 
 def show(resolved: Resolved) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from math import ceil, inf
 from typing import Any
 from urllib.parse import unquote
 
+from limitgate.command.output import logs_from
 from limitgate.errors import Field
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
@@ -35,7 +35,7 @@ def failures(read: RuleFiles) -> Iterator[Failure]:
     ``LIMITGATE_*`` variables identify clients and callers.
     """
     settings = GateSettings()
-    with _without_logs():
+    with logs_from(logging.CRITICAL):  # the review reports what a gate logs about rules, with file and line
         for file in read.files:
             if file.tests:
                 yield from _failures_in(file, read.rules, settings)
@@ -48,7 +48,8 @@ def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iter
         for name in (name for name in type(test.expect).model_fields if name in test.expect.model_fields_set):
             expected, actual = getattr(test.expect, name), answer[name]
             if not _fits(expected, actual):
-                message = f"expected {_shown(expected)}, got {_shown(actual)}, in the answer {_told(answer)}"
+                whole = ", ".join(f"{name}: {_shown(value)}" for name, value in answer.items())
+                message = f"expected {_shown(expected)}, got {_shown(actual)}, in the answer {{{whole}}}"
                 yield file.document, ("tests", place, "expect", name), message
 
 
@@ -95,25 +96,9 @@ def _fits(expected: object, actual: object) -> bool:
     return expected == actual
 
 
-def _told(answer: dict[str, Any]) -> str:
-    return "{" + ", ".join(f"{name}: {_shown(value)}" for name, value in answer.items()) + "}"
-
-
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
         return ".inf" if value == inf else f"{value:.6g}"
     return str(value)
-
-
-@contextmanager
-def _without_logs() -> Iterator[None]:
-    """Suppress what a gate logs about rules. `limitgate.rules.review` reports it with file and line."""
-    log = logging.getLogger("limitgate")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

@@ -81,10 +81,14 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: boo
     checked = [_look_at(path, identifies=identifies) for path in paths]
     findings = [finding for each in checked for finding in each.findings]
     form = "json" if is_json else form
-    _FORMS[form](findings)
-    for each in checked:
-        if each.series is not None:
-            say(f"{shown_path(str(each.path))}: {_sum(each)}", err=form != "text")  # programs read findings only
+    if form == "json":
+        print_json([each._asdict() for each in findings])
+    else:
+        for each in findings:
+            say(each.annotation if form == "github" else each.text)
+    for rules in checked:
+        if rules.series is not None:
+            say(f"{shown_path(str(rules.path))}: {_sum(rules)}", err=form != "text")  # programs read findings only
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
         say(f"limitgate: there may be more errors; the search stops after {MOST_MISTAKES} in a rule set", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
@@ -156,23 +160,6 @@ def _located(document: Document, field: Field, message: str, level: Level) -> Fi
 
 def _in_order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda each: (each.file or "", each.line or 0))
-
-
-def _print_text(findings: list[Finding]) -> None:
-    for each in findings:
-        say(each.text)
-
-
-def _print_annotations(findings: list[Finding]) -> None:
-    for each in findings:
-        say(each.annotation)
-
-
-def _print_json(findings: list[Finding]) -> None:
-    print_json([each._asdict() for each in findings])
-
-
-_FORMS = {"text": _print_text, "github": _print_annotations, "json": _print_json}
 
 
 def shown_path(path: str) -> str:
