@@ -16,7 +16,7 @@ from limitgate.errors import LimitGateError
 from limitgate.routes import starlette
 from limitgate.routes.overview import Listed
 from limitgate.rules.files import load_rules, rules_of
-from limitgate.rules.rule import Rule, RuleSet, placed_rules
+from limitgate.rules.rule import Rule, RuleSet
 
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
 _made: dict[str, tuple[Any, Any]] = {}
@@ -45,12 +45,10 @@ def application(name: str) -> Any:
             _check_arguments(name, found, args, options)
             app = found(*args, **options)
             _made[name] = found, app
-    except click.UsageError:
+    except (click.UsageError, LimitGateError):
         raise
     except (ImportError, AttributeError) as error:
         raise click.UsageError(f"{name}: {error}, {EXPECTED}") from error
-    except LimitGateError:
-        raise
     except Exception as error:
         failed = f"{type(error).__name__} during the import: {error}"
         raise click.UsageError(f"{name}: {failed}; expected a module that python -c 'import {module}' imports") from error
@@ -109,12 +107,8 @@ def inwards(app: Any) -> Iterator[Any]:
         known.add(id(app))
         yield app
         own = getattr(app, "__dict__", {})
-        app = (
-            own.get("wsgi_app")
-            or own.get("asgi_app")
-            or own.get("asgi_handler")
-            or (getattr(app, "app", None) if own else None)
-        )
+        wrapped = next(filter(None, map(own.get, ("wsgi_app", "asgi_app", "asgi_handler"))), None)
+        app = wrapped or (getattr(app, "app", None) if own else None)
 
 
 def is_of_django(app: object) -> bool:
@@ -199,12 +193,3 @@ def no_gate(name: str) -> click.UsageError:
 def is_in_python(name: str) -> bool:
     """True for ``MODULE:NAME``, unless a file has this name."""
     return ":" in name and not Path(name).exists()
-
-
-def limits_in_code(app: Any) -> list[Rule]:
-    """Return the limits of an application's decorators, dependencies and throttles."""
-    if any(map(is_of_django, inwards(app))):
-        for route in routes_of(app):  # imports the views
-            for method in route.methods:
-                route.marks(method)  # makes the limits of throttles by rate
-    return placed_rules()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from limitgate.messages.text import listed, printable, shortened
 from limitgate.replay.access_log import Entry, Log, TextParser, parse_json
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller, KnownCaller
-from limitgate.rules.options import check_part, read_limits
+from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule
 from limitgate.stores import MemoryStore, SyncStore
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
@@ -89,29 +89,24 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
         raise click.UsageError(str(error)) from error
     secret = settings.secret_bytes
     opened = store_of(settings)
-    if opened is None:
-        if not secret and "store" not in settings.model_fields_set:
-            raise click.UsageError("ids are encrypted, expected --store with their key, or LIMITGATE_SECRET")
-        if not secret:
-            raise _no_key(settings.key_prefix)
-        keys = [RefusalKey.derived(secret)]
+    if opened is None and not secret and "store" not in settings.model_fields_set:
+        raise click.UsageError("ids are encrypted, expected --store with their key, or LIMITGATE_SECRET")
+    with nullcontext() if opened is None else closing(opened):
+        keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, settings.key_prefix, timeout)
         refusal, candidates = _read(text, keys, asked)
-        found = [_standing(None, timeout, (), each, asked) for each in candidates]
-    else:
-        with closing(opened):
-            keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, settings.key_prefix, timeout)
-            refusal, candidates = _read(text, keys, asked)
-            bans = Journal(opened, settings.key_prefix, timeout).bans()
-            found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
+        bans = [] if opened is None else Journal(opened, settings.key_prefix, timeout).bans()
+        found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
     traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
     return Resolved(refusal, found, opened is not None, traces)
 
 
-def _standing(
-    store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: tuple[Rule, Sequence[str], str], asked: Service
-) -> Refused:
+_Candidate = tuple[Rule, Sequence[str], str]
+"""A rule, its tiers, and the key of its bucket without suffix."""
+
+
+def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: _Candidate, asked: Service) -> Refused:
     rule, tiers, key = candidate
-    buckets, caller, is_certain = limits_of(rule, tiers, key, asked)
+    buckets, caller, is_certain = _limits_of(rule, tiers, key, asked)
     enforced = not (rule.shadow or asked.settings.shadow)
     charges = [Charge(key + bucket.suffix, bucket, 1, enforced, rule.name) for bucket in buckets]
     plan = Plan.look(charges)
@@ -120,23 +115,21 @@ def _standing(
     charged = {charge.key for charge in charges}
     ban = next((ban for ban in bans if charged & set(ban.keys)), None)
     limits = [limit for bucket in buckets for limit in bucket.limits]
-    return Refused(rule, tiers, key, None if caller is None else caller.id, limits, decision, is_certain, ban)
+    return Refused(rule, tiers, key, caller, limits, decision, is_certain, ban)
 
 
-def _kept_keys(store: SyncConfigStore, key_prefix: str, timeout: float) -> list[RefusalKey]:
-    if not (keys := kept_keys(store.config(ConfigRequest(place_of_keys(key_prefix)), timeout).text)):
-        raise _no_key(key_prefix)
+def _kept_keys(store: SyncConfigStore | None, key_prefix: str, timeout: float) -> list[RefusalKey]:
+    place = place_of_keys(key_prefix)
+    keys = () if store is None else kept_keys(store.config(ConfigRequest(place), timeout).text)
+    if not keys:
+        raise ConfigError(
+            f"the store has no key of ids under {place}, expected the store and LIMITGATE_KEY_PREFIX of the service, or its "
+            "LIMITGATE_SECRET if it has one"
+        )
     return [*map(RefusalKey, keys)]
 
 
-def _no_key(key_prefix: str) -> ConfigError:
-    return ConfigError(
-        f"the store has no key of ids under {place_of_keys(key_prefix)}, expected the store and LIMITGATE_KEY_PREFIX of the "
-        "service, or its LIMITGATE_SECRET if it has one"
-    )
-
-
-def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[RefusalId, list[tuple[Rule, Sequence[str], str]]]:
+def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[RefusalId, list[_Candidate]]:
     read = [key.read(text) for key in keys]
     for refusal in read:
         if candidates := list(_candidates(refusal, asked)):
@@ -144,7 +137,7 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
     return read[0], []
 
 
-def _candidates(refusal: RefusalId, asked: Service) -> Iterator[tuple[Rule, Sequence[str], str]]:
+def _candidates(refusal: RefusalId, asked: Service) -> Iterator[_Candidate]:
     every = asked.rules.tiers
     of_tiers = [(tier, rule) for tier, of_tier in every.items() for rule in of_tier if tag_of(id_name(rule)) == refusal.tag]
     places: list[Rule] = []
@@ -153,11 +146,8 @@ def _candidates(refusal: RefusalId, asked: Service) -> Iterator[tuple[Rule, Sequ
             places.append(rule)
             of_tiers += [(tier, rule) for tier in ([rule.tier] if rule.tier else every)]
     for rule in {id(rule): rule for _, rule in of_tiers}.values():
-        yield (
-            rule,
-            [tier for tier, each in of_tiers if each is rule],
-            f"{asked.settings.key_prefix}:{rule.name}:{refusal.digest}",
-        )
+        tiers = [tier for tier, each in of_tiers if each is rule]
+        yield rule, tiers, f"{asked.settings.key_prefix}:{rule.name}:{refusal.digest}"
 
 
 def as_json(resolved: Resolved) -> dict[str, Any]:
@@ -247,30 +237,22 @@ _FIXED = frozenset({"path", "method", "tier", "global"})
 """Key parts without a client, whose values are few."""
 
 
-class LimitsFound(NamedTuple):
-    """Limits that a bucket probably has."""
+def _limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> tuple[Sequence[Bucket], str | None, bool]:
+    """Return the buckets with this key, without suffix, the id of their listed caller, and True if no limits are missing.
 
-    buckets: Sequence[Bucket]
-    caller: Caller | None
-    """The listed caller of the bucket, if its key shows it."""
-    are_certain: bool
-    """False if the client may have other limits: its own, or from a callable."""
-
-
-def limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> LimitsFound:
-    """Return the limits of the bucket with this key, without suffix. Listed callers are tried."""
+    Limits are missing if a callable gives them, or if the client may be a caller with own limits.
+    """
     listed = [each for each in asked.rules.listed_callers if _tier(each, asked) in tiers]
     identifying = [each for each in listed if _identifies(rule, each)]
     for entry in identifying:
         if key in _keys(rule, entry, asked):
-            caller = Caller(entry.id, _tier(entry, asked), entry.limits, entry.priority)
             own = entry.limits.get(rule.name)
             if own is None:
-                return LimitsFound(rule.buckets, caller, bool(rule.buckets))
+                return rule.buckets, entry.id, bool(rule.buckets)
             with suppress(ConfigError):
-                return LimitsFound(rule.having_limits(read_limits(own)).buckets, caller, are_certain=True)
+                return rule.having_limits(own).buckets, entry.id, True
     others = [each for each in listed if each not in identifying and rule.name in each.limits]
-    return LimitsFound(rule.buckets, None, bool(rule.buckets) and asked.settings.identify is None and not others)
+    return rule.buckets, None, bool(rule.buckets) and asked.settings.identify is None and not others
 
 
 def _tier(entry: KnownCaller, asked: Service) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from inspect import isawaitable, iscoroutinefunction
 from io import BytesIO
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, unquote_to_bytes
 
 import click
@@ -26,7 +27,6 @@ from limitgate.command.applications import (
     is_in_python,
     is_of_django,
     is_rules,
-    limits_in_code,
     no_gate,
     routes_of,
     rules_named,
@@ -43,7 +43,7 @@ from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import accepts
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import Rule, RuleSet, placed_rules
 from limitgate.rules.settings import GateSettings, Settings
 from limitgate.stores import MemoryStore, open_sync_store
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
@@ -99,7 +99,11 @@ class Service:
     @cached_property
     def in_code(self) -> list[Rule]:
         """Limits of decorators, dependencies and throttles."""
-        return [] if self._app is None else limits_in_code(self._app)
+        if any(map(is_of_django, inwards(self._app))):
+            for route in self._listed:  # imports the views
+                for method in route.methods:
+                    route.marks(method)  # makes the limits of throttles by rate
+        return [] if self._app is None else placed_rules()
 
     def late_limits(self, request: Request) -> Sequence[Rule]:
         """Return the limits that the route of a request applies behind the gate: those of its dependencies or throttles."""
@@ -109,10 +113,9 @@ class Service:
         return next((each.late(method) for each in found if method in each.methods), ())
 
     @property
-    def every_late_limit(self) -> list[Rule]:
-        """Return the limits of `late_limits` of all routes."""
-        found = [rule for each in self._listed for method in each.methods for rule in each.late(method)]
-        return list({rule.name: rule for rule in found}.values())
+    def every_late_limit(self) -> list[str]:
+        """Return the names of the `late_limits` of all routes."""
+        return list(dict.fromkeys(rule.name for each in self._listed for method in each.methods for rule in each.late(method)))
 
     @property
     def late_kind(self) -> str:
@@ -131,17 +134,16 @@ class Service:
 
     def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
         """Return a request as the server passes it on. ``target`` is the raw path, with an optional query."""
-        sent, _, query = target.partition("?")
-        described = _Described(method, sent, query, peer, headers, user)
         if self._door == "asgi":
-            return ASGIRequest(described.scope())
+            return ASGIRequest(_scope(method, target, peer, headers, user))
+        environ = _environ(method, target, peer, headers, user)
         if self._door == "wsgi":
-            return WSGIRequest(described.environ())
+            return WSGIRequest(environ)
         from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest  # noqa: PLC0415 - needs Django
 
         from limitgate.django.middleware import DjangoRequest  # noqa: PLC0415 - needs Django
 
-        return DjangoRequest(DjangoWSGIRequest(described.environ()))
+        return DjangoRequest(DjangoWSGIRequest(environ))
 
     def caller_of(self, request: Request) -> Caller | None:
         """Return the caller that ``identify`` returns; None if there is none or if it raises."""
@@ -154,17 +156,13 @@ def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
     """Wrap an ``identify`` so that it returns None if it raises, for use outside of the service."""
 
     def find(request: Request) -> Any:
-        try:
+        with _telling():
             found = identify(request)
-        except Exception as error:  # noqa: BLE001 - user code
-            return _told(error)
-        return wait(found) if isawaitable(found) else found
+            return wait(found) if isawaitable(found) else found
 
     async def wait(found: Awaitable[Any]) -> Any:
-        try:
+        with _telling():
             return await found
-        except Exception as error:  # noqa: BLE001 - as above
-            return _told(error)
 
     return find
 
@@ -175,9 +173,13 @@ def tell_unidentified(expected: str) -> None:
     say(f"limitgate: {told}; if the service knows the caller, expected {expected}", err=True)
 
 
-def _told(error: Exception) -> None:
-    told = f"{type(error).__name__}: {error} outside the service"
-    say(f"limitgate: identify raised {told}, so the request has no caller", err=True)
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - user code
+        told = f"{type(error).__name__}: {error} outside the service"
+        say(f"limitgate: identify raised {told}, so the request has no caller", err=True)
 
 
 def service(rules: str | None, app: str | None, **given: Any) -> Service:
@@ -226,50 +228,43 @@ def _door_of(app: Any) -> Door:
     return "wsgi" if is_wsgi else "asgi"
 
 
-class _Described(NamedTuple):
-    method: str
-    sent: str
-    """The raw path, with escapes."""
-    query: str
-    peer: str | None
-    headers: Lines
-    user: str | None
+def _scope(method: str, target: str, peer: str | None, headers: Lines, user: str | None) -> dict[str, Any]:
+    sent, _, query = target.partition("?")
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": method,
+        "path": unquote(sent),
+        "raw_path": sent.encode(),
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in headers],
+        "client": None if peer is None else (peer, 50_000),
+        "server": ("localhost", 80),
+    }
+    return scope if user is None else {**scope, "user": user}
 
-    def scope(self) -> dict[str, Any]:
-        scope: dict[str, Any] = {
-            "type": "http",
-            "http_version": "1.1",
-            "scheme": "http",
-            "method": self.method,
-            "path": unquote(self.sent),
-            "raw_path": self.sent.encode(),
-            "root_path": "",
-            "query_string": self.query.encode(),
-            "headers": [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in self.headers],
-            "client": None if self.peer is None else (self.peer, 50_000),
-            "server": ("localhost", 80),
-        }
-        return scope if self.user is None else {**scope, "user": self.user}
 
-    def environ(self) -> dict[str, Any]:
-        environ: dict[str, Any] = {
-            "REQUEST_METHOD": self.method,
-            "SCRIPT_NAME": "",
-            "PATH_INFO": unquote_to_bytes(self.sent).decode("latin-1"),
-            "QUERY_STRING": _native(self.query),
-            "REMOTE_ADDR": self.peer or "",
-            "SERVER_NAME": "localhost",
-            "SERVER_PORT": "80",
-            "SERVER_PROTOCOL": "HTTP/1.1",
-            "wsgi.url_scheme": "http",
-            "wsgi.input": BytesIO(),
-        }
-        for name, value in self.headers:
-            variable = name.upper().replace("-", "_")
-            variable = variable if variable in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{variable}"
-            before = f"{environ[variable]}, " if variable in environ else ""
-            environ[variable] = before + _native(value)
-        return environ if self.user is None else {**environ, "REMOTE_USER": self.user}
+def _environ(method: str, target: str, peer: str | None, headers: Lines, user: str | None) -> dict[str, Any]:
+    sent, _, query = target.partition("?")
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": unquote_to_bytes(sent).decode("latin-1"),
+        "QUERY_STRING": _native(query),
+        "REMOTE_ADDR": peer or "",
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "wsgi.url_scheme": "http",
+        "wsgi.input": BytesIO(),
+    }
+    for name, value in headers:
+        variable = name.upper().replace("-", "_")
+        variable = variable if variable in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{variable}"
+        environ[variable] = f"{environ[variable]}, {_native(value)}" if variable in environ else _native(value)
+    return environ if user is None else {**environ, "REMOTE_USER": user}
 
 
 def _native(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from inspect import isawaitable
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -61,12 +62,12 @@ class LimitGateMiddleware:
         """Return the response to a request, in async mode an awaitable."""
         if self._awaits:
             return self._acall(request)
-        exchange = _decide(self.gate, self._gate_request(request)) if self.gate else None
-        _leave(exchange, request)
-        refusal = _refusal(exchange)
-        if exchange is not None and refusal is not None:
-            deny = self._deny if refusal.status == 429 else None
-            refused = deny(request) if deny else _refusing(refusal, request)
+        exchange = None
+        if self.gate:
+            asked = self._gate_request(request)
+            exchange = DjangoExchange(self.gate, self.gate.check(asked, admission_around(_place_of(request))), asked)
+        refused = self._refused(exchange, request)
+        if exchange is not None and refused is not None:
             exchange.open_admission().end()
             return _completed(refused, exchange)
         marks = exchange.marks if exchange else EVERYTHING
@@ -80,15 +81,14 @@ class LimitGateMiddleware:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-        if exchange is not None:
-            if exchange.completes(response):
-                return response
-            _begun(exchange.open_admission(), response)
-            if response.streaming:
-                exchange.settle()
-                _when_closed(response, exchange.end)
-            else:
-                exchange.end()
+        if exchange is None or exchange.completes(response):
+            return response
+        _begun(exchange.open_admission(), response)
+        if response.streaming:
+            exchange.settle()
+            _when_closed(response, exchange.end)
+        else:
+            exchange.end()
         return _completed(response, exchange)
 
     def process_exception(self, request: Any, exception: Exception) -> None:
@@ -99,11 +99,9 @@ class LimitGateMiddleware:
 
     async def _acall(self, request: Any) -> Any:
         exchange = await _adecide(self.gate, self._gate_request(request)) if self.gate else None
-        _leave(exchange, request)
-        refusal = _refusal(exchange)
-        if exchange is not None and refusal is not None:
-            deny = self._deny if refusal.status == 429 else None
-            refused = await deny(request) if deny else _refusing(refusal, request)
+        refused = self._refused(exchange, request)
+        if exchange is not None and refused is not None:
+            refused = await refused if isawaitable(refused) else refused
             exchange.open_admission().end()
             return _completed(refused, exchange)
         marks = exchange.marks if exchange else EVERYTHING
@@ -120,16 +118,26 @@ class LimitGateMiddleware:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-        if exchange is not None:
-            if exchange.completes(response):
-                return response
-            _begun(exchange.open_admission(), response)
-            if response.streaming:
-                await exchange.asettle()
-                _when_closed(response, partial(_end_of_loop, exchange))
-            else:
-                await exchange.ashutdown()
+        if exchange is None or exchange.completes(response):
+            return response
+        _begun(exchange.open_admission(), response)
+        if response.streaming:
+            await exchange.asettle()
+            _when_closed(response, partial(_end_of_loop, exchange))
+        else:
+            await exchange.ashutdown()
         return _completed(response, exchange)
+
+    def _refused(self, exchange: DjangoExchange | None, request: Any) -> Any:
+        """Return the response to a refused request, or an awaitable of it; None for an admitted one."""
+        _leave(exchange, request)
+        refusal = None if exchange is None else exchange.refusal
+        if refusal is None:
+            return None
+        if self._deny is not None and refusal.status == 429:
+            return self._deny(request)
+        body = b"" if request.method == "HEAD" else refusal.body
+        return HttpResponse(body, status=refusal.status, headers=dict(refusal.fields))
 
     def _gate_request(self, request: Any) -> DjangoRequest:
         urlconf = getattr(request, "urlconf", None)
@@ -177,11 +185,6 @@ class DjangoExchange(Exchange):
         return True
 
 
-def _decide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    admission = gate.check(request, admission_around(_place_of(request.django)))
-    return DjangoExchange(gate, admission, request)
-
-
 async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
     """Return at the request's turn; Django cancels the request if the client leaves."""
     admission = await gate.acheck(request, admission_around(_place_of(request.django)))
@@ -192,10 +195,6 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
         end_undecided(admission)
         raise
     return exchange
-
-
-def _refusal(exchange: DjangoExchange | None) -> Refusal | None:
-    return None if exchange is None else exchange.refusal
 
 
 def _place_of(request: Any) -> dict[str, Any]:
@@ -266,18 +265,12 @@ def _when_closed(response: Any, end: Callable[[], None]) -> None:
     response.close = close_and_end
 
 
-def _refusing(refusal: Refusal, request: Any) -> Any:
-    body = b"" if request.method == "HEAD" else refusal.body
-    return HttpResponse(body, status=refusal.status, headers=dict(refusal.fields))
-
-
-def _completed(response: Any, exchange: Exchange | None) -> Any:
-    if exchange is not None:
-        admission = exchange.open_admission()
-        refusal = admission.refusal
-        for name, value in response_fields(admission) if refusal is None else (*refusal.waiting, *response_fields(admission)):
-            if refusal is None or name not in response:
-                response[name] = value
+def _completed(response: Any, exchange: Exchange) -> Any:
+    admission = exchange.open_admission()
+    refusal = admission.refusal
+    for name, value in response_fields(admission) if refusal is None else (*refusal.waiting, *response_fields(admission)):
+        if refusal is None or name not in response:
+            response[name] = value
     return response
 
 
@@ -292,7 +285,11 @@ def options() -> DjangoOptions:
     """
     mapping = getattr(settings, "LIMITGATE", None)
     if mapping is None:
-        _check_has_no_other()
+        for option in map(str.upper, Settings.model_fields):
+            if getattr(settings, f"{PREFIX}{option}", None) is not None:
+                raise ConfigError(
+                    f"settings have {PREFIX}{option}, which nobody reads, expected LIMITGATE = {{{option!r}: ...}}"
+                )
         return {}
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"LIMITGATE is a {type(mapping).__name__}, expected a dict of options")
@@ -306,13 +303,6 @@ def options() -> DjangoOptions:
             raise ConfigError(f"LIMITGATE: option {option!r} is there twice, expected it in upper or in lower case")
         chosen[option] = value
     return cast("DjangoOptions", chosen)
-
-
-def _check_has_no_other() -> None:
-    for option in Settings.model_fields:
-        name = f"{PREFIX}{option.upper()}"
-        if getattr(settings, name, None) is not None:
-            raise ConfigError(f"settings have {name}, which nobody reads, expected LIMITGATE = {{{option.upper()!r}: ...}}")
 
 
 class DjangoRequest(Request):
@@ -382,5 +372,5 @@ class DjangoRequest(Request):
 
 
 def _module_of(function: Any) -> Any:
-    """Return the module of a function, or of a partial's function: ``auser`` is a partial since Django 5.0."""
+    """``auser`` is a partial since Django 5.0."""
     return getattr(getattr(function, "func", function), "__module__", None)

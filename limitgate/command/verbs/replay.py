@@ -82,7 +82,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
         with _progress(opened) as progress:
             found = replay(opened, first, others[0] if others else None, progress=progress)
     suggestions = None if arrivals is None else arrivals.suggestions()
-    late = [rule.name for rule in asked.every_late_limit]
+    late = asked.every_late_limit
     if as_json:
         value = _as_json(found, suggestions, _MOST_CLIENTS if clients is None else clients)
         print_json({**value, "unevaluated": late})
