@@ -14,6 +14,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -54,8 +55,6 @@ _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
 """End of the year 9999 in Unix microseconds. Times in milliseconds exceed it."""
 _BLOCK = LONGEST_LINE
-_DAYS = 100
-"""Cached days and zones."""
 
 
 class Entry(NamedTuple):
@@ -84,7 +83,6 @@ class TextParser:
     def __init__(self) -> None:
         self.untimed = 0
         """Requests without a time. They have the time of the previous line."""
-        self._clock, self._paths = _Clock(), _Paths()
         self._latest = 0
 
     def __call__(self, line: bytes) -> Entry | None:
@@ -103,11 +101,11 @@ class TextParser:
             if named is None:
                 return None
             client = named
-        at = self._clock.time(time)
+        at = _time(time)
         if at is None:
             return None
         self._latest = at
-        return Entry(at, client, method.decode(), self._paths.path(target), int(status) if status else None)
+        return Entry(at, client, method.decode(), _path(target), int(status) if status else None)
 
     def _of_uvicorn(self, line: bytes) -> Entry | None:
         found = _UVICORN.search(line)
@@ -123,13 +121,7 @@ class TextParser:
         else:
             self._latest = at
         status = status or refused or b"101"
-        path = self._paths.path(target or socket)
-        return Entry(self._latest, client or b"-", (method or b"GET").decode(), path, int(status))
-
-
-def text_parser() -> Parse:
-    """Return a parser of the common, combined and uvicorn formats."""
-    return TextParser()
+        return Entry(self._latest, client or b"-", (method or b"GET").decode(), _path(target or socket), int(status))
 
 
 def _client_in(before: bytes) -> bytes | None:
@@ -207,7 +199,7 @@ def _of_docker(entry: dict[str, Any]) -> Entry | None:
 
 def parser_of(form: Format) -> Parse:
     """Return the parser of a format."""
-    return parse_json if form == "json" else text_parser()
+    return parse_json if form == "json" else TextParser()
 
 
 def format_of(lines: Sequence[bytes], name: str) -> Format:
@@ -278,53 +270,21 @@ def _bounded(line: bytes) -> bytes:
     return line if len(line) <= LONGEST_LINE else _TOO_LONG
 
 
-class _Clock:
-    """Parses times such as ``17/May/2015:10:05:03 +0000``. Caches the last days, because most lines share them."""
-
-    def __init__(self) -> None:
-        self._text = b""
-        self._at: int | None = None
-        self._days: dict[tuple[bytes, bytes], int] = {}
-
-    def time(self, text: bytes) -> int | None:
-        """Unix time in microseconds; None if invalid."""
-        if text == self._text:
-            return self._at
-        self._text, self._at = text, None
-        with suppress(ValueError):
-            day = text[:11], text[20:]
-            midnight = self._days.get(day)
-            if midnight is None:
-                if len(self._days) > _DAYS:
-                    self._days.clear()
-                midnight = self._days[day] = _midnight(*day)
-            hour, minute, second = int(text[12:14]), int(text[15:17]), int(text[18:20])
-            if hour < 24 and minute < 60 and second < 61:
-                self._at = _within_range((midnight + hour * 3600 + minute * 60 + second) * _SECOND)
-        return self._at
-
-
-class _Paths:
-    """Decodes targets. Caches thousands, because most requests of a log have the same few."""
-
-    _MOST = 4096
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, str] = {}
-
-    def path(self, target: bytes) -> str:
-        path = self._known.get(target)
-        if path is None:
-            if len(self._known) >= self._MOST:
-                self._known.clear()
-            path = self._known[target] = _path(target)
-        return path
+@lru_cache(maxsize=1)
+def _time(text: bytes) -> int | None:
+    """Unix time in microseconds of a text such as ``17/May/2015:10:05:03 +0000``; None if invalid."""
+    with suppress(ValueError):
+        midnight, hour, minute, second = _midnight(text[:11], text[20:]), int(text[12:14]), int(text[15:17]), int(text[18:20])
+        if hour < 24 and minute < 60 and second < 61:
+            return _within_range((midnight + hour * 3600 + minute * 60 + second) * _SECOND)
+    return None
 
 
 _DOCKER = TextParser()
 """Parses what Docker wraps in JSON."""
 
 
+@lru_cache(maxsize=100)  # most lines share the last days
 def _midnight(date: bytes, zone: bytes) -> int:
     """Unix seconds of the start of a day such as ``17/May/2015``. Raises `ValueError`."""
     month = _MONTHS.get(date[3:6])
@@ -334,6 +294,7 @@ def _midnight(date: bytes, zone: bytes) -> int:
     return int(datetime.fromisoformat(moment).timestamp())
 
 
+@lru_cache(maxsize=4096)  # most requests of a log have the same few targets
 def _path(target: bytes) -> str:
     """The path of a target (RFC 9112 section 3.2), decoded as servers do."""
     if not target.startswith(b"/") and b"://" in target:
@@ -344,19 +305,15 @@ def _path(target: bytes) -> str:
 
 def _json_time(value: object) -> int:
     """Unix time in microseconds from a number of seconds, or an ISO 8601 date. Raises `ValueError`."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _within_range(round(value * _SECOND))
     text = str(value)
     try:
-        number = float(text)
+        seconds = float(text)
     except ValueError:
-        pass
-    else:
-        return _within_range(round(number * _SECOND))
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text} has no time zone")
-    return _within_range(round(moment.timestamp() * _SECOND))
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError(f"{text} has no time zone") from None
+        seconds = moment.timestamp()
+    return _within_range(round(seconds * _SECOND))
 
 
 def _within_range(at: int) -> int:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from copy import copy
 from heapq import nlargest
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
 from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import DescribedRequest, Request
+from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
-from limitgate.replay.access_log import Entry, Format, Log, TimeOrder, parser_of, why_unread
+from limitgate.replay.access_log import Entry, Format, Log, Parse, TimeOrder, parser_of, why_unread
 from limitgate.replay.suggestion import Arrivals
 from limitgate.routes import NoRoutes, Routes
 from limitgate.rules.files import load_rules
@@ -76,16 +76,19 @@ class Engine:
         admission = self._gate.check(request, waits=False)
         client = self._counted_as(peer, request)
         figures.requests_by[client] = figures.requests_by.get(client, 0) + 1
-        figures.peaks.note(self._now, client)
+        for peak in figures.peaks.values():
+            peak.note(self._now, client)
         reading = admission.reading
         if admission.is_plain and reading is not None:
-            self._count_plain(reading)
+            self._admitted[reading.template] += 1
+            if self.arrivals is not None:
+                self.arrivals.note(self._now, reading)
             return True
         is_admitted = admission.refusal is None
         if not is_admitted:
             figures.refused_by[client] += 1
         if admission.decision is not None:
-            self._count(admission, is_admitted=is_admitted)
+            self._count(admission.decision, is_admitted=is_admitted)
             if status is not None and is_admitted and admission.is_by_outcome:
                 admission.begun(status)
                 if admission.end():
@@ -124,15 +127,7 @@ class Engine:
         self.figures.last = self._now
         return self.figures
 
-    def _count_plain(self, reading: PlainSpend) -> None:
-        self._admitted[reading.template] += 1
-        if self.arrivals is not None:
-            self.arrivals.note(self._now, reading)
-
-    def _count(self, admission: Admission, *, is_admitted: bool) -> None:
-        decision = admission.decision
-        if decision is None:
-            return
+    def _count(self, decision: Decision, *, is_admitted: bool) -> None:
         evidence = decision.evidence
         if is_admitted:
             shadows = {charge.rule for charge, _, after in evidence if after is None}
@@ -165,58 +160,29 @@ def _timed(rule: Rule) -> Rule | None:
     return rule.having_limits(limits) if limits else None
 
 
-_SECOND, _MINUTE = 1_000_000, 60_000_000
-
-
 def name_of(client: bytes) -> str:
     """Decode a client."""
     return client.decode("utf-8", "backslashreplace")
 
 
-class OfClient(NamedTuple):
-    """Number of a client's requests and refusals."""
+class Peak:
+    """The most requests of one client in one period of the clock, in microseconds."""
 
-    client: str
-    requests: int
-    refused: int
-
-
-class Peaks:
-    """The most requests of one client in a second and in a minute of the clock."""
-
-    def __init__(self) -> None:
-        self.second = self.minute = (0, b"")
+    def __init__(self, period: int) -> None:
+        self.highest = (0, b"")
         """Requests, and the client."""
-        self._in_second: dict[bytes, int] = {}
-        self._in_minute: dict[bytes, int] = {}
-        self._second_ends = self._minute_ends = 0
+        self._period = period
+        self._counts: dict[bytes, int] = {}
+        self._ends = 0
 
     def note(self, now: int, client: bytes) -> None:
-        """Record a request at Unix time ``now`` in microseconds, which never decreases."""
-        if now >= self._second_ends:
-            self._second_ends = (now // _SECOND + 1) * _SECOND
-            self._in_second.clear()
-            if now >= self._minute_ends:
-                self._minute_ends = (now // _MINUTE + 1) * _MINUTE
-                self._in_minute.clear()
-        in_second = self._in_second[client] = self._in_second.get(client, 0) + 1
-        if in_second > self.second[0]:
-            self.second = in_second, client
-        in_minute = self._in_minute[client] = self._in_minute.get(client, 0) + 1
-        if in_minute > self.minute[0]:
-            self.minute = in_minute, client
-
-    def add(self, other: Peaks) -> None:
-        """Add the peaks of other clients."""
-        self.second, self.minute = max(self.second, other.second), max(self.minute, other.minute)
-
-    def as_json(self) -> dict[str, dict[str, Any]]:
-        """Return the peaks by unit."""
-        units = {"second": self.second, "minute": self.minute}
-        return {
-            unit: {"client": name_of(client) if number else None, "requests": number}
-            for unit, (number, client) in units.items()
-        }
+        """Record a request at Unix time ``now``, which never decreases."""
+        if now >= self._ends:
+            self._ends = (now // self._period + 1) * self._period
+            self._counts.clear()
+        number = self._counts[client] = self._counts.get(client, 0) + 1
+        if number > self.highest[0]:
+            self.highest = number, client
 
 
 class Figures:
@@ -239,7 +205,7 @@ class Figures:
         self.first: int | None = None
         """Unix time of the first request in microseconds."""
         self.last = 0
-        self.peaks = Peaks()
+        self.peaks = {"second": Peak(1_000_000), "minute": Peak(60_000_000)}
 
     @property
     def requests(self) -> int:
@@ -261,13 +227,8 @@ class Figures:
         for name in rules:
             self.rules.setdefault(name, [0, 0])[place] += number
 
-    def clients(self, most: int) -> list[OfClient]:
-        """Return the clients with most refusals, then those with most requests."""
-        found = self.first_clients(most)
-        return [OfClient(name_of(client), self.requests_by[client], self.refused_by[client]) for client in found]
-
-    def first_clients(self, most: int) -> list[bytes]:
-        """Return `clients` as logged."""
+    def clients(self, most: int) -> list[bytes]:
+        """Return the clients with most refusals, then those with most requests, as logged."""
         requests, refused = self.requests_by, self.refused_by
         return nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
 
@@ -279,13 +240,21 @@ class Figures:
         for name, numbers in other.rules.items():
             for place, number in enumerate(numbers):
                 self.count((name,), place, number)
-        self.peaks.add(other.peaks)
+        for unit, peak in self.peaks.items():
+            peak.highest = max(peak.highest, other.peaks[unit].highest)
         times = [each.first for each in (self, other) if each.first is not None]
         self.first, self.last = min(times, default=None), max(self.last, other.last)
         self.lines, self.skipped = self.lines + other.lines, self.skipped + other.skipped
         self.unread |= other.unread
         self.untimed += other.untimed
         self.of_proxies += other.of_proxies
+
+    def highest(self) -> dict[str, dict[str, Any]]:
+        """Return the peaks by unit."""
+        peaks = {unit: peak.highest for unit, peak in self.peaks.items()}
+        return {
+            unit: {"client": name_of(client) if count else None, "requests": count} for unit, (count, client) in peaks.items()
+        }
 
     def as_json(self, most: int) -> dict[str, Any]:
         """Return the figures for ``--json``."""
@@ -296,8 +265,11 @@ class Figures:
             "admitted": self.admitted,
             "refused": self.refused,
             "rules": {name: {"admitted": admitted, "refused": refused} for name, (admitted, refused) in self.rules.items()},
-            "clients": [each._asdict() for each in self.clients(most)],
-            "highest": self.peaks.as_json(),
+            "clients": [
+                {"client": name_of(each), "requests": self.requests_by[each], "refused": self.refused_by[each]}
+                for each in self.clients(most)
+            ],
+            "highest": self.highest(),
         }
 
 
@@ -318,9 +290,8 @@ class Comparison(NamedTuple):
         self.figures.add(other.figures)
         if self.tried is not None and other.tried is not None:
             self.tried.add(other.tried)
-        return self._replace(
-            newly_refused=self.newly_refused + other.newly_refused, newly_admitted=self.newly_admitted + other.newly_admitted
-        )
+        newly_refused, newly_admitted = self.newly_refused + other.newly_refused, self.newly_admitted + other.newly_admitted
+        return self._replace(newly_refused=newly_refused, newly_admitted=newly_admitted)
 
 
 class Share(NamedTuple):
@@ -347,54 +318,41 @@ def replay(
     log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
 ) -> Comparison:
     """Send a log, or a share of it, through one or two engines. Empty lines don't count."""
-    parse, order, lane = parser_of(log.format), TimeOrder(), _Lane(engine, tried, share)
+    engines = [engine] if tried is None else [engine, tried]
+    is_first = share is None or share.place == 0
+    differing = [0, 0]
+
+    def skip(line: bytes) -> None:
+        for each in engines if is_first else ():
+            each.skip(line)
+
+    parse = parser_of(log.format)
+    for entry in _ordered(log, parse, skip, progress):
+        if share is not None and not share.has(entry.client):  # advances the clocks, so that all shares agree
+            for each in engines:
+                each.advance(entry.at)
+            continue
+        is_admitted, *others = [each.decide(entry) for each in engines]
+        if others and others[0] is not is_admitted:
+            differing[is_admitted] += 1
+    if is_first:
+        engine.figures.untimed = getattr(parse, "untimed", 0)
+    newly_admitted, newly_refused = differing
+    return Comparison(engine.finish(), None if tried is None else tried.finish(), newly_refused, newly_admitted)
+
+
+def _ordered(log: Log, parse: Parse, skip: Callable[[bytes], None], progress: Progress | None) -> Iterator[Entry]:
+    order = TimeOrder()
     for lines, read in log.blocks():
         for line in lines:
             entry = parse(line)
             if entry is not None:
-                for each in order.push(entry):
-                    lane.decide(each)
+                yield from order.push(entry)
             elif line.strip():
-                lane.skip(line)
+                skip(line)
         if progress is not None:
             progress(read)
-    for each in order.rest():
-        lane.decide(each)
-    if share is None or share.place == 0:
-        engine.figures.untimed = getattr(parse, "untimed", 0)
-    return lane.finish()
-
-
-class _Lane:
-    """Sends a share of the requests to one or two engines. Other requests advance the clocks, so that all shares agree."""
-
-    def __init__(self, engine: Engine, tried: Engine | None, share: Share | None) -> None:
-        self._engine = engine
-        self._tried = tried
-        self._share = share
-        self._newly_refused = self._newly_admitted = 0
-
-    def decide(self, entry: Entry) -> None:
-        if self._share is not None and not self._share.has(entry.client):
-            self._engine.advance(entry.at)
-            if self._tried is not None:
-                self._tried.advance(entry.at)
-            return
-        is_admitted = self._engine.decide(entry)
-        if self._tried is not None and self._tried.decide(entry) is not is_admitted:
-            self._newly_refused += is_admitted
-            self._newly_admitted += not is_admitted
-
-    def skip(self, line: bytes) -> None:
-        """Count a line without a request, in the first share only."""
-        if self._share is None or self._share.place == 0:
-            self._engine.skip(line)
-            if self._tried is not None:
-                self._tried.skip(line)
-
-    def finish(self) -> Comparison:
-        tried = None if self._tried is None else self._tried.finish()
-        return Comparison(self._engine.finish(), tried, self._newly_refused, self._newly_admitted)
+    yield from order.rest()
 
 
 def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:

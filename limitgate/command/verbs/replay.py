@@ -204,33 +204,25 @@ def _print_unread(figures: Figures) -> None:
 
 
 def _print_peaks(figures: Figures) -> None:
-    for unit, peak in figures.peaks.as_json().items():
+    for unit, peak in figures.highest().items():
         if peak["requests"]:
             say(f"Highest rate of one client: {peak['requests']:,} in a {unit} ({shortened(peak['client'])})")
 
 
 def _print_rules(figures: Figures, tried: Figures | None) -> None:
-    if tried is None:
-        print_table(("Rule", "Admitted", "Refused"), [(name, f"{a:,}", f"{r:,}") for name, (a, r) in figures.rules.items()])
-        return
-    names = dict.fromkeys([*figures.rules, *tried.rules])
+    every = [figures, *([] if tried is None else [tried])]
     heads = "Rule", "Admitted", "Refused", "Admitted against", "Refused against"
-    print_table(heads, [(name, *_numbers(figures, name), *_numbers(tried, name)) for name in names])
-
-
-def _numbers(figures: Figures, rule: str) -> tuple[str, str]:
-    admitted, refused = figures.rules.get(rule, (None, None))
-    return tuple(["-" if number is None else f"{number:,}" for number in (admitted, refused)])  # type: ignore[return-value]
+    names = dict.fromkeys(name for each in every for name in each.rules)
+    numbers = {name: [number for each in every for number in each.rules.get(name, (None, None))] for name in names}
+    rows = [(name, *("-" if number is None else f"{number:,}" for number in numbers[name])) for name in names]
+    print_table(heads[: 2 * len(every) + 1], rows)
 
 
 def _print_clients(figures: Figures, tried: Figures | None, most: int) -> None:
-    if tried is None:
-        rows = [(shortened(each.client), f"{each.requests:,}", f"{each.refused:,}") for each in figures.clients(most)]
-        print_table(("Client", "Requests", "Refused"), rows)
-        return
-    numbers = tried.requests_by, figures.refused_by, tried.refused_by
-    both = [(shortened(name_of(each)), *(f"{by[each]:,}" for by in numbers)) for each in tried.first_clients(most)]
-    print_table(("Client", "Requests", "Refused", "Refused against"), both)
+    numbers = [figures.requests_by, figures.refused_by, *([] if tried is None else [tried.refused_by])]
+    first = (figures if tried is None else tried).clients(most)
+    heads = "Client", "Requests", "Refused", "Refused against"
+    print_table(heads[: len(numbers) + 1], [(shortened(name_of(each)), *(f"{by[each]:,}" for by in numbers)) for each in first])
 
 
 def _moment(at: int) -> str:
