@@ -29,33 +29,26 @@ _LARGEST = 1e15
 _ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
 
 
-def misread(node: Any, *, is_secret: bool, is_duration: bool = False) -> str | None:
-    """Explain a number that is not decimal: its value in YAML, and what was expected. None for other nodes.
-
-    The explanation omits secrets.
-    """
+def _misread(node: Any, field: Field) -> str | None:
+    """Explain a number that is not decimal: its value in YAML, and what was expected. Omits secrets."""
     text = node.value
     if node.tag not in _NUMBERS or node.style is not None or not _NOT_DECIMAL.fullmatch(text):
         return None
-    if is_secret:
+    if not SECRETS.isdisjoint(field):
         return "a number that YAML reads differently, expected decimal digits, or quotes around text"
     try:
         number = f"{yaml.safe_load(text)}"
     except ValueError:  # a prefix without digits
         return f"{text} is not a number, expected decimal digits, or {text!r} in quotes for text"
-    if is_duration and ":" in text:
-        return f"{text} is {number} in YAML, expected {_duration(float(number))} for the duration"
+    if field and field[-1] in _DURATIONS and ":" in text:
+        seconds = float(number)
+        size, unit = next(((size, unit) for size, unit in _UNITS if seconds % size == 0), (1, "s"))
+        return f"{text} is {number} in YAML, expected {seconds / size:.12g}{unit} for the duration"
     decimal = _ZEROS.sub(r"\1", text).replace("_", "") if re.fullmatch(r"[-+0-9_]+", text) else number
     return f"{text} is {number} in YAML, expected {decimal} for the number, or {text!r} in quotes for text"
 
 
-def _duration(seconds: float) -> str:
-    """Text in the largest unit that divides the duration."""
-    size, unit = next(((size, unit) for size, unit in _UNITS if seconds % size == 0), (1, "s"))
-    return f"{seconds / size:.12g}{unit}"
-
-
-def hint(node: Any) -> str:
+def _hint(node: Any) -> str:
     """Explain a value that YAML reads differently than people, for the end of a message. Empty for other nodes."""
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return ""
@@ -73,10 +66,8 @@ def hint(node: Any) -> str:
 def _decimal(text: str) -> str:
     """Return a number as YAML reads it, exactly."""
     if "e" not in text.lower():
-        try:
-            return str(int(text, 8))
-        except ValueError:  # an octal number with an 8 or 9
-            return str(int(text.replace("o", "")))
+        is_octal = not set(text) & {"8", "9"}
+        return str(int(text, 8) if is_octal else int(text.replace("o", "")))
     number = float(text)
     if number.is_integer() and abs(number) < _LARGEST:
         return str(int(number))
@@ -187,14 +178,13 @@ class Document:
     def mistake(self, field: Field, message: str) -> ConfigError:
         """Return an error with this file, the field, and its line."""
         node, line = self._find(field)
-        return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{hint(node)}", field)
+        return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{_hint(node)}", field)
 
     def line_of(self, field: Field) -> int:
         """Return the line of a field, counted from 1. If the field is missing, that of the nearest enclosing field."""
         return self._find(field)[1]
 
     def _find(self, field: Field) -> tuple[Any, int]:
-        """Node and line of a field; None and the line of the nearest enclosing field if it is missing."""
         node, line = self._root, self._root.start_mark.line if self._root else 0
         for part in field:
             child = _child(node, part)
@@ -245,10 +235,6 @@ def _wrong_pair(key: Any, value: Any, others: Container[object]) -> str | None:
     if isinstance(value, yaml.ScalarNode) and value.tag == _NULL and not value.value:
         return "empty, expected a value, or no such field"
     return None
-
-
-def _misread(node: Any, field: Field) -> str | None:
-    return misread(node, is_secret=not SECRETS.isdisjoint(field), is_duration=bool(field) and field[-1] in _DURATIONS)
 
 
 def _child(node: Any, part: str | int) -> tuple[Any, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -99,8 +100,7 @@ def read_rule_test(entry: object) -> RuleTest:
     """Parse an entry of ``tests``. Raises `ConfigError`."""
     if not isinstance(entry, dict):
         raise ConfigError(f"expected a mapping, for example {_EXAMPLE}, not {entry!r:.80}")
-    unknown = [name for name in entry if name not in _FIELDS]
-    mistakes = [ConfigError(f"unknown field, {expected_of(name, _FIELDS)}", (name,)) for name in unknown]
+    mistakes = [ConfigError(f"unknown field, {expected_of(name, _FIELDS)}", (name,)) for name in entry if name not in _FIELDS]
     parts: dict[str, Any] = {}
     for name, model in (("given", Given), ("expect", Expected)):
         try:
@@ -224,24 +224,24 @@ def files_at(path: Path) -> list[Path]:
         in_folder = sorted(path.iterdir()) if path.is_dir() else None
     except OSError as error:
         raise ConfigError.in_file(str(path), None, (), f"{error.strerror}, expected a folder that can be read") from error
-    files = [path] if in_folder is None else [file for file in in_folder if _is_named_so(file) and _is_file(file)]
+    files = [path] if in_folder is None else [file for file in in_folder if _is_rule_file(file)]
     if not files:
         raise ConfigError.in_file(str(path), None, (), "no rule file in this folder, expected *.yaml or *.yml")
     return files
 
 
-def _is_named_so(file: Path) -> bool:
-    """Hidden files don't count: Emacs uses them as locks, macOS for attributes."""
-    return file.suffix in SUFFIXES and not file.name.startswith(".")
+def _is_rule_file(file: Path) -> bool:
+    """True also for a dangling link. Raises `ConfigError` for a pipe, which could block forever.
 
-
-def _is_file(file: Path) -> bool:
-    """True also for a dangling link. Raises `ConfigError` for a pipe, which could block forever."""
+    Hidden files don't count: Emacs uses them as locks, macOS for attributes.
+    """
+    if file.suffix not in SUFFIXES or file.name.startswith("."):
+        return False
     try:
         mode = file.stat().st_mode
     except OSError:
         return True
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # reading a named pipe blocks until a writer opens it
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ConfigError.in_file(str(file), None, (), "is a pipe, socket or device, expected a file")
     return stat.S_ISREG(mode)
 
@@ -279,35 +279,36 @@ def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
         return None, [*document.mistakes, document.mistake((), f"{what} tier, callers and rules")]
     top, wrong = _top(document, document.data)
     mistakes = [*document.mistakes, *wrong]
-    read = RuleFile(document, top.tier, {}, {}, {})
-    for place, entry in enumerate(top.rules):
-        if (
-            rule := _noting(mistakes, document, ("rules", place), _rule, entry, top.tier) or _stand_in(entry, top.tier)
-        ) is not None:
-            read.rules[place] = rule
-    for place, entry in enumerate(top.callers):
-        if (caller := _noting(mistakes, document, ("callers", place), _caller, entry, top.tier)) is not None:
-            read.callers[place] = caller
     latest = 0.0
-    for place, entry in enumerate(top.tests):
-        if (test := _noting(mistakes, document, ("tests", place), read_rule_test, entry)) is not None:
-            read.tests[place] = test
-            at = latest if test.given.at is None else test.given.at
-            if at < latest:
-                message = f"{at:g} s is before the previous test, expected at least {latest:g}"
-                mistakes.append(document.mistake(("tests", place, "given", "at"), message))
-            latest = max(latest, at)
+
+    def test(entry: object) -> RuleTest:
+        nonlocal latest
+        read = read_rule_test(entry)
+        at = latest if read.given.at is None else read.given.at
+        if at < latest:
+            raise ConfigError(f"{at:g} s is before the previous test, expected at least {latest:g}", ("given", "at"))
+        latest = at
+        return read
+
+    rules = _entries(mistakes, document, "rules", top.rules, partial(_rule, tier=top.tier))
+    named = [(place, rules.get(place) or _stand_in(entry, top.tier)) for place, entry in enumerate(top.rules)]
+    callers = _entries(mistakes, document, "callers", top.callers, partial(_caller, tier=top.tier))
+    tests = _entries(mistakes, document, "tests", top.tests, test)
+    read = RuleFile(document, top.tier, {place: rule for place, rule in named if rule}, callers, tests)
     return None if wrong else read, mistakes
 
 
-def _noting(mistakes: list[ConfigError], document: Document, where: Place, make: Callable[..., T], *given: object) -> T | None:
-    if len(mistakes) >= MOST_MISTAKES:
-        return None
-    try:
-        return make(*given)
-    except ConfigError as error:
-        mistakes += _placed(error, document, where)
-        return None
+def _entries(
+    mistakes: list[ConfigError], document: Document, kind: str, entries: Sequence[object], read: Callable[[object], T]
+) -> dict[int, T]:
+    found = {}
+    for place, entry in enumerate(entries):
+        if len(mistakes) < MOST_MISTAKES:
+            try:
+                found[place] = read(entry)
+            except ConfigError as error:
+                mistakes += _placed(error, document, (kind, place))
+    return found
 
 
 def _top(document: Document, data: dict[str, Any]) -> tuple[_File, list[ConfigError]]:

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from math import inf
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.errors import Field
 from limitgate.http.paths import ANY, REST, covers, segments
-from limitgate.limits.bucket import RESERVES, Priority
 from limitgate.limits.limit import Limit
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
@@ -40,30 +39,33 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
     """
     known = set(rules.tiers) if identifies else rules.callers.tiers()
     every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
-    for tier in tiers_of_nobody(rules, known):
-        yield Oddity(tier, ("tier",), f"no listed caller has tier {tier}, expected one, or identify")
+    for tier in rules.tiers:
+        if tier != DEFAULT_TIER and tier not in known:
+            yield Oddity(tier, ("tier",), f"no listed caller has tier {tier}, expected one, or identify")
     yield from _without_effect(rules, known)
     for rule in every:
-        yield from chain(_limits(rule), _methods(rule), _clients(rule), _on_error(rule), _ban(rule))
+        yield from _limits(rule)
+        for method, wanted in rule.misspelt_methods():
+            yield Oddity(rule, ("methods",), f"unusual method {method!r}, did you mean {wanted}?")
+        yield from _clients(rule)
+        yield from _on_error(rule)
+        if rule.ban is not None and rule.shadow:
+            message = "has no effect because the rule is in shadow mode, which bans no client, expected none"
+            yield Oddity(rule, ("ban",), message)
         if rule.key_asks("caller") and not (rules.callers or identifies):
             yield Oddity(rule, ("key",), "counts by caller, but no callers are listed, expected some")
     yield from _callers(rules, callers)
     yield from _inventable(rules, identifies=identifies)
-    priorities = RESERVES.keys() if identifies else rules.callers.priorities()
-    nobody = reserves_of_nobody(rules, priorities)
-    for rule in (rule for rule in every if rule.name in nobody and rule.reserve):
-        message = "no listed caller has high priority, so the reserve is never used"
-        yield Oddity(rule, ("reserve",), message)
+    if not identifies and "high" not in rules.callers.priorities():
+        high = {rule.name for rule in every if rule.priority == "high"}
+        for rule in [rule for rule in every if rule.reserve and rule.name not in high]:
+            yield Oddity(rule, ("reserve",), "no listed caller has high priority, so the reserve is never used")
 
 
 def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
-    for rule, other in shadowed(rules, known, lambda exempt: Coverage(exempt).around):
-        message = f"never applies: {other.name} exempts every request that it matches"
-        yield Oddity(rule, (), message)
-    for rule, other in denied(rules, known):
-        yield Oddity(rule, (), f"never applies: {other.name} denies every request that it matches")
-    for rule, other in replaced(rules, known):
-        yield Oddity(rule, (), f"never applies: {other.name} replaces it for every request that it matches")
+    for find, does in ((shadowed, "exempts"), (denied, "denies"), (replaced, "replaces it for")):
+        for rule, other in find(rules, known):
+            yield Oddity(rule, (), f"never applies: {other.name} {does} every request that it matches")
     told = set()
     for tier, of_tier in rules.tiers.items():
         for rule, other in idle_rules(of_tier):
@@ -73,6 +75,23 @@ def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
                 yield Oddity(rule, (), message if len(rules.tiers) == 1 else f"in tier {tier}, {message}")
 
 
+Find = Callable[[Rule, str], Sequence[Rule]]
+"""Finds rules that may cover a rule at one of its paths, in the order of the tier."""
+
+
+def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """Yield each rule that exempt rules cover in all its tiers, and the first of these exempt rules.
+
+    Ignores tiers that are not ``known``, because nothing applies there.
+    """
+
+    def finder(of_tier: Sequence[Rule]) -> Find:
+        exempting = Coverage([rule for rule in of_tier if rule.exempt])
+        return lambda rule, path: [] if rule.exempt else exempting.around(rule, path)
+
+    return _switched_off(rules, known, finder)
+
+
 def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
     """`shadowed`, for rules that deny."""
 
@@ -80,16 +99,20 @@ def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]
         denying = Coverage([rule for rule in of_tier if rule.deny and not rule.shadow])
         return lambda rule, path: denying.around(rule, path) if rule.has_limits else []
 
-    return switched_off(rules, known, finder)
+    return _switched_off(rules, known, finder)
 
 
 def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
     """`shadowed`, for rules that replace others and are not replaced."""
-    replacing = _Replacing([rule for of_tier in rules.tiers.values() for rule in of_tier if rule.replaces])
+    replacing = _by_replaced([rule for of_tier in rules.tiers.values() for rule in of_tier])
+
+    def is_replaced(rule: Rule) -> bool:
+        others = [*replacing.get(rule.name, ()), *(replacing.get(EVERY, ()) if rule.has_limits else ())]
+        return any(other is not rule for other in others)
 
     def finder(of_tier: Sequence[Rule]) -> Find:
-        certain = [rule for rule in of_tier if rule.replaces and not replacing.replace(rule)]
-        by_name = _Replacing(certain).by_name
+        certain = [rule for rule in of_tier if rule.replaces and not is_replaced(rule)]
+        by_name = _by_replaced(certain)
         every = Coverage([rule for rule in certain if EVERY in rule.replaces])
         places = {id(rule): place for place, rule in enumerate(certain)}
 
@@ -99,57 +122,20 @@ def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rul
 
         return find
 
-    return switched_off(rules, known, finder)
+    return _switched_off(rules, known, finder)
 
 
-class _Replacing:
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.by_name: dict[str, list[Rule]] = {}
-        for rule in rules:
-            for name in rule.replaces:
-                self.by_name.setdefault(name, []).append(rule)
-
-    def replace(self, rule: Rule) -> bool:
-        every = self.by_name.get(EVERY, ()) if rule.has_limits else ()
-        return any(other is not rule for other in chain(self.by_name.get(rule.name, ()), every))
+def _by_replaced(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
+    by_name: dict[str, list[Rule]] = {}
+    for name, rule in [(name, each) for each in rules for name in each.replaces]:
+        by_name.setdefault(name, []).append(rule)
+    return by_name
 
 
-def tiers_of_nobody(rules: RuleSet, known: Collection[str]) -> list[str]:
-    """Return the tiers whose rules never apply. ``known`` are the tiers that callers can have."""
-    return [tier for tier in rules.tiers if tier != DEFAULT_TIER and tier not in known]
-
-
-def reserves_of_nobody(rules: RuleSet, known: Collection[Priority]) -> list[str]:
-    """Return the names of rules with a reserve for high priority if no caller has it."""
-    every = [] if "high" in known else [rule for of_tier in rules.tiers.values() for rule in of_tier]
-    high = {rule.name for rule in every if rule.priority == "high"}
-    return list(dict.fromkeys(rule.name for rule in every if rule.reserve and rule.name not in high))
-
-
-Find = Callable[[Rule, str], Sequence[Rule]]
-"""Finds rules that may cover a rule at one of its paths, in the order of the tier."""
-
-
-def shadowed(rules: RuleSet, known: Collection[str], index: Callable[[Sequence[Rule]], Find]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield each rule that exempt rules cover in all its tiers, and the first of these exempt rules.
-
-    Ignores tiers that are not ``known``, because nothing applies there. ``index`` makes the search for exempt rules.
-    """
-
-    def finder(of_tier: Sequence[Rule]) -> Find:
-        find = index([rule for rule in of_tier if rule.exempt])
-        return lambda rule, path: [] if rule.exempt else find(rule, path)
-
-    return switched_off(rules, known, finder)
-
-
-def switched_off(
+def _switched_off(
     rules: RuleSet, known: Collection[str], finder: Callable[[Sequence[Rule]], Find]
 ) -> Iterator[tuple[Rule, Rule]]:
-    """Yield each rule that others cover in all its tiers, and the first of these.
-
-    ``finder`` makes the search for covering rules among the rules of a tier.
-    """
+    """``finder`` makes the search for covering rules among the rules of a tier."""
     found: dict[int, tuple[Rule, list[Rule | None]]] = {}
     for tier, of_tier in rules.tiers.items():
         if tier == DEFAULT_TIER or tier in known:
@@ -182,8 +168,7 @@ def _shadow_at(pattern: Sequence[str], rule: Rule, others: Sequence[Rule]) -> Ru
     for other in around:
         if other.methods is None:
             return other
-    methods = rule.methods or ()
-    covered = [next((other for other in around if other.applies_to(method)), None) for method in methods]
+    covered = [next((other for other in around if other.applies_to(method)), None) for method in rule.methods or ()]
     return covered[0] if covered and None not in covered else None
 
 
@@ -197,12 +182,6 @@ def _limits(rule: Rule) -> Iterator[Oddity]:
         if limit.burst > limit.count and most >= 2 * limit.count and ALGORITHMS[limit.algorithm] is gcra:
             message = f"{limit} admits {most} within one period, at least twice its count, expected at most burst {limit.count}"
             yield Oddity(rule, field, message)
-
-
-def _methods(rule: Rule) -> Iterator[Oddity]:
-    for method, wanted in rule.misspelt_methods():
-        message = f"unusual method {method!r}, did you mean {wanted}?"
-        yield Oddity(rule, ("methods",), message)
 
 
 def _clients(rule: Rule) -> Iterator[Oddity]:
@@ -226,11 +205,6 @@ def _on_error(rule: Rule) -> Iterator[Oddity]:
             yield Oddity(rule, ("on_error",), message)
 
 
-def _ban(rule: Rule) -> Iterator[Oddity]:
-    if rule.ban is not None and rule.shadow:
-        yield Oddity(rule, ("ban",), "has no effect because the rule is in shadow mode, which bans no client, expected none")
-
-
 def _callers(rules: RuleSet, callers: Sequence[KnownCaller]) -> Iterator[Oddity]:
     for caller in callers:
         of_tier = {rule.name: rule for rule in rules.tiers.get(caller.tier or DEFAULT_TIER, ())}
@@ -245,9 +219,8 @@ def _callers(rules: RuleSet, callers: Sequence[KnownCaller]) -> Iterator[Oddity]
 def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
     told = set()
     for of_tier in rules.tiers.values():
-        bounding = Coverage(
-            [rule for rule in of_tier if not rule.shadow and _counts(rule) and not _invented(rule, rules, identifies)]
-        )
+        counting = [rule for rule in of_tier if not rule.shadow and rule.has_limits and rule.has_counts]
+        bounding = Coverage([rule for rule in counting if not _invented(rule, rules, identifies)])
         for rule in (rule for rule in of_tier if rule.has_limits and not rule.clients and id(rule) not in told):
             for place, label in _invented(rule, rules, identifies):
                 if not any(is_for_all_of(other, rule) for other in bounding.covering(rule)):
@@ -256,10 +229,6 @@ def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
                     expected = "callers with their keys" if label == "api_key" else "an additional rule by ip, or key: [caller]"
                     message = f"clients can invent {label} values, and each value has its own limit, expected {expected}{code}"
                     yield Oddity(rule, ("key", place), message)
-
-
-def _counts(rule: Rule) -> bool:
-    return rule.has_limits and rule.has_counts
 
 
 def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, str]]:  # noqa: FBT001
@@ -302,7 +271,7 @@ def is_tighter(limit: Limit, other: Limit) -> bool:
         return False
     if _window(limit) == _window(other):
         return limit.count <= other.count and limit.burst <= other.burst
-    if not (_has_fixed_length(limit) and _has_fixed_length(other)):
+    if any(each.align not in _FIXED_LENGTHS or each.months for each in (limit, other)):
         return False
     if ALGORITHMS[other.algorithm] is gcra:
         at_once = limit.burst if ALGORITHMS[limit.algorithm] is gcra else limit.count
@@ -310,10 +279,6 @@ def is_tighter(limit: Limit, other: Limit) -> bool:
             at_once *= 2
         return at_once <= other.burst and limit.count * other.period <= other.count * limit.period
     return other.algorithm != "sliding_window" and most_within(other.period, [limit]) <= other.count
-
-
-def _has_fixed_length(limit: Limit) -> bool:
-    return limit.align in _FIXED_LENGTHS and not limit.months
 
 
 def _window(limit: Limit) -> tuple[str, int, int, str | None]:
@@ -340,9 +305,8 @@ def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
 
 
 def _is_compared(rule: Rule) -> bool:
-    if not (rule.has_limits and rule.every_limit) or rule.limits_by is not None:
-        return False
-    return not (rule.replaces or rule.charge_if or rule.ban or rule.max_delay or callable(rule.cost))
+    is_fixed = rule.has_limits and bool(rule.every_limit) and rule.limits_by is None
+    return is_fixed and not (rule.replaces or rule.charge_if or rule.ban or rule.max_delay or callable(rule.cost))
 
 
 def _kind(rule: Rule) -> tuple[object, ...]:

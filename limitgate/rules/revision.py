@@ -7,7 +7,7 @@ The digest covers the rules and their order within a tier, not how they are writ
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -33,14 +33,8 @@ class Changes(NamedTuple):
     """Callers that were added, removed or changed."""
 
     def __str__(self) -> str:
-        named = {
-            "added": self.added,
-            "removed": self.removed,
-            "changed": self.changed,
-            "buckets reset": self.begun_anew,
-            "callers changed": self.callers,
-        }
-        return "; ".join([f"{what} {listed(names)}" for what, names in named.items() if names]) or "no rule has changed"
+        named = zip(("added", "removed", "changed", "buckets reset", "callers changed"), self)
+        return "; ".join([f"{what} {listed(names)}" for what, names in named if names]) or "no rule has changed"
 
 
 def changes(before: RuleSet, after: RuleSet) -> Changes:
@@ -49,13 +43,13 @@ def changes(before: RuleSet, after: RuleSet) -> Changes:
     both = [name for name in new if name in old]
     changed = [name for name in both if old[name] != new[name]]
     reasons = [(name, _reason(old[name], new[name])) for name in changed]
-    listed = _by_id(before.listed_callers), _by_id(after.listed_callers)
+    callers, callers_now = _by_id(before.listed_callers), _by_id(after.listed_callers)
     return Changes(
         tuple([name for name in new if name not in old]),
         tuple([name for name in old if name not in new]),
         tuple(changed),
         tuple([f"{name} ({reason})" for name, reason in reasons if reason]),
-        tuple([each for each in {**listed[0], **listed[1]} if listed[0].get(each) != listed[1].get(each)]),
+        tuple([each for each in {**callers, **callers_now} if callers.get(each) != callers_now.get(each)]),
     )
 
 
@@ -81,16 +75,11 @@ def _reason(old: Rule, new: Rule) -> str | None:
     if old.paths != new.paths and new.key_asks("path"):
         return "path, which is part of its key"
     before = {limit.period: limit for limit in old.every_limit}
-    stored = {_stored_as(limit) for limit in old.every_limit}
+    stored = {(limit.period, STORED_AS[limit.algorithm]) for limit in old.every_limit}  # identify usage in the store
     for limit in new.every_limit:
-        if limit.period in before and _stored_as(limit) not in stored:
+        if limit.period in before and (limit.period, STORED_AS[limit.algorithm]) not in stored:
             return f"{limit.algorithm} instead of {before[limit.period].algorithm}"
     return None
-
-
-def _stored_as(limit: Limit) -> tuple[int, int]:
-    """Period and algorithm identify the usage of a limit in the store."""
-    return limit.period, STORED_AS[limit.algorithm]
 
 
 _DIGITS = 12
@@ -111,10 +100,9 @@ _revisions: WeakKeyDictionary[RuleSet, int] = WeakKeyDictionary()
 
 def revision(rules: RuleSet) -> int:
     """Return the first 12 hex digits of the `digest` as a number."""
-    known = _revisions.get(rules)
-    if known is None:
-        known = _revisions[rules] = int(digest(rules)[:_DIGITS], 16)
-    return known
+    if rules not in _revisions:
+        _revisions[rules] = int(digest(rules)[:_DIGITS], 16)
+    return _revisions[rules]
 
 
 def canonical(rules: RuleSet) -> str:
@@ -154,9 +142,7 @@ def _plain(value: object) -> object:
         return sorted(value)
     if isinstance(value, Mapping):
         return dict(value)
-    return _name(value) if callable(value) else str(value)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    named = function if hasattr(function, "__qualname__") else type(function)
+    if not callable(value):
+        return str(value)
+    named: Any = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}:{named.__qualname__}"

@@ -86,10 +86,7 @@ def rule_set(drawn_rules: list[Any]) -> RuleSet | None:
 def told(rules: RuleSet) -> dict[str, Any]:
     """What is found out about rules that others leave nothing for; of idle ones only which, as several others may be why."""
     return {
-        "shadowed": [
-            (one.name, other.name)
-            for one, other in review.shadowed(rules, {"default"}, lambda exempt: review.Coverage(exempt).around)
-        ],
+        "shadowed": [(one.name, other.name) for one, other in review.shadowed(rules, {"default"})],
         "denied": [(one.name, other.name) for one, other in review.denied(rules, {"default"})],
         "replaced": [(one.name, other.name) for one, other in review.replaced(rules, {"default"})],
         "idle": [rule.name for rule, _ in review.idle_rules(rules.tiers["default"])],
