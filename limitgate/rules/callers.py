@@ -168,35 +168,28 @@ class Callers:
 
     @property
     def header_names(self) -> list[str]:
-        """Names of the headers that identify callers, except the API key header."""
+        """Headers that identify callers, except the API key header."""
         return [name for header, _, _ in self._by_header for name in header]
 
     @property
     def list_keys(self) -> bool:
-        """True if API keys are listed. Then an unlisted key counts as no key."""
+        """True if API keys are listed, so that an unlisted key counts as no key."""
         return bool(self._by_key)
 
-    def tiers(self) -> set[str]:
-        """Tiers of the listed callers."""
-        return {caller.tier for caller in self._every()}
-
-    def priorities(self) -> set[Priority]:
-        """Priorities of the listed callers."""
-        return {caller.priority for caller in self._every()}
-
-    def _every(self) -> list[Caller]:
+    def every(self) -> list[Caller]:
+        """Return the listed callers."""
         callers = [caller for alike in self._by_key.values() for _, caller in alike]
         return callers + [caller for _, caller, _ in self._by_header]
 
     def named(self, name: str) -> Caller | None:
-        """Return the listed caller with this id, or None."""
-        return next((caller for caller in self._every() if caller.id == name), None)
+        """Return the listed caller with this id."""
+        return next((caller for caller in self.every() if caller.id == name), None)
 
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
 
     def with_key(self, api_key: str) -> Caller | None:
-        """Return the caller with this API key, or None. The key is text, or a header decoded as latin-1.
+        """Return the caller with this API key, which is text, or a header decoded as latin-1.
 
         Digests are looked up by their first bytes, which no client can choose, and then compared in constant time.
         """
@@ -204,7 +197,7 @@ class Callers:
         return match[1] if match else None
 
     def listed_key(self, api_key: str) -> str | None:
-        """Return the hex digest of a listed API key, or None. Independent of the key's encoding."""
+        """Return the hex digest of a listed API key, whatever its encoding."""
         match = self._match(api_key)
         return match[0].hex() if match else None
 
@@ -217,7 +210,7 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
-        """Return the caller that headers identify, or None.
+        """Return the caller that headers identify.
 
         Headers count if the client itself is trusted, or if a trusted peer sets them (``set_by_proxy``).
         """
@@ -238,7 +231,7 @@ def _as_bytes(api_key: str) -> Iterator[bytes]:
 
 
 def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
-    """Compare in constant time. Longer values than `_LONGEST` never match."""
+    """In constant time. Longer values than `_LONGEST` never match."""
     for name, value in expected.items():
         sent = headers.end(name, _LONGEST + 1)
         if not sent or len(sent) > _LONGEST or not hmac.compare_digest(sent.encode(), value.encode()):

@@ -20,17 +20,15 @@ _TAG = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 _NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
 _OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
-"""Numbers in YAML 1.2 and JSON that are text in YAML 1.1, and octal numbers with an 8 or 9."""
+"""Text in YAML 1.1 that is a number in YAML 1.2 or JSON, or that has an octal 8 or 9."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
-_LONGEST = 40
-"""Characters of the longest number that a message repeats as decimal digits."""
-_LARGEST = 1e15
-"""Larger floats are written with an exponent."""
+_LONGEST = 40  # characters
+_LARGEST = 1e15  # larger floats have an exponent
 _ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
 
 
 def _misread(node: Any, field: Field) -> str | None:
-    """Explain a number that is not decimal: its value in YAML, and what was expected. Omits secrets."""
+    """Explain a number that is not decimal. Omits secrets."""
     text = node.value
     if node.tag not in _NUMBERS or node.style is not None or not _NOT_DECIMAL.fullmatch(text):
         return None
@@ -49,7 +47,7 @@ def _misread(node: Any, field: Field) -> str | None:
 
 
 def _hint(node: Any) -> str:
-    """Explain a value that YAML reads differently than people, for the end of a message. Empty for other nodes."""
+    """Explain other values that YAML reads differently than people, for the end of a message."""
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return ""
     text = node.value
@@ -64,7 +62,6 @@ def _hint(node: Any) -> str:
 
 
 def _decimal(text: str) -> str:
-    """Return a number as YAML reads it, exactly."""
     if "e" not in text.lower():
         is_octal = not set(text) & {"8", "9"}
         return str(int(text, 8) if is_octal else int(text.replace("o", "")))
@@ -78,7 +75,6 @@ def _decimal(text: str) -> str:
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
-"""Values in a rule file. Those behind an alias count each time."""
 MAX_NUMBER = 100
 """Characters of any value other than text. No valid value is longer."""
 
@@ -101,12 +97,9 @@ _NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reports a line with every error, and stops at `MAX_NODES`."""
-
     def __init__(self, text: bytes) -> None:
         super().__init__(text)
         self.nodes: list[Any] = []
-        """Children before their parents."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if len(self.nodes) > 2 * MAX_NODES:  # each may have a name
@@ -125,23 +118,22 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return the content of a file, at most one byte more than a rule file may have. Raises `OSError`."""
+    """Return at most one byte more than a rule file may have. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES + 1)
 
 
 class Document:
-    """A YAML document that knows the line of each field.
+    """A YAML document that knows the line of each field. Raises `ConfigError` for a file that is not YAML.
 
     ``data`` omits duplicated, nameless and empty fields; ``mistakes`` reports these and non-decimal numbers. ``digest`` is the
-    SHA-256 of the file. Raises `ConfigError` if the file cannot be read as YAML.
+    SHA-256 of the file.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.mistakes: list[ConfigError] = []
         self.misread: set[Field] = set()
-        """Fields that people read differently than YAML does."""
         try:
             text = read_bytes(file)
             self.digest = hashlib.sha256(text).digest()
@@ -170,7 +162,7 @@ class Document:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
 
     def free(self) -> None:
-        """Free the lines node by node. Freeing the whole tree in one step would block all threads."""
+        """Free the lines one by one. Freeing the whole tree in one step would block all threads."""
         self._root = None
         while self._nodes:
             self._nodes.pop()
@@ -181,7 +173,7 @@ class Document:
         return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{_hint(node)}", field)
 
     def line_of(self, field: Field) -> int:
-        """Return the line of a field, counted from 1. If the field is missing, that of the nearest enclosing field."""
+        """Return the line of a field, or of the nearest enclosing field if it is missing, counted from 1."""
         return self._find(field)[1]
 
     def _find(self, field: Field) -> tuple[Any, int]:
@@ -197,7 +189,7 @@ class Document:
         return ConfigError.in_file(str(self.file), line, field, message)
 
     def _check(self, field: Field, node: Any, budget: list[int]) -> None:
-        """Remove duplicated, nameless and empty fields. Reject aliases that expand beyond `MAX_NODES`."""
+        """Remove duplicated, nameless and empty fields."""
         budget[0] -= 1
         if budget[0] < 0:
             raise self._mistake(None, f"more than {MAX_NODES} values, expected fewer (aliases count each time)")

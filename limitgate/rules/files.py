@@ -138,7 +138,7 @@ class _File(BaseModel):
 
 
 class RuleFile(NamedTuple):
-    """Rules, callers and tests of a rule file, by index."""
+    """Entries of a rule file, by index."""
 
     document: Document
     tier: str
@@ -154,7 +154,7 @@ class RuleFiles(NamedTuple):
     files: Sequence[RuleFile]
 
     def place_of(self, entry: Rule | KnownCaller | str) -> tuple[Document, Place]:
-        """Return the document and field of a rule or caller, or of the file of a tier. Raises `LookupError`."""
+        """Return the document and field of a rule, caller or tier. Raises `LookupError`."""
         for file in self.files:
             if file.tier == entry:
                 return file.document, ()
@@ -186,10 +186,7 @@ def load_rules(path: str | Path) -> RuleSet:
 
 
 def read_rule_files(path: str | Path) -> RuleFiles:
-    """Return the rule files at a path and their rules. Raises `ConfigError`; its ``others`` are further errors.
-
-    Contradictions between files are checked only if every file can be read.
-    """
+    """Return the rule files at a path and their rules. Raises `ConfigError` with all errors of all files."""
     files: list[RuleFile] = []
     mistakes: list[ConfigError] = []
     paths = files_at(Path(path))
@@ -214,7 +211,7 @@ def read_rule_files(path: str | Path) -> RuleFiles:
 
 
 def digest_of(contents: Iterable[tuple[Path, bytes]]) -> bytes:
-    """Return the digest of rule files, given the digest of each content."""
+    """Return the digest of files, given the digest of each content."""
     return hashlib.sha256(repr([(file.name, content) for file, content in contents]).encode()).digest()
 
 
@@ -231,10 +228,8 @@ def files_at(path: Path) -> list[Path]:
 
 
 def _is_rule_file(file: Path) -> bool:
-    """True also for a dangling link. Raises `ConfigError` for a pipe, which could block forever.
-
-    Hidden files don't count: Emacs uses them as locks, macOS for attributes.
-    """
+    """True also for a dangling link. Raises `ConfigError` for a pipe, which could block forever."""
+    # Hidden files are locks of Emacs and attributes of macOS.
     if file.suffix not in SUFFIXES or file.name.startswith("."):
         return False
     try:
@@ -266,10 +261,7 @@ def rules_of(option: object) -> RuleSet:
 
 
 def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
-    """Read a rule file: None if its top level is invalid, and its errors.
-
-    A stand-in of the same name replaces an invalid rule, so that references to it cause no further errors.
-    """
+    """A stand-in of the same name replaces an invalid rule, so that references to it cause no further errors."""
     try:
         document = Document(file)
     except ConfigError as error:
@@ -372,7 +364,7 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
 
 
 def _joined(files: Sequence[RuleFile]) -> RuleSet:
-    """If two files contradict each other, the later one is at fault."""
+    """The later of two files that contradict each other is at fault."""
     rules = [(file.document, place, rule) for file in files for place, rule in file.rules.items()]
     callers = [(file.document, place, caller) for file in files for place, caller in file.callers.items()]
     try:

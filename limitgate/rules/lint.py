@@ -13,7 +13,7 @@ _SHORTER = 3 * SECONDS["day"]
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
-    """Return the maximum that limits, checked together, admit in any half-open interval of ``period`` seconds."""
+    """Return the maximum that limits together admit in any half-open interval of ``period`` seconds."""
     return min(_most_within(period, limit) for limit in limits if limit.period)
 
 
@@ -31,7 +31,7 @@ def _most_within(period: int, limit: Limit) -> int:
 def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
     """Yield ``(limit, most, burst)`` for each limit that admits more than its count in one period.
 
-    ``burst`` is the largest that avoids it. Omits limits whose algorithm has no burst, and bursts that the cost requires.
+    ``burst`` is the largest that avoids it. Omits limits without a burst, and bursts that the cost requires.
     """
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
     for limit in [limit for limit in rule.every_limit if limit.period]:

@@ -68,7 +68,7 @@ class Ban:
 
 
 def as_ban(value: object) -> Ban | None:
-    """Parse the option: a `Ban`, a mapping of its fields, or None. Raises `ConfigError`."""
+    """Parse a `Ban`, a mapping of its fields, or None. Raises `ConfigError`."""
     if value is None or isinstance(value, Ban):
         return value
     if not isinstance(value, Mapping):
@@ -267,7 +267,7 @@ def check_takes_request(function: Function) -> Function:
 
 
 def check_refuses(on_denied: Function | None, *parameters: str) -> Function | None:
-    """Return the option ``on_denied`` if it accepts these parameters. Raises `ConfigError`."""
+    """Return ``on_denied`` if it accepts these parameters. Raises `ConfigError`."""
     if on_denied is not None and not accepts(on_denied, len(parameters)):
         name = getattr(on_denied, "__qualname__", None) or type(on_denied).__qualname__
         given = ", ".join(parameters)
@@ -291,7 +291,7 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise Python's `TypeError` for options that a function does not take, with a list of the valid ones."""
+    """Raise Python's `TypeError` for an unknown option, with a list of the valid ones."""
     for name in given:
         if name not in options.__annotations__:
             expected = expected_of(name, options.__annotations__)
@@ -299,7 +299,7 @@ def check_names(function: str, given: Mapping[str, object], options: type) -> No
 
 
 def show_options(function: Callable[..., Any], options: type, defaults: Mapping[str, object]) -> None:
-    """Make ``help`` show each option of a function as a parameter with its default."""
+    """Make ``help`` show each option of a function as a parameter."""
     plain = signature(function)
     own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     annotations = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
@@ -317,7 +317,7 @@ _HEADER_NAME = re.compile(f"(?!(?i:HTTP_)){_HEADER}", re.ASCII)
 
 @lru_cache(maxsize=1024)
 def check_part(name: str) -> tuple[str, ...]:
-    """Return the normalized alternatives in one part of a key. Raises `ConfigError`."""
+    """Return the normalized alternatives in a part of a key. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
     for label in labels:
         if label not in PARTS and not _HEADER_PART.fullmatch(label):
@@ -328,14 +328,14 @@ def check_part(name: str) -> tuple[str, ...]:
 
 
 def check_header(name: str) -> str:
-    """Return the name of a header as it is sent. Raises `ConfigError` if it is invalid, or spelled as in a WSGI environ."""
+    """Return the name of a header. Raises `ConfigError`, also for a spelling of WSGI."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r:.80} is not a header name, expected it as it is sent, such as x-forwarded-for")
     return name
 
 
 def check_secret(secret: str | None) -> bytes:
-    """Return the bytes that key the digests in the store, empty for None. Raises `ConfigError`, which omits the secret."""
+    """Return the key of digests, empty for None. Raises `ConfigError`, which omits the secret."""
     key = (secret or "").encode()
     if secret is not None and not 16 <= len(key) <= 64:
         raise ConfigError("expected a secret of 16 to 64 bytes")

@@ -33,11 +33,8 @@ class Oddity(NamedTuple):
 
 
 def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: bool = False) -> Iterator[Oddity]:
-    """Yield what is suspicious about rules and their listed callers.
-
-    ``identifies`` is true if the application also identifies callers with ``identify``.
-    """
-    known = set(rules.tiers) if identifies else rules.callers.tiers()
+    """Yield what is suspicious. ``identifies`` is true if the application also identifies callers."""
+    known = set(rules.tiers) if identifies else {caller.tier for caller in rules.callers.every()}
     every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
     for tier in rules.tiers:
         if tier != DEFAULT_TIER and tier not in known:
@@ -56,7 +53,7 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
             yield Oddity(rule, ("key",), "counts by caller, but no callers are listed, expected some")
     yield from _callers(rules, callers)
     yield from _inventable(rules, identifies=identifies)
-    if not identifies and "high" not in rules.callers.priorities():
+    if not identifies and all(caller.priority != "high" for caller in rules.callers.every()):
         high = {rule.name for rule in every if rule.priority == "high"}
         for rule in [rule for rule in every if rule.reserve and rule.name not in high]:
             yield Oddity(rule, ("reserve",), "no listed caller has high priority, so the reserve is never used")
@@ -76,13 +73,13 @@ def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
 
 
 Find = Callable[[Rule, str], Sequence[Rule]]
-"""Finds rules that may cover a rule at one of its paths, in the order of the tier."""
+"""Rules that may cover a rule at one of its paths, in the order of the tier."""
 
 
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield each rule that exempt rules cover in all its tiers, and the first of these exempt rules.
+    """Yield each rule that exempt rules cover in all its tiers, and the first of these.
 
-    Ignores tiers that are not ``known``, because nothing applies there.
+    Nothing applies in tiers that are not ``known``.
     """
 
     def finder(of_tier: Sequence[Rule]) -> Find:
@@ -135,7 +132,6 @@ def _by_replaced(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
 def _switched_off(
     rules: RuleSet, known: Collection[str], finder: Callable[[Sequence[Rule]], Find]
 ) -> Iterator[tuple[Rule, Rule]]:
-    """``finder`` makes the search for covering rules among the rules of a tier."""
     found: dict[int, tuple[Rule, list[Rule | None]]] = {}
     for tier, of_tier in rules.tiers.items():
         if tier == DEFAULT_TIER or tier in known:
@@ -245,13 +241,12 @@ def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, s
 _AT_A_BORDER = ("fixed_window", "sliding_window")
 """Algorithms that can admit two counts at the border of two windows."""
 MOST_COMPARED = 100
-"""Bounded, because each of thousands may be tighter in another way."""
 _FIXED_LENGTHS = (None, *ALIGNED)
 """Alignments with windows of equal length, unlike days in a time zone."""
 
 
 def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
-    """Yield the index of each limit that never refuses, and a limit that refuses first: the earlier of two equal ones."""
+    """Yield the index of each limit that never refuses, and a limit that refuses first."""
     for place, limit in enumerate(limits):
         for other_place, other in enumerate(limits):
             if other_place != place and is_tighter(other, limit) and (other_place < place or not is_tighter(limit, other)):
@@ -260,10 +255,10 @@ def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
 
 
 def is_tighter(limit: Limit, other: Limit) -> bool:
-    """True if ``limit`` never admits what ``other`` refuses, given the same requests and costs. False if unknown.
+    """True if ``limit`` certainly never admits what ``other`` refuses, given the same requests and costs.
 
-    A bucket that drains faster never has more debt than a slower one. So it has room when the other has, if its burst is at
-    least what the other can admit at once.
+    A bucket that drains faster never has more debt. So it has room when the other has, if its burst is at least what the other
+    can admit at once.
     """
     if not (limit.count and other.count and limit.period and other.period):
         return not limit.count or (not (limit.period or other.period) and limit.burst <= other.burst)
@@ -286,7 +281,7 @@ def _window(limit: Limit) -> tuple[str, int, int, str | None]:
 
 
 def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield each rule of a tier that never refuses, and a rule that refuses first: the earlier of two equal ones."""
+    """Yield each rule of a tier that never refuses, and a rule that refuses first."""
     compared = [rule for rule in of_tier if _is_compared(rule)]
     places = {id(rule): place for place, rule in enumerate(compared)}
     coverage = Coverage([rule for rule in compared if not rule.shadow], _kind)
@@ -339,7 +334,7 @@ _Sorts = frozenset[object]
 
 
 def _sorts(rule: Rule) -> _Sorts:
-    """Sliding windows and limits in flight are tighter only than their own sort. See `is_tighter`."""
+    """Sliding windows and limits in flight are tighter only than their own sort."""
     limits = [limit for limit in rule.every_limit if not limit.period or limit.algorithm == "sliding_window"]
     return frozenset([_window(limit) if limit.period else None for limit in limits])
 
@@ -398,9 +393,9 @@ _Methods = frozenset[str] | None
 
 
 class Coverage:
-    """Index of rules by the requests they match. Excludes rules with ``when``, whose requests are unknown.
+    """Index of rules by the requests they match, so that few of thousands are compared.
 
-    Searches return only rules of the same ``kind``.
+    Excludes rules with ``when``, whose requests are unknown. Searches return only rules of the same ``kind``.
     """
 
     def __init__(self, rules: Iterable[Rule], kind: Callable[[Rule], Hashable] = lambda _: None) -> None:
@@ -423,16 +418,13 @@ class Coverage:
                 groups.setdefault(rule.methods, _Group()).add(rule)
 
     def around(self, rule: Rule, path: str) -> list[Rule]:
-        """Return the rules that may match all clients of ``rule`` at one of its paths, in order.
-
-        Further rules for the same requests are omitted.
-        """
+        """Return rules that may match all clients of ``rule`` at one of its paths, in order, one for the same clients."""
         groups = self._fewest(rule, [path])
         found = {id(other): other for _, group in groups for other in group.telling_there(rule)}
         return sorted(found.values(), key=lambda other: self._places[id(other)])
 
     def covering(self, rule: Rule) -> Iterator[Rule]:
-        """Yield the rules that may match all requests of ``rule``. Further rules for the same requests are omitted."""
+        """Yield rules that may match all requests of ``rule``, one for the same requests."""
         for group in self._covering(rule):
             yield from group.telling(rule)
 
@@ -447,10 +439,7 @@ class Coverage:
                 yield group
 
     def _fewest(self, rule: Rule, paths: Sequence[str]) -> Sequence[tuple[_Methods, _Group]]:
-        """Return the smallest set of groups that contains all rules that cover ``rule``.
-
-        A covering rule covers every path and network, so it is enough to search the pair with the fewest matches.
-        """
+        """A covering rule covers every path and network, so it is enough to search the pair with the fewest matches."""
         fewest: Sequence[tuple[_Methods, _Group]] = ()
         least = -1
         for network in tuple(_networks(rule)) or (None,):
@@ -487,16 +476,14 @@ class _Group:
                 same.append(rule)
 
     def telling_there(self, rule: Rule) -> Iterator[Rule]:
-        """Omit ``rule`` and further rules for the same clients."""
         return _one_of_each(self._by_clients, rule)
 
     def telling(self, rule: Rule) -> Iterator[Rule]:
-        """Omit ``rule`` and further rules for the same requests."""
         return _one_of_each(self._by_requests, rule)
 
 
 _ENOUGH = 2
-"""Rules kept for the same requests. One may be the rule in question."""
+"""Rules kept for the same requests, as one may be the rule in question."""
 
 
 def _one_of_each(told: dict[Hashable, list[Rule]], rule: Rule) -> Iterator[Rule]:
@@ -507,7 +494,6 @@ def _one_of_each(told: dict[Hashable, list[Rule]], rule: Rule) -> Iterator[Rule]
 class _Node:
     def __init__(self) -> None:
         self.groups: dict[Any, dict[_Methods, _Group]] = {}
-        """Rules whose pattern ends here."""
         self.children: dict[str, _Node] = {}
 
     def below(self, path: tuple[str, ...]) -> _Node:

@@ -28,9 +28,8 @@ class Changes(NamedTuple):
     removed: tuple[str, ...]
     changed: tuple[str, ...]
     begun_anew: tuple[str, ...]
-    """Rules that use new buckets, with the reason. Usage in the old buckets is lost."""
+    """Rules that lose their usage because they have new buckets, with the reason."""
     callers: tuple[str, ...]
-    """Callers that were added, removed or changed."""
 
     def __str__(self) -> str:
         named = zip(("added", "removed", "changed", "buckets reset", "callers changed"), self)
@@ -38,7 +37,7 @@ class Changes(NamedTuple):
 
 
 def changes(before: RuleSet, after: RuleSet) -> Changes:
-    """Return the differences between two rule sets."""
+    """Compare two rule sets."""
     old, new = _by_name(before), _by_name(after)
     both = [name for name in new if name in old]
     changed = [name for name in both if old[name] != new[name]]
@@ -86,11 +85,11 @@ _DIGITS = 12
 """48 bits, which a float holds exactly."""
 _IN_LIMITS = ("limits", "qps", "qpm", "qph", "qpd", "concurrency")
 _OF_GIVEN_LIMITS = ("algorithm", "align", "lease")
-"""Part of written limits, so omitted unless limits can be given at run time."""
+"""Part of written limits, and omitted unless a callable gives limits."""
 
 
 def digest(rules: RuleSet) -> str:
-    """Return the SHA-256 of the canonical form of a rule set, as 64 hex digits."""
+    """Return the SHA-256 of the `canonical` form, as 64 hex digits."""
     return sha256(canonical(rules).encode()).hexdigest()
 
 
@@ -106,7 +105,7 @@ def revision(rules: RuleSet) -> int:
 
 
 def canonical(rules: RuleSet) -> str:
-    """Return the canonical form of a rule set: JSON with sorted keys, and callables by name."""
+    """Return a rule set as JSON with sorted keys, and callables by name."""
     tiers = [f"{_text(tier)}:[{','.join(map(_rule, of_tier))}]" for tier, of_tier in sorted(rules.tiers.items())]
     callers = sorted(map(_caller, rules.listed_callers))
     return f'{{"callers":[{",".join(callers)}],"tiers":{{{",".join(tiers)}}}}}'

@@ -69,7 +69,7 @@ _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT
 _METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 _EVERY_METHOD = ("ALL", "ANY")
 _NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
-"""Options of buckets, which a rule that is only adaptive does not have."""
+"""Options of buckets, which a rule that is only adaptive lacks."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
 
@@ -105,7 +105,6 @@ def _check_pattern(pattern: object) -> None:
 
 
 def _named_parts(value: object) -> object:
-    """Reject common misconceptions about keys."""
     if isinstance(value, list | tuple):
         ConfigError.check_each(value, _check_named_part)
     else:
@@ -143,11 +142,10 @@ def _condition(value: object) -> When | None:
 
 
 _placed_rules: WeakValueDictionary[int, Rule] = WeakValueDictionary()
-"""Limits of decorators, dependencies and throttles that are in use."""
 
 
 def placed_rules() -> list[Rule]:
-    """Return the limits of decorators, dependencies and throttles. Throttles by rate appear with their first request."""
+    """Return the limits of decorators, dependencies and throttles; those by rate from their first request on."""
     return list(_placed_rules.values())
 
 
@@ -249,13 +247,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def limits_by(self) -> LimitsBy | None:
-        """Callable that returns the limits of a request. The written limits apply if its result is invalid."""
+        """Callable that returns the limits of a request; the written ones apply if its result is invalid."""
         return self._limits_by
 
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
         """Return this rule with limits given at run time. Raises `ConfigError` if it cannot have them.
 
-        The rule's ``algorithm``, ``align`` and ``lease`` apply as far as the limits support them.
+        Its ``algorithm``, ``align`` and ``lease`` apply as far as the limits support them.
         """
         suited = tuple([self._suited(limit) for limit in limits])
         buckets = self._checked("limits", buckets_of, suited)
@@ -328,7 +326,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._checked("limits", buckets_of, self.every_limit)
 
     def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
-        """Return the buckets for a priority: the same ones, with less room if a share is reserved."""
+        """Return the buckets for a priority, with less room if a share is reserved."""
         return self.buckets if self.reserve is None else self._graded[self.priority or priority]
 
     @cached_property
@@ -336,47 +334,47 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
 
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
-        """Call ``make``. Its `ConfigError` names the rule and the field."""
+        """Errors of ``make`` name the rule and the field."""
         try:
             return make(value)
         except ConfigError as error:
             raise ConfigError.at((field, *error.field), error.reason, f"rule {self.name!r}") from error
 
     def key_asks(self, label: str) -> bool:
-        """True if ``label`` is a part of the key, or an alternative in one."""
+        """True if ``label`` is in the key, also as an alternative."""
         return any(label in check_part(part) for part in self.key)
 
     @cached_property
     def kind(self) -> Literal["rule", "limit"]:
-        """Type of the owner in keys: ``limit`` for decorators, dependencies and throttles."""
+        """Type of the owner in keys: ``limit`` for limits in code."""
         return "rule"
 
     @cached_property
     def given_parts(self) -> tuple[str, ...]:
-        """Names of further key parts. The application passes their values with each request."""
+        """Further key parts, whose values the application passes with each request."""
         return ()
 
     @property
     def counted_by(self) -> tuple[str, ...]:
-        """All parts of the keys: those of ``key``, and those that the application passes."""
+        """All parts of the keys."""
         return (*(part for part in self.key if part != "global" or not self.given_parts), *self.given_parts)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields changed. Cached values are computed again."""
+        """Return a copy with some fields changed, without cached values."""
         copied = super().model_copy(update=update, deep=deep)
         for name in vars(copied).keys() - type(self).model_fields.keys() - {"kind", "given_parts"}:
             del vars(copied)[name]
         return copied
 
     def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
-        """Register this rule as the limit of a decorator, a dependency or a throttle, and return it."""
+        """Register this rule as a limit in code, and return it."""
         vars(self).update(kind="limit", given_parts=given_parts)
         _placed_rules[id(self)] = self
         return self
 
     @cached_property
     def rule_set(self) -> RuleSet:
-        """The rule set that contains the rule. A rule outside of any set has its own."""
+        """The rule set that contains the rule, or one with the rule alone."""
         return RuleSet([self])
 
     @cached_property
@@ -435,7 +433,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def needs_asyncio(self) -> str | None:
-        """Option that needs an event loop of asyncio in async code; None for a rule that needs none."""
+        """Option that needs asyncio in async code; None if the rule needs none."""
         needed = {"max_delay": self.max_delay is not None, "adaptive": self.adaptive is not None, "per": self.per == "message"}
         return next((option for option, is_given in needed.items() if is_given), None)
 
@@ -449,7 +447,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self.methods is None or method in self.methods
 
     def misspelt_methods(self) -> Iterator[tuple[str, str]]:
-        """Yield methods that are probably misspelt, each with a suggestion. Any name is valid."""
+        """Yield methods that are probably misspelt, each with a suggestion."""
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
             if method in _EVERY_METHOD:
                 yield method, "no methods, which means all"
@@ -458,16 +456,16 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_own_cost(self) -> bool:
-        """True if the rule counts units other than requests, so that `Decision.settle` applies to it."""
+        """True if the rule counts units other than requests, so that `Decision.settle` applies."""
         return self.cost != 1
 
     @property
     def max_wait_us(self) -> int:
-        """Longest delay, in whole µs; 0 if requests don't wait."""
+        """Longest delay in µs, 0 for none."""
         return math.ceil((self.max_delay or 0) * 1_000_000)
 
     def cost_of(self, request: Request) -> int:
-        """Return the cost of a request. Raises `TypeError` or `ValueError` if a callable returns an invalid one."""
+        """Return the cost of a request. Raises `TypeError` or `ValueError` for an invalid one."""
         if not callable(self.cost):
             return self.cost
         cost = self.cost(request)
@@ -555,7 +553,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             yield "reserve", "has a max_delay, which queues requests regardless of priority, expected no reserve"
 
     def _wrong_delay(self, max_delay: float) -> Iterator[tuple[str, str]]:
-        """Only some buckets can book turns, one at a time."""
         if not max_delay:  # 0 is valid beside ``adaptive``, and the default of `Limiter.adaptive`
             if self.adaptive is None:
                 message = f"rule {self.name!r}: max_delay: {max_delay:g} is not a delay, {_DELAY_EXPECTED}"
@@ -577,7 +574,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
 
 def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:
-    """Return the rules and decorators that apply to a request: those that no other one replaces.
+    """Return the rules and decorators that apply to a request.
 
     A replaced rule replaces nothing. If rules replace each other, the first one applies; decorators come first.
     """
@@ -650,15 +647,10 @@ class RuleSet:
         for rule in listed:
             vars(rule)["rule_set"] = self
         self.source = ""
-        """Path that the rules were read from; empty if none."""
         self.files_digest = b""
-        """Digest of the names and contents of these files."""
 
     def detach(self) -> None:
-        """Remove the references from rules to this set, so that reference counting frees it.
-
-        Only for sets whose rules are not used elsewhere: their `Rule.rule_set` is another set afterwards.
-        """
+        """Remove references from rules to this set, so that reference counting frees it, if no one else uses the rules."""
         for of_tier in self.tiers.values():
             for rule in of_tier:
                 vars(rule).pop("rule_set", None)

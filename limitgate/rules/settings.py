@@ -38,20 +38,24 @@ from limitgate.rules.options import OnError, check_header, check_secret, check_t
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
-"""Variable with the path of a file of further variables."""
 
 SHORTEST_RELOAD = 0.01
 
 
+def _json(value: str, start: str, expected: str) -> Any:
+    """Parse JSON that starts so; None for other text."""
+    try:
+        return json.loads(value) if value.lstrip().startswith(start) else None
+    except ValueError as error:
+        raise ConfigError(expected) from error
+
+
 def _listed(value: object) -> object:
-    """JSON, or separated by commas."""
     if not isinstance(value, str):
         return value
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ConfigError('expected a list, in JSON ["10.0.0.1", "::1"] or separated by commas 10.0.0.1, ::1') from error
+    listed = _json(value, "[", 'expected a list, in JSON ["10.0.0.1", "::1"] or separated by commas 10.0.0.1, ::1')
+    if listed is not None:
+        return listed
     items = [item for item in (part.strip() for part in value.split(",")) if item]
     if spaced := next((item for item in items if len(item.split()) > 1), None):
         raise ConfigError(f"{spaced!r:.80} contains spaces, expected commas between entries")
@@ -59,14 +63,11 @@ def _listed(value: object) -> object:
 
 
 def _mapped(value: object) -> object:
-    """JSON, or ``A=B`` pairs separated by commas."""
     if not isinstance(value, str):
         return value
-    if value.lstrip().startswith("{"):
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ConfigError('expected a mapping, as JSON {"A": "B"}, or without braces A=B, C=D') from error
+    mapped = _json(value, "{", 'expected a mapping, as JSON {"A": "B"}, or without braces A=B, C=D')
+    if mapped is not None:
+        return mapped
     pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
     if any(not equals for _, equals, _ in pairs):
         raise ConfigError("expected a mapping such as A=B, C=D")
@@ -74,7 +75,6 @@ def _mapped(value: object) -> object:
 
 
 def _duration(value: object) -> object:
-    """Numbers stay as they are, also as text."""
     if isinstance(value, str):
         with suppress(ValueError):
             float(value)
@@ -88,7 +88,6 @@ def _duration(value: object) -> object:
 
 
 def _no_bool(value: object) -> object:
-    """Python counts true and false as numbers."""
     if isinstance(value, bool):
         raise ConfigError(f"expected a number, not {value!r}")
     return value
@@ -214,7 +213,7 @@ class Settings(BaseSettings):
 
     @property
     def header_styles(self) -> tuple[Style, ...]:
-        """The styles of rate headers, under the names that are wanted."""
+        """The styles of rate headers, with ``header_names``."""
         return renamed_styles(self.headers, self.header_names)
 
     @property
@@ -235,12 +234,12 @@ class GateSettings(Settings):
 
 
 def naming_variable(error: ConfigError, option: str, given: Container[str]) -> ConfigError:
-    """Return the error of an option that is checked later, with its variable unless the option was given in code."""
+    """Return the error of an option, with its variable unless the option was given in code."""
     return error if option in given else ConfigError(f"{error} (from the variable {PREFIX}{option.upper()})", (option,))
 
 
 def named_env_file() -> str | None:
-    """Return the file that ``LIMITGATE_ENV_FILE`` names, or None. Raises `ConfigError` if the file does not exist."""
+    """Return the file that ``LIMITGATE_ENV_FILE`` names. Raises `ConfigError` if it does not exist."""
     name = os.environ.get(ENV_FILE)
     if name and not os.path.isfile(name):  # noqa: PTH113 - the name stays text
         raise ConfigError(f"{ENV_FILE}: {name!r:.200} is not a file, expected the path of one")
@@ -262,7 +261,7 @@ def warn_about_environment() -> None:
 
 
 def server_options() -> list[str]:
-    """Return the server's options, as far as the command line and ``GUNICORN_CMD_ARGS`` show them."""
+    """Return the options on the server's command line and in ``GUNICORN_CMD_ARGS``."""
     return [*sys.argv[1:], *os.environ.get("GUNICORN_CMD_ARGS", "").split()]
 
 
@@ -275,12 +274,12 @@ def _values(option: str, *variables: str) -> list[str]:
 
 
 def trusted_by_server() -> list[str]:
-    """Return the proxies whose forwarding header the server accepts, as far as command line and environment show them."""
+    """Return the proxies whose forwarding header the server accepts, as far as its options show them."""
     return [value for value in _values("--forwarded-allow-ips", "FORWARDED_ALLOW_IPS") if value]
 
 
 def workers_of_server() -> int:
-    """Return the number of the server's workers, as far as command line and environment show it."""
+    """Return the number of the server's workers, as far as its options show it."""
     short = [each.removeprefix("-w") for each in server_options() if each.startswith("-w")]
     told = [*_values("--workers", "WEB_CONCURRENCY"), *_values("-w"), *short]
     return max((int(count) for count in told if count.isascii() and count.isdigit()), default=1)

@@ -25,44 +25,34 @@ Some file systems' clocks tick every 2 s, so a second change may keep the times.
 
 
 class RuleSource(Protocol):
-    """A place that holds a rule set, which may change."""
+    """A place of a rule set that may change."""
 
     name: str
-    """Name of the place in log lines."""
 
     def has_changed(self) -> bool:
         """True once for each new content that two consecutive polls agree on."""
 
     def load(self) -> RuleSet | None:
-        """Return the rule set, or None if it has changed since the poll. Raises `ConfigError` if it is invalid."""
+        """Return the rule set, or None if it has changed since the poll. Raises `ConfigError`."""
 
     def forget(self) -> None:
         """Treat the current content as changed."""
 
 
-class Stamp(NamedTuple):
-    """Identity of a file. A change alters at least one field, unless the clock has not advanced."""
-
-    name: str
-    real_path: str
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int
-    """No tool resets it."""
+Stamp = tuple[str, str, int, int, int, int, int]
+"""Identity of a file: name, real path, device, inode, size, and ns of modification and change, which no tool resets."""
 
 
 class Reading(NamedTuple):
     """Result of one poll."""
 
     stamps: tuple[Stamp | str, ...]
-    """A stamp for each file, or the reason why there is none."""
+    """Stamps of files, or the reasons why there are none."""
     digest: bytes
 
 
 class Watch:
-    """Detects new content from consecutive readings. Pure: times are seconds on one monotonic clock.
+    """Detects new content from consecutive readings. Times are seconds on one monotonic clock.
 
     ``known`` is the digest of the content in use; None if any content is new.
     """
@@ -78,7 +68,7 @@ class Watch:
         return last is not None and last == (stamps, self.known) and at - self._changed_at > SETTLED
 
     def note(self, reading: Reading, at: float) -> bool:
-        """Record a reading. Return True if it is the second of new content, which is known from then on."""
+        """Record a reading. True if it is the second of new content, which is known from then on."""
         if reading != self._last:
             if self._last is None or reading.stamps != self._last.stamps:
                 self._changed_at = at
@@ -90,7 +80,7 @@ class Watch:
         return True
 
     def forget(self) -> None:
-        """Treat any content as new."""
+        """See `RuleSource`."""
         self.known = None
 
 
@@ -110,8 +100,7 @@ class WatchedFiles:
         try:
             files = self._list_files()
         except ConfigError as error:
-            missing = str(error)
-            return self._watch.note(Reading((missing,), missing.encode(errors="backslashreplace")), at)
+            return self._watch.note(Reading((str(error),), _encoded(error)), at)
         stamps = tuple(map(_stamp, files))
         return not self._watch.knows(stamps, at) and self._watch.note(Reading(stamps, _digest(files)), at)
 
@@ -147,11 +136,10 @@ class WatchedRules(WatchedFiles):
         return rules
 
     def _stand_still(self) -> bool:
-        """True if the content is that of the last poll."""
         try:
             return self.is_known(_digest(files_at(self._path)))
         except ConfigError as error:
-            return self.is_known(str(error).encode(errors="backslashreplace"))
+            return self.is_known(_encoded(error))
 
 
 def _stamp(file: Path) -> Stamp | str:
@@ -160,16 +148,18 @@ def _stamp(file: Path) -> Stamp | str:
         real_path = os.path.realpath(file)
     except OSError as error:
         return f"{file}: {error.strerror}"
-    return Stamp(str(file), real_path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return str(file), real_path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _digest(files: Iterable[Path]) -> bytes:
-    return digest_of([(file, _content(file)) for file in files])
+    def content(file: Path) -> bytes:
+        try:
+            return read_bytes(file)
+        except OSError as error:
+            return _encoded(f"{file}: {error.strerror}")
+
+    return digest_of([(file, hashlib.sha256(content(file)).digest()) for file in files])
 
 
-def _content(file: Path) -> bytes:
-    try:
-        content = read_bytes(file)
-    except OSError as error:
-        content = f"{file}: {error.strerror}".encode(errors="backslashreplace")
-    return hashlib.sha256(content).digest()
+def _encoded(text: object) -> bytes:
+    return str(text).encode(errors="backslashreplace")
