@@ -24,10 +24,7 @@ _made: dict[str, tuple[Any, Any]] = {}
 
 
 def application(name: str) -> Any:
-    """Import an application, or call its factory: ``create_app`` or ``create_app("test")``.
-
-    Raises `click.UsageError` if the name is invalid or the import fails.
-    """
+    """Import an application, or call its factory: ``create_app`` or ``create_app("test")``. Raises `click.UsageError`."""
     module, colon, expression = name.partition(":")
     if not (colon and module and expression):
         raise click.UsageError(f"{name!r:.80} is not the name of an application, {EXPECTED}")
@@ -69,7 +66,6 @@ def _called(name: str, expression: str) -> tuple[str, tuple[list[Any], dict[str,
 
 
 def _check_arguments(name: str, factory: Any, args: list[Any], options: dict[str, Any]) -> None:
-    """Raises `click.UsageError` for arguments that a factory does not take."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # not a function, or one in C
@@ -83,7 +79,7 @@ def _check_arguments(name: str, factory: Any, args: list[Any], options: dict[str
 
 
 def _is_factory(found: Any) -> bool:
-    """True if every parameter has a default. Servers pass two or three arguments to an application."""
+    """True if every parameter has a default. Servers pass arguments to an application."""
     if not inspect.isroutine(found):
         return False
     try:
@@ -101,7 +97,7 @@ def look_here() -> None:
 
 
 def inwards(app: Any) -> Iterator[Any]:
-    """Yield an application and those it wraps, outermost first. A wrapper that contains itself ends the search."""
+    """Yield an application and those it wraps, outermost first."""
     known = set()
     while app is not None and id(app) not in known:
         known.add(id(app))
@@ -117,7 +113,7 @@ def is_of_django(app: object) -> bool:
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """Return the routes of an application of any framework, inside its middleware; none if it shows none."""
+    """Return the routes of an application of any framework, none if it shows none."""
     if any(map(is_of_django, inwards(app))):
         from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
 
@@ -165,9 +161,9 @@ RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application
 
 
 def rules_named(name: str) -> RuleSet:
-    """Return the rules at a path, or of ``MODULE:NAME``: a `RuleSet`, a list of `Rule`, or an application with a gate.
+    """Return the rules at a path, or of ``MODULE:NAME``, which is a list or an application with a gate.
 
-    Raises `ConfigError` like `load_rules`, and `click.UsageError` if there are no rules.
+    Raises `ConfigError`, and `click.UsageError` if there are no rules.
     """
     if not is_in_python(name):
         return load_rules(name)
@@ -181,7 +177,7 @@ def rules_named(name: str) -> RuleSet:
 
 
 def is_rules(found: object) -> bool:
-    """True for rules in Python, which `rules_of` accepts."""
+    """True for rules in Python."""
     return isinstance(found, RuleSet | Rule | list | tuple)
 
 

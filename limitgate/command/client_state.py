@@ -35,27 +35,25 @@ from limitgate.rules.settings import Settings
 from limitgate.stores.base import SyncConfigStore
 
 Options = Mapping[str, Any]
-"""Options of the command line by name: those of `store_options` or `state_options`. None if omitted."""
+"""Options of the command line by name, None if omitted."""
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
-"""Characters that servers never pass on in a value (RFC 9110 section 5.5)."""
+"""Characters that no value has (RFC 9110 section 5.5)."""
 _ANY_LIMIT = ["1/second"]
-"""Stands for limits from run time: a ban holds for the bucket whatever they are, and charges nothing."""
+"""Stands for limits from run time, as a ban holds for the bucket whatever they are."""
 _PLACEHOLDERS = frozenset("{<*^")
-"""Characters of route templates in any framework."""
+"""Characters of route templates."""
 _VALUE = re.compile(r"[0-9@]")
-"""A path segment with one of these is probably a value."""
 _WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
 """Words of routes that contain digits, such as ``v2`` and ``oauth2``."""
 
 
-class Timeout(click.FloatRange):
+class _Timeout(click.FloatRange):
     """Seconds, or text such as ``500ms``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a timeout in seconds."""
         with suppress(ConfigError):
             value = as_seconds(value, self.name)
         return super().convert(value, param, ctx)
@@ -64,7 +62,7 @@ class Timeout(click.FloatRange):
 timeout_option = click.option(
     "--timeout",
     default=2.0,
-    type=Timeout(0, 60, min_open=True),
+    type=_Timeout(0, 60, min_open=True),
     metavar="SECONDS",
     help="How long to wait for the store.",
     show_default=True,
@@ -75,7 +73,7 @@ app_option = click.option(
 
 
 def store_options(verb: Verb) -> Verb:
-    """Add the options that select a store and its keys; by default, those of the service."""
+    """Add the options that select a store and its keys."""
     return _decorated(
         verb,
         app_option,
@@ -92,7 +90,7 @@ def store_options(verb: Verb) -> Verb:
 
 
 def state_options(verb: Verb) -> Verb:
-    """Add the options that select one client's state, and the arguments KEY and LIMIT."""
+    """Add the options that select one client's state."""
     return _decorated(
         store_options(verb),
         click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
@@ -143,14 +141,12 @@ class ClientState(NamedTuple):
     """State of one client."""
 
     name: str
-    """Name in output, with the client masked."""
     keys: Sequence[str]
     bucket: RuleBucket | _KeyBucket
     if_unused: str | None = None
-    """What to check if the bucket is unused; None if it is certainly the right one."""
 
     def hint(self) -> str | None:
-        """Return ``if_unused`` if the bucket is unused."""
+        """Return what to check if the bucket is unused, and perhaps the wrong one."""
         if self.if_unused is None:
             return None
         decision = self.bucket.peek()
@@ -158,7 +154,7 @@ class ClientState(NamedTuple):
 
 
 class Opened:
-    """The open store of a service. ``service`` is None without rules or application."""
+    """The open store of a service, if it has rules or an application."""
 
     def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
         self.service = named
@@ -169,7 +165,7 @@ class Opened:
         self.limiter = Limiter(store, timeout=timeout, key_prefix=settings.key_prefix, secret=secret)
 
     def bucket(self, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-        """Return one client's bucket, as the gate of the service counts. Raises `ConfigError` like `Limiter.bucket`."""
+        """Return one client's bucket, as the service counts. Raises `ConfigError`."""
         settings = self._settings
         operations = rule_bucket(
             rule,
@@ -189,7 +185,7 @@ class Opened:
 
 @contextmanager
 def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
-    """Open the store that the options select. Raises `click.UsageError` if it is unusable."""
+    """Open the store that the options select. Raises `click.UsageError`."""
     if rules is None and options.get("rule") and options["app"] is None:
         rules = os.environ.get("LIMITGATE_RULES")
     chosen = {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
@@ -207,14 +203,11 @@ def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
 
 
 Use = Literal["peek", "reset", "ban"]
-"""What a verb does: a reset needs the client's own limits, a peek shows them, a ban or pardon needs none."""
+"""A reset needs the client's own limits, a peek shows them, a ban or pardon needs none."""
 
 
 def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
-    """Return the state that the options select.
-
-    Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
-    """
+    """Return the state that the options select. Raises `click.UsageError` and `ConfigError`."""
     words, rule = options["words"], options["rule"]
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
@@ -231,14 +224,13 @@ def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
 
 
 def _by_options(message: str) -> str:
-    """Replace argument names of `Limiter.bucket` in a message by the options of the command."""
+    """Replace arguments of `Limiter.bucket` in a message by options of the command."""
     message = re.sub(r"headers=\{'(.+?)': \.\.\.\}", r"-H '\1: ...'", message)
     message = re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
     return re.sub(r"--given\{'(.+?)': \.\.\.\}", r"--given \1=...", message)
 
 
 def _limits(texts: Sequence[str], options: Options) -> list[Limit | str]:
-    """The limits of a Limiter's key, with the options of the command line."""
     named = {"algorithm": options["algorithm"], "align": options["align"]}
     chosen: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     try:
@@ -293,10 +285,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
 
 
 def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:
-    """Tell that a caller named by its id may have own limits, which only ``identify`` knows.
-
-    Raises `click.UsageError` for a reset, which would miss its windows.
-    """
+    """A caller named by its id may have own limits, which only ``identify`` knows, and which a reset would miss."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
     if use == "ban" and _has_one_bucket(rule):
@@ -312,7 +301,7 @@ def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use)
 
 
 def _has_one_bucket(rule: Rule) -> bool:
-    """True if all limits of the rule, also those from run time, share a bucket, and so a ban."""
+    """True if all limits, also those from run time, share a bucket, and so a ban."""
     return (rule.algorithm is None or ALGORITHMS[rule.algorithm] is gcra) and not any(each.suffix for each in rule.buckets)
 
 
@@ -334,7 +323,7 @@ def _request(asked: Service, options: Options) -> Request:
 
 
 def _rule(asked: Service, name: str, caller: Caller | None, options: Options) -> Rule:
-    """Prefer the rule of the client's tier, if it is known. May be a limit in code."""
+    """Prefer the rule of the client's tier. It may be a limit in code."""
     rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"] or "LIMITGATE_RULES"
     if tier is not None and tier not in rules.tiers:
         raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
@@ -379,10 +368,7 @@ def _as_sent(value: str) -> str:
 
 
 def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
-    """Possible values of the path in the key: templates of routes, None for the rule's pattern.
-
-    Raises `click.UsageError` for a path that the rule does not match, or that selects no single bucket.
-    """
+    """Possible values of the path in the key: templates of routes, None for the rule's pattern."""
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None:
@@ -405,7 +391,7 @@ def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]
 
 
 def target_of(text: str) -> tuple[str, str | None]:
-    """Split a URL or path into the target (path and query) and the host, if any."""
+    """Split a URL or path into the target and the host, if any."""
     scheme, mark, rest = text.partition("://")
     if not (mark and scheme.isalpha()):
         return text.partition("#")[0], None
@@ -421,7 +407,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """Raises `click.UsageError` for the path of a single request, because services count by the route's template."""
+    """Services count by the route's template, so the path of a single request is an error."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]
@@ -437,7 +423,6 @@ def _template_of(rule: Rule, path: str) -> str:
 
 
 def _probable_template(rule: Rule, sent: str) -> str:
-    """Replace segments by placeholders where the rule has them, or if they look like values."""
     given = sent.split("/")
     for pattern in rule.paths:
         *first, last = pattern.split("/")
@@ -453,12 +438,12 @@ def _or_placeholder(segment: str) -> str:
 
 
 def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
-    """Return the fields of a ban for ``--json``. ``now`` is the Unix time in seconds."""
+    """Return the fields of a ban for ``--json``, at a Unix time."""
     return {"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason, "by": ban.by}
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn if a rule has a bucket for each route, but the output is that of its pattern."""
+    """Warn if a service with known routes has other buckets of a rule."""
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(

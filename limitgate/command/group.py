@@ -67,9 +67,8 @@ class _Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. Maps invalid rules to exit status 1, and a store that does not answer to 3."""
         try:
-            with told_at_the_end():
+            with _told_at_the_end():
                 return super().invoke(ctx)
         except ConfigError as error:
             for mistake in error.every:
@@ -122,8 +121,6 @@ def _check_is_text(argument: str) -> None:
 
 
 class _Lines(logging.Handler):
-    """Keeps log lines, each with its last argument."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.told: list[tuple[str, str]] = []
@@ -137,7 +134,7 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def told_at_the_end() -> Iterator[None]:
+def _told_at_the_end() -> Iterator[None]:
     """Print the service's warnings when a verb ends, except those that repeat the store's error."""
     log, lines = logging.getLogger("limitgate"), _Lines()
     # Prevents Python from printing them itself.

@@ -20,7 +20,7 @@ _ORDER = re.compile(r"\s*::.*::")
 """A line that GitHub would run as a command, unlike ``::1``."""
 
 FOUND = 1
-"""Exit status: invalid rules, a request that would be refused, or a process that does not follow."""
+"""Exit status: invalid rules, or a request that would be refused."""
 WRONG_USAGE = 2
 NO_STORE = 3
 """Exit status: the store does not answer."""
@@ -31,7 +31,7 @@ NO_READER = 141
 
 
 def write(text: str, *, err: bool = False) -> None:
-    """Write a line. Raises `click.ClickException` if writing fails, for example on a full disk."""
+    """Write a line. Raises `click.ClickException`, for example on a full disk."""
     try:
         click.echo(text, err=err)
     except BrokenPipeError:
@@ -43,8 +43,7 @@ def write(text: str, *, err: bool = False) -> None:
 def say(*lines: str, err: bool = False) -> None:
     """Print lines, an empty one if there are none.
 
-    Lines may contain names from files and clients, so control characters and CI commands are escaped. No name may start a
-    line.
+    Names from files and clients may contain control characters and CI commands, so these are escaped, and start no line.
     """
     write("\n".join(map(printable, lines)), err=err)
 
@@ -60,7 +59,7 @@ def _escaped(line: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table without frames, two spaces between columns, so that other tools can cut and search it."""
+    """Print a table without frames, so that other tools can cut and search it."""
     from rich.console import Console  # noqa: PLC0415 - importing rich takes a third of the start-up time
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -78,7 +77,6 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
 
 
 def _cell(text: str) -> str:
-    """Escape text that may start a line."""
     text = printable(text)
     return text.replace(":", r"\x3a", 1) if _ORDER.match(text) else text
 
@@ -102,7 +100,7 @@ _AGES = FOR_EVER / 2e6
 
 
 def decision_fields(decision: Decision) -> dict[str, Any]:
-    """Return the fields of a decision for ``--json``. Times are seconds, windows are objects."""
+    """Return a decision for ``--json``, in seconds."""
     names = (
         "allowed",
         "limit",
@@ -122,7 +120,7 @@ def decision_fields(decision: Decision) -> dict[str, Any]:
 
 
 def window_fields(window: Window) -> dict[str, Any]:
-    """Return the fields of a window for ``--json``."""
+    """Return a window for ``--json``."""
     return window._asdict() | {name: _endless(getattr(window, name)) for name in ("reset_after", "retry_after")}
 
 
@@ -132,7 +130,7 @@ def _endless(number: float) -> float:
 
 
 def print_decision(decision: Decision) -> None:
-    """Print a decision: a line about enforced rules, one for each rule in shadow, and a table of windows."""
+    """Print a decision: the enforced rules, each rule in shadow, and a table of windows."""
     shadows: dict[str, bool] = {}
     for each in decision.standings:
         if not each.charge.enforced and each.charge.rule is not None:
@@ -165,7 +163,7 @@ def print_decision(decision: Decision) -> None:
 
 
 def is_banned(decision: Decision) -> bool:
-    """True if a ban refuses, because the used amounts don't show it."""
+    """True if a ban refuses, which the used amounts don't show."""
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
 
@@ -184,13 +182,13 @@ def _why(decision: Decision) -> str:
 
 
 def banned(by: str, retry_after: float) -> str:
-    """Describe a ban: its author, and the remaining time in seconds."""
+    """Describe a ban by its author and remaining seconds."""
     is_endless = _endless(retry_after) == math.inf
     return f"banned permanently by {by}" if is_endless else f"banned by {by} for {seconds(retry_after)} more"
 
 
 def seconds(number: float) -> str:
-    """Format a duration in seconds for people."""
+    """Format a duration for people."""
     if _endless(number) == math.inf:
         return "never"
     if number < 60:
@@ -203,7 +201,7 @@ def seconds(number: float) -> str:
 
 @contextmanager
 def logs_from(least: int) -> Iterator[None]:
-    """Suppress log lines of LimitGate below a level, while a gate is built that serves no requests."""
+    """Suppress log lines of LimitGate below a level, for a gate that serves no requests."""
     log = logging.getLogger("limitgate")
     level = log.level
     log.setLevel(max(level, least))

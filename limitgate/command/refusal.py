@@ -44,41 +44,36 @@ from limitgate.stores import MemoryStore, SyncStore
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 
-class Refused(NamedTuple):
-    """A bucket that may have refused. Usually there is one, because few rules share a tag."""
+class _Refused(NamedTuple):
+    """A bucket that may have refused."""
 
     rule: Rule
     tiers: Sequence[str]
     key: str
     caller: str | None
-    """Id of the listed caller, if the key shows it."""
     limits: Sequence[Limit]
-    """Limits of the client, as far as they are known."""
     decision: Decision | None
-    """Current state of the bucket; None without a store, or if a callable gives the limits."""
+    """None without a store, or if a callable gives the limits."""
     is_certain: bool
-    """False if the client may have other limits, so that the decision may be another one."""
+    """False if the client may have other limits, and so another decision."""
     ban: Ban | None
 
     @property
     def is_admitting(self) -> bool:
-        """True if a request would certainly be admitted."""
         return self.is_certain and self.decision is not None and self.decision.allowed
 
 
-class Resolved(NamedTuple):
+class _Resolved(NamedTuple):
     """An id, decoded and looked up."""
 
     id: RefusalId
-    found: Sequence[Refused]
+    found: Sequence[_Refused]
     is_state_known: bool
-    """False without a store."""
-    traces: Sequence[Trace] | None
-    """Log lines about the bucket; None if no log was searched."""
+    traces: Sequence[_Trace] | None
 
 
-def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> Resolved:
-    """Resolve an id with the rules of a service and its limits in code. The secret or the store has the key of ids.
+def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> _Resolved:
+    """Resolve an id with the rules of a service and its limits in code, and the key of ids in the secret or the store.
 
     Raises `click.UsageError` for an invalid id or a missing key, `ConfigError` if the store has no key, and `StoreError`.
     """
@@ -96,15 +91,15 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
         refusal, candidates = _read(text, keys, asked)
         bans = [] if opened is None else Journal(opened, settings.key_prefix, timeout).bans()
         found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
-    traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
-    return Resolved(refusal, found, opened is not None, traces)
+    traces = _search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
+    return _Resolved(refusal, found, opened is not None, traces)
 
 
 _Candidate = tuple[Rule, Sequence[str], str]
 """A rule, its tiers, and the key of its bucket without suffix."""
 
 
-def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: _Candidate, asked: Service) -> Refused:
+def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: _Candidate, asked: Service) -> _Refused:
     rule, tiers, key = candidate
     buckets, caller, is_certain = _limits_of(rule, tiers, key, asked)
     enforced = not (rule.shadow or asked.settings.shadow)
@@ -115,7 +110,7 @@ def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], cand
     charged = {charge.key for charge in charges}
     ban = next((ban for ban in bans if charged & set(ban.keys)), None)
     limits = [limit for bucket in buckets for limit in bucket.limits]
-    return Refused(rule, tiers, key, caller, limits, decision, is_certain, ban)
+    return _Refused(rule, tiers, key, caller, limits, decision, is_certain, ban)
 
 
 def _kept_keys(store: SyncConfigStore | None, key_prefix: str, timeout: float) -> list[RefusalKey]:
@@ -150,7 +145,7 @@ def _candidates(refusal: RefusalId, asked: Service) -> Iterator[_Candidate]:
         yield rule, tiers, f"{asked.settings.key_prefix}:{rule.name}:{refusal.digest}"
 
 
-def as_json(resolved: Resolved) -> dict[str, Any]:
+def as_json(resolved: _Resolved) -> dict[str, Any]:
     """Return the value of ``--json``."""
     return {
         "at": resolved.id.at,
@@ -170,7 +165,7 @@ def as_json(resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def show(resolved: Resolved) -> None:
+def show(resolved: _Resolved) -> None:
     """Print a resolved id."""
     at = resolved.id.at
     say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
@@ -206,7 +201,7 @@ def show(resolved: Resolved) -> None:
         _say_unlogged(resolved.found)
 
 
-def _show_traces(traces: Sequence[Trace] | None) -> None:
+def _show_traces(traces: Sequence[_Trace] | None) -> None:
     if traces is None:
         say("", "to find the client: --log FILE with the service's log or an access log")
         return
@@ -216,8 +211,7 @@ def _show_traces(traces: Sequence[Trace] | None) -> None:
         say(f"{client}{each.file}:{each.line}: {shortened(each.text)}")
 
 
-def _say_unlogged(found: Sequence[Refused]) -> None:
-    """Say which parts of a key an access log lacks."""
+def _say_unlogged(found: Sequence[_Refused]) -> None:
     for rule in [each.rule for each in found]:
         labels = [*(label for part in rule.key for label in check_part(part)), *rule.given_parts]
         absent = [label for label in labels if label not in _LOGGED]
@@ -234,11 +228,11 @@ def _ago(elapsed: float) -> str:
 
 
 _FIXED = frozenset({"path", "method", "tier", "global"})
-"""Key parts without a client, whose values are few."""
+"""Key parts without a client."""
 
 
 def _limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> tuple[Sequence[Bucket], str | None, bool]:
-    """Return the buckets with this key, without suffix, the id of their listed caller, and True if no limits are missing.
+    """Buckets with this key, without suffix, the id of their listed caller, and True if no limits are missing.
 
     Limits are missing if a callable gives them, or if the client may be a caller with own limits.
     """
@@ -260,7 +254,7 @@ def _tier(entry: KnownCaller, asked: Service) -> str:
 
 
 def _identifies(rule: Rule, entry: KnownCaller) -> bool:
-    """True if the rule's key of this caller is known, and that of no other client."""
+    """True if the rule's key of this caller is known, and no other client has it."""
     own = {"caller"} if entry.api_key is None else {"caller", "api_key"}
     first = [check_part(part)[0] for part in rule.key]
     return not rule.given_parts and not own.isdisjoint(first) and all(label in _FIXED or label in own for label in first)
@@ -292,7 +286,7 @@ def _keys(rule: Rule, entry: KnownCaller, asked: Service) -> Iterator[str]:
 
 
 class _ListedSubject(Subject):
-    """A request of a listed caller, of whose API key only the digest is known."""
+    """Only the digest of the API key is known."""
 
     __slots__ = ("listed_key",)
 
@@ -305,32 +299,27 @@ class _ListedSubject(Subject):
 
 _ID = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{%d}(?![A-Za-z0-9_-])" % LENGTH)
 _MOST = 10
-"""Lines of service logs, and clients of access logs."""
 _TOO_MANY = 429
 _REMEMBERED = 100_000
-"""Requests of an access log whose buckets are remembered."""
 
 
-class Trace(NamedTuple):
+class _Trace(NamedTuple):
     """A log line about a bucket."""
 
     file: str
     line: int
     text: str
     client: str | None
-    """The client, for an access log; None in other logs, whose text shows it as ``names`` allows."""
+    """None in logs of services, whose text shows it as ``names`` allows."""
 
 
-def search(
+def _search(
     logs: Sequence[str], keys: Sequence[RefusalKey], refusal: RefusalId, buckets: Sequence[str], asked: Service
-) -> list[Trace]:
-    """Return lines about the bucket of a refusal. ``keys`` decrypt ids. Raises `ConfigError` like `Log`.
-
-    They are the first lines of service logs, and for each client in access logs the refusal nearest to the id's time.
-    """
+) -> list[_Trace]:
+    """The first lines of service logs, and for each client in access logs the refusal nearest to the id's time."""
     matcher = _Matcher(keys, refusal, tuple(buckets), asked)
-    found: list[Trace] = []
-    nearest: dict[str, tuple[tuple[bool, float], Trace]] = {}
+    found: list[_Trace] = []
+    nearest: dict[str, tuple[tuple[bool, float], _Trace]] = {}
     for name in logs:
         for number, line in enumerate(_lines(name), 1):
             is_of_bucket, entry = matcher.match(line)
@@ -339,18 +328,17 @@ def search(
             text = line.decode("utf-8", "backslashreplace").strip()
             if entry is None:
                 if len(found) < _MOST:
-                    found.append(Trace(name, number, text, None))
+                    found.append(_Trace(name, number, text, None))
                 continue
             client = entry.client.decode("utf-8", "backslashreplace")
             rank = entry.status != _TOO_MANY, abs(entry.at / 1e6 - refusal.at)
             known = nearest.get(one := _address(entry))
             if (known is None and len(nearest) < _MOST) or (known is not None and rank < known[0]):
-                nearest[one] = rank, Trace(name, number, text, client)
+                nearest[one] = rank, _Trace(name, number, text, client)
     return found + [trace for _, trace in nearest.values()]
 
 
 def _address(entry: Entry) -> str:
-    """The client without its port."""
     text = entry.client.decode("utf-8", "replace")
     address = canonical(text)
     return text if address is None else str(address)
@@ -372,7 +360,7 @@ class _Matcher:
         self._gate: Gate | None = None
 
     def match(self, line: bytes) -> tuple[bool, Entry | None]:
-        """Return whether a line is about the bucket, and its request if it is of an access log."""
+        """Whether a line is about the bucket, and its request if it is of an access log."""
         for named in _ID.findall(line):
             read = [key.read(named.decode()) for key in self._keys]
             if any((each.tag, each.digest) == (self._refusal.tag, self._refusal.digest) for each in read):

@@ -54,10 +54,7 @@ def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iter
 
 
 class _Bench:
-    """A gate for the tests of one file, and their clock.
-
-    Requests at the same time are in flight together, until the clock advances.
-    """
+    """A gate for the tests of one file. Requests are in flight until the clock advances."""
 
     def __init__(self, rules: RuleSet, settings: GateSettings) -> None:
         self._gate = offline_gate(rules, MemoryStore(lambda: self._now), settings)

@@ -84,7 +84,7 @@ class Service:
 
     @cached_property
     def templates(self) -> dict[str, Pattern]:
-        """Templates of all routes, with their patterns."""
+        """Templates of all routes."""
         return {route.template: route.pattern for route in self._listed}
 
     @cached_property
@@ -106,7 +106,7 @@ class Service:
         return [] if self._app is None else placed_rules()
 
     def late_limits(self, request: Request) -> Sequence[Rule]:
-        """Return the limits that the route of a request applies behind the gate: those of its dependencies or throttles."""
+        """Return the limits that dependencies or throttles of a request's route apply behind the gate."""
         route = self.routes.find(request)
         method = "GET" if request.method == "HEAD" else request.method
         found = [each for each in self._listed if route is not None and each.template == route.template]
@@ -124,7 +124,7 @@ class Service:
 
     @property
     def answers_refusals(self) -> bool:
-        """True if ``on_denied`` or an error handler of the application may answer refusals."""
+        """True if the application may answer refusals."""
         behind = application_behind(self._app)
         handlers = [getattr(behind, "exception_handlers", None)]
         of_blueprints = getattr(behind, "error_handler_spec", None) or {}
@@ -146,14 +146,14 @@ class Service:
         return DjangoRequest(DjangoWSGIRequest(environ))
 
     def caller_of(self, request: Request) -> Caller | None:
-        """Return the caller that ``identify`` returns; None if there is none or if it raises."""
+        """Return the caller that ``identify`` returns; None if it raises."""
         identify = self.settings.identify
         found = None if identify is None else lenient(identify)(request)
         return asyncio.run(found) if isinstance(found, Coroutine) else found
 
 
 def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """Wrap an ``identify`` so that it returns None if it raises, for use outside of the service."""
+    """Make an ``identify`` that returns None outside of the service instead of raising."""
 
     def find(request: Request) -> Any:
         with _telling():
@@ -168,7 +168,7 @@ def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 
 def tell_unidentified(expected: str) -> None:
-    """Warn that ``identify`` returned no caller, which the running service may find."""
+    """Warn that ``identify`` returned no caller."""
     told = "identify found no caller for these headers (the application's startup was not run)"
     say(f"limitgate: {told}; if the service knows the caller, expected {expected}", err=True)
 
@@ -183,7 +183,7 @@ def _telling() -> Iterator[None]:
 
 
 def service(rules: str | None, app: str | None, **given: Any) -> Service:
-    """Return the service of ``--rules`` and ``--app``. ``given`` are further command line options, None if omitted.
+    """Return the service of ``--rules``, ``--app`` and further options, None if omitted.
 
     Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
     """
@@ -209,10 +209,7 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
 
 
 def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
-    """Return the options of a service: those given, then those of its gate, then ``LIMITGATE_*``.
-
-    Raises `click.UsageError` for an invalid option.
-    """
+    """Return the options given, then those of the gate, then ``LIMITGATE_*``. Raises `click.UsageError`."""
     options = {} if gate is None else dict(gate.options)
     options |= {name: value for name, value in given.items() if value is not None}
     try:
@@ -268,15 +265,15 @@ def _environ(method: str, target: str, peer: str | None, headers: Lines, user: s
 
 
 def _native(text: str) -> str:
-    """The bytes as latin-1 (PEP 3333)."""
+    """Bytes as latin-1 (PEP 3333)."""
     return text.encode().decode("latin-1")
 
 
 T = TypeVar("T")
 
 
-class BlockingStore:
-    """A blocking interface to an async store, on an event loop in a thread."""
+class _BlockingStore:
+    """An async store on an event loop in a thread."""
 
     measures_silence = True
 
@@ -287,19 +284,15 @@ class BlockingStore:
         self._thread.start()
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
-        """Run a plan on the store."""
-
         async def spend() -> Reading:
             return await self._store.aspend(plan, timeout)
 
         return self._run(spend())
 
     def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
-        """Read or replace a text."""
         return self._run(self._store.aconfig(request, timeout))
 
     def close(self) -> None:
-        """Close connections, and end the thread."""
         self._run(self._store.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -323,7 +316,7 @@ def store_of(settings: Settings) -> SyncConfigStore | None:
     if isinstance(store, SyncConfigStore):
         return store
     if isinstance(store, AsyncConfigStore):
-        return BlockingStore(store)
+        return _BlockingStore(store)
     raise click.UsageError(
         f"the store of the service is a {type(store).__name__}, which this command cannot use; expected --store"
     )

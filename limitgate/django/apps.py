@@ -117,7 +117,7 @@ def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) 
 
 
 def _middleware() -> list[Any]:
-    """Return the middleware in order, None for import errors, which Django reports."""
+    """In order, None for import errors, which Django reports."""
     classes = []
     for path in settings.MIDDLEWARE:
         try:
@@ -128,7 +128,7 @@ def _middleware() -> list[Any]:
 
 
 def _marks() -> list[Mark]:
-    """Return the decorators on the project's views; none if the views can't be imported, which Django reports."""
+    """Of the project's views; none if they can't be imported, which Django reports."""
     try:
         return [mark for view in views(get_resolver()) for mark in all_marks(view)]
     except Exception:  # noqa: BLE001 - modules of the project may raise anything

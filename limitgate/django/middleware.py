@@ -129,7 +129,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def _refused(self, exchange: DjangoExchange | None, request: Any) -> Any:
-        """Return the response to a refused request, or an awaitable of it; None for an admitted one."""
+        """The response to a refused request, or an awaitable of it; None for an admitted one."""
         _leave(exchange, request)
         refusal = None if exchange is None else exchange.refusal
         if refusal is None:
@@ -166,11 +166,11 @@ class DjangoExchange(Exchange):
 
     @property
     def refusal(self) -> Refusal | None:
-        """Return the response to send instead of the application's, or None."""
+        """The response to send instead of the application's."""
         return None if self._admission.is_plain else self._admission.refusal
 
     def completes(self, response: Any) -> bool:
-        """Add rate fields to a response and end the request. False if more work is due."""
+        """Add rate fields to a response and end the request, unless more work is due."""
         admission = self._admission
         if not admission.is_plain or admission.permits is not None or response.streaming or admission.has_news:
             return False
@@ -186,7 +186,7 @@ class DjangoExchange(Exchange):
 
 
 async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    """Return at the request's turn; Django cancels the request if the client leaves."""
+    """Django cancels the request if the client leaves."""
     admission = await gate.acheck(request, admission_around(_place_of(request.django)))
     exchange = DjangoExchange(gate, admission, request)
     try:
@@ -203,7 +203,7 @@ def _place_of(request: Any) -> dict[str, Any]:
 
 
 def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
-    """Return a view that is callable in this mode and renders its response."""
+    """A view that is callable in this mode and renders its response."""
     if awaits and iscoroutinefunction(view):
 
         async def aview(request: Any) -> Any:
@@ -221,7 +221,7 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 
 def _leave(exchange: Exchange | None, request: Any) -> None:
-    """Set the decision on the request. Copies the scope, which code around Django may share."""
+    """Set the decision on the request, in a copy of the scope, which code around Django may share."""
     outer = None if exchange else admission_around(_place_of(request))
     if outer is not None:  # The gate is enabled.
         request.limitgate = overall_decision(outer)
@@ -242,7 +242,7 @@ def _begun(admission: Admission, response: Any) -> None:
 
 
 def _end_of_loop(exchange: Exchange) -> None:
-    """End a request to a gate of an event loop, from its thread or during its shutdown."""
+    """The response may be closed in another thread, or while the loop shuts down."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -280,8 +280,7 @@ DjangoOptions = GateOptions[Any, Any, Any]
 def options() -> DjangoOptions:
     """Return the options in ``settings.LIMITGATE`` by their names in `Settings`.
 
-    Raises `ConfigError` if it isn't a dict, for unknown and duplicate options, and for settings such as ``LIMITGATE_RULES``
-    without it.
+    Raises `ConfigError` for unknown and duplicate options, and for settings such as ``LIMITGATE_RULES`` without it.
     """
     mapping = getattr(settings, "LIMITGATE", None)
     if mapping is None:
@@ -306,7 +305,7 @@ def options() -> DjangoOptions:
 
 
 class DjangoRequest(Request):
-    """A request based on a `django.http.HttpRequest`, as left by the middleware before this one.
+    """A `django.http.HttpRequest`, as left by the middleware before this one.
 
     ``awaits`` is True on an event loop, where loading the user must not block.
     """
@@ -332,10 +331,7 @@ class DjangoRequest(Request):
 
     @property
     def user(self) -> Any:
-        """``request.user``; by default the user given by the server.
-
-        Raises `UserWanted` if `find_user` has to be awaited first.
-        """
+        """``request.user``, or the user given by the server. Raises `UserWanted` if `find_user` has to be awaited first."""
         if self._user is not None:
             return self._user[0]
         user = getattr(self.django, "user", None)
@@ -346,11 +342,11 @@ class DjangoRequest(Request):
         return user
 
     def note_user(self, user: Any) -> None:
-        """Set `user` to the user that the application authenticated."""
+        """Set the user that the application authenticated."""
         self._user = (user,)
 
     async def find_user(self) -> None:
-        """Load the user for `user`, with ``auser`` if it belongs to ``user``, otherwise in a thread."""
+        """Load the user, with ``auser`` if it belongs to ``user``, otherwise in a thread."""
         user, auser = getattr(self.django, "user", None), getattr(self.django, "auser", None)
         if self._user is not None or not isinstance(user, LazyObject):
             return

@@ -1,7 +1,7 @@
 """Parses access logs: the common and combined formats, uvicorn's, and one JSON object per line.
 
-Logs may have millions of lines, so parsing works on bytes and skips fields that rules don't use. `TimeOrder` restores the
-order of requests, because servers log when a response ends.
+Logs may have millions of lines, so parsing works on bytes. `TimeOrder` restores the order of requests, because servers log
+when a response ends.
 """
 
 from __future__ import annotations
@@ -27,33 +27,31 @@ from limitgate.http.client_ip import canonical
 Format = Literal["combined", "common", "json"]
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line. Longer ones are skipped."""
+"""Bytes. Longer lines are skipped."""
 _TOO_LONG = b"-"
-"""Replaces a line that is too long. No format parses it."""
+"""In place of a longer line. No format parses it."""
 _REQUEST = rb'\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: (?:HTTP/)?[0-9.]+)?"(?: ([0-9]{3})(?= |$))?'
-"""Time, method, target and status. hypercorn writes the version without ``HTTP/``."""
+"""Time, method, target and status. hypercorn omits ``HTTP/``."""
 _TEXT = re.compile(rb"(\S+) \S+ \S+ " + _REQUEST)
-"""Client, ident and user before a request. Matches almost all lines."""
 _PREFIXED = re.compile(rb"(.*?) ?" + _REQUEST)
-"""The same after a virtual host, or after a prefix of syslog, Docker or Kubernetes. A user may contain blanks."""
+"""The same after a virtual host, or a prefix of syslog, Docker or Kubernetes."""
 _UVICORN = re.compile(
     rb' - "(?:([A-Z]{1,20}) (\S+) HTTP/[0-9.]+" ([0-9]{3})(?![0-9])|WebSocket (\S+)" (?:\[accepted\]|([0-9]{3})))'
 )
-"""Method, target and status after a client. A WebSocket has a target, and a status if it was refused."""
+"""After a client. A WebSocket has a target, and a status if it was refused."""
 _ANY_REQUEST = re.compile(rb'"(?:[A-Z]{1,20}|WebSocket) /\S*(?: [^"]*)?"')
-"""The request of an unread line."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _ISO_TIME = re.compile(
     rb"(?<![0-9])([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,]([0-9]{1,9}))?"
     rb"(?: ?(Z|[+-][0-9]{2}:?[0-9]{2}))?"
 )
-"""Time in a prefix of Docker, Kubernetes, rsyslog or Python's logging; UTC unless it has a zone."""
+"""Of Docker, Kubernetes, rsyslog or Python's logging; UTC by default."""
 _SYSLOG_TIME = re.compile(rb"(?:^|[ >])([A-Z][a-z]{2}) ([ 0-9][0-9]) ([0-9]{2}:[0-9]{2}:[0-9]{2}) ")
-"""Time of RFC 3164, which journalctl also prints. It has no year."""
+"""RFC 3164, without a year."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
-"""End of the year 9999 in Unix microseconds. Times in milliseconds exceed it."""
+"""End of the year 9999. Times in milliseconds exceed it."""
 _BLOCK = LONGEST_LINE
 
 
@@ -61,20 +59,17 @@ class Entry(NamedTuple):
     """A request of a log."""
 
     at: int
-    """Unix time in microseconds, often rounded down to seconds."""
+    """Unix µs, often rounded down to seconds."""
     client: bytes
-    """Address of the client as logged."""
     method: str
     path: str
-    """The decoded path, without the query."""
+    """Decoded, without the query."""
     status: int | None = None
-    """Status of the response; None if the log has none."""
     headers: Mapping[str, str] | None = None
-    """By lower-case name; None if the log has none."""
+    """By lower-case name."""
 
 
 Parse = Callable[[bytes], Entry | None]
-"""Parses a line; None if it has no request."""
 
 
 class TextParser:
@@ -82,7 +77,7 @@ class TextParser:
 
     def __init__(self) -> None:
         self.untimed = 0
-        """Requests without a time. They have the time of the previous line."""
+        """Requests without a time, which have that of the previous line."""
         self._latest = 0
 
     def __call__(self, line: bytes) -> Entry | None:
@@ -127,7 +122,7 @@ class TextParser:
 def _client_in(before: bytes) -> bytes | None:
     """Client in the text before the time of a request; None if it is ambiguous.
 
-    The client is followed by its ident, which is ``-``, and by the user. Clients choose the user, which may contain blanks.
+    Its ident follows, which is ``-``, and the user, which clients choose, and which may contain blanks.
     """
     words = before.split()
     if words[1:2] == [b"-"] or len(words) == 3:
@@ -145,7 +140,7 @@ def _is_address(word: bytes) -> bool:
 
 
 def _time_before(before: bytes) -> int | None:
-    """Unix time in microseconds from the prefix of a line; None if it has none."""
+    """Unix µs from the prefix of a line."""
     if (found := _ISO_TIME.search(before)) is not None:
         date, fraction, zone = found.groups()
         text = b"%b.%b%b" % (date, (fraction or b"0")[:6].ljust(6, b"0"), zone or b"Z")
@@ -162,7 +157,7 @@ def _time_before(before: bytes) -> int | None:
 
 
 def why_unread(line: bytes) -> str | None:
-    """Return the reason why a line with a request is not parsed; None for a line without a request."""
+    """Return why a line with a request is not parsed; None for a line without a request."""
     text = _COLOURS.sub(b"", line)
     if not _ANY_REQUEST.search(text):
         return None
@@ -173,7 +168,7 @@ def why_unread(line: bytes) -> str | None:
 
 
 def parse_json(line: bytes) -> Entry | None:
-    """Parse a JSON object with ``time``, ``client``, ``method``, ``path``, and optionally ``status`` and ``headers``."""
+    """Parse an object with ``time``, ``client``, ``method``, ``path``, and perhaps ``status`` and ``headers``."""
     try:
         entry = json.loads(line)
         if "log" in entry and "client" not in entry:
@@ -191,7 +186,7 @@ def parse_json(line: bytes) -> Entry | None:
 
 
 def _of_docker(entry: dict[str, Any]) -> Entry | None:
-    """Docker's json-file driver. Docker's time applies unless the line has its own."""
+    """Docker's json-file driver, whose time applies to lines without their own."""
     untimed = _DOCKER.untimed
     found = _DOCKER(entry["log"].encode())
     return found._replace(at=_json_time(entry["time"])) if found is not None and _DOCKER.untimed > untimed else found
@@ -203,7 +198,7 @@ def parser_of(form: Format) -> Parse:
 
 
 def format_of(lines: Sequence[bytes], name: str) -> Format:
-    """Detect the format of a log by its first lines. Raises `ConfigError` if no line has a request."""
+    """Detect the format of a log by its first lines. Raises `ConfigError`."""
     forms: tuple[Format, ...] = ("combined", "json")
     for form in forms:
         if any(map(parser_of(form), lines)):
@@ -217,21 +212,17 @@ def format_of(lines: Sequence[bytes], name: str) -> Format:
 
 
 class Log:
-    """An access log: a file, optionally compressed by gzip, or standard input as ``-``.
-
-    Raises `ConfigError` if it is unreadable or has no request.
-    """
+    """A file, optionally compressed by gzip, or standard input as ``-``. Raises `ConfigError` if it has no request."""
 
     def __init__(self, name: str, form: Format | None = None) -> None:
         self.name = name
         self._blocks = self._read_blocks()
         self._first = next(self._blocks, [])
         self.format: Format = form or format_of(self._first, name)
-        """The given format, or the detected one."""
 
     @property
     def is_file(self) -> bool:
-        """True if the log can be read again, unlike a pipe or standard input."""
+        """True if the log can be read again."""
         return self.name != "-" and Path(self.name).is_file()
 
     @property
@@ -272,7 +263,7 @@ def _bounded(line: bytes) -> bytes:
 
 @lru_cache(maxsize=1)
 def _time(text: bytes) -> int | None:
-    """Unix time in microseconds of a text such as ``17/May/2015:10:05:03 +0000``; None if invalid."""
+    """Unix µs of a text such as ``17/May/2015:10:05:03 +0000``."""
     with suppress(ValueError):
         midnight, hour, minute, second = _midnight(text[:11], text[20:]), int(text[12:14]), int(text[15:17]), int(text[18:20])
         if hour < 24 and minute < 60 and second < 61:
@@ -281,12 +272,11 @@ def _time(text: bytes) -> int | None:
 
 
 _DOCKER = TextParser()
-"""Parses what Docker wraps in JSON."""
 
 
 @lru_cache(maxsize=100)  # most lines share the last days
 def _midnight(date: bytes, zone: bytes) -> int:
-    """Unix seconds of the start of a day such as ``17/May/2015``. Raises `ValueError`."""
+    """Unix seconds of a day such as ``17/May/2015``. Raises `ValueError`."""
     month = _MONTHS.get(date[3:6])
     if month is None or date[2:3] + date[6:7] != b"//":
         raise ValueError(date)
@@ -296,7 +286,7 @@ def _midnight(date: bytes, zone: bytes) -> int:
 
 @lru_cache(maxsize=4096)  # most requests of a log have the same few targets
 def _path(target: bytes) -> str:
-    """The path of a target (RFC 9112 section 3.2), decoded as servers do."""
+    """Decode the path of a target (RFC 9112 section 3.2) as servers do."""
     if not target.startswith(b"/") and b"://" in target:
         target = b"/" + target.split(b"://", 1)[1].partition(b"/")[2]
     path = target.partition(b"?")[0].partition(b"#")[0]
@@ -304,7 +294,7 @@ def _path(target: bytes) -> str:
 
 
 def _json_time(value: object) -> int:
-    """Unix time in microseconds from a number of seconds, or an ISO 8601 date. Raises `ValueError`."""
+    """Unix µs from a number of seconds, or an ISO 8601 date. Raises `ValueError`."""
     text = str(value)
     try:
         seconds = float(text)
@@ -317,16 +307,16 @@ def _json_time(value: object) -> int:
 
 
 def _within_range(at: int) -> int:
-    """Raise `ValueError` for Unix microseconds outside of the years 1970 to 9999."""
+    """Raises `ValueError` for Unix µs outside of the years 1970 to 9999."""
     if not 0 <= at < _LATEST:
         raise ValueError(f"{at} µs is before 1970 or after 9999")
     return at
 
 
 LATE = 120
-"""Seconds by which a line may be late. A later one is decided at the current time of the clock."""
+"""Seconds by which a line may be late, or it is decided at the current time of the clock."""
 MOST = 500_000
-"""Maximum number of requests kept for sorting."""
+"""Requests kept for sorting."""
 _at = itemgetter(0)
 
 
@@ -338,7 +328,6 @@ class TimeOrder:
         self._count = 0
         self._latest = 0
         self._next = 0
-        """The first second that is not emitted yet."""
 
     def push(self, entry: Entry) -> Sequence[Entry]:
         """Add a request, and return those that no later line can precede."""
@@ -355,7 +344,7 @@ class TimeOrder:
         return [*self._until(min(self._waiting) + 1)] if self._count > MOST else ()
 
     def rest(self) -> Sequence[Entry]:
-        """Return all remaining requests."""
+        """Return the other requests."""
         return [*self._until(self._latest + 1)]
 
     def _until(self, end: int) -> Iterator[Entry]:

@@ -26,19 +26,17 @@ from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
 Describe = Callable[[str, str, str, Mapping[str, str] | None], Request]
-"""Makes a request from method, path, peer and headers."""
+"""Method, path, peer and headers."""
 MOST_BUCKETS = 1 << 24
-"""Effectively unbounded, so that no bucket is evicted that Redis would keep."""
+"""Effectively unbounded, as in Redis."""
 
 
 class Engine:
-    """Decides on the requests of a log under a rule set, as a gate with these rules would have.
+    """Decides on the requests of a log, in order, as a gate with these rules would have.
 
-    Requests must be in order. If the log has whole seconds, the requests of a second are simultaneous. Each request ends
-    immediately, because logs have no durations: limits on requests in flight don't apply. A delayed request counts as
-    admitted.
-
-    ``settings`` identify clients and callers. ``routes`` are those of the application, for requests that ``describe`` makes.
+    If the log has whole seconds, the requests of a second are simultaneous. Logs have no durations, so each request ends
+    immediately, and limits on requests in flight don't apply. A delayed request counts as admitted. ``settings`` identify
+    clients and callers, ``routes`` are those of the application.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class Engine:
     ) -> None:
         self.figures = Figures()
         self.arrivals: Arrivals | None = None
-        """Records the times of each bucket's requests; None to record nothing."""
         self._now = 0
         settings = settings or Settings.model_construct()
         store = MemoryStore(lambda: self._now, max_buckets=MOST_BUCKETS)
@@ -96,7 +93,7 @@ class Engine:
         return is_admitted
 
     def _counted_as(self, peer: bytes, request: Request) -> bytes:
-        """The client as the gate counts it: normalized, without a port, and grouped by IPv6 network."""
+        """The client as the gate counts it: without a port, and grouped by IPv6 network."""
         if self._proxies.trust_anybody:
             client = request.client or ""
             self.figures.of_proxies += self._proxies.trust(client)
@@ -147,7 +144,7 @@ def _rules_of(charges: Iterable[Charge]) -> tuple[str, ...]:
 
 
 def _without_places(rules: RuleSet) -> RuleSet:
-    """Remove limits on requests in flight."""
+    """Without limits on requests in flight."""
     timed = copy(rules)
     timed.tiers = {tier: tuple(filter(None, map(_timed, of_tier))) for tier, of_tier in rules.tiers.items()}
     return timed
@@ -165,18 +162,16 @@ def name_of(client: bytes) -> str:
     return client.decode("utf-8", "backslashreplace")
 
 
-class Peak:
-    """The most requests of one client in one period of the clock, in microseconds."""
+class _Peak:
+    """The most requests of one client in one period of the clock, in µs, which never goes back."""
 
     def __init__(self, period: int) -> None:
         self.highest = (0, b"")
-        """Requests, and the client."""
         self._period = period
         self._counts: dict[bytes, int] = {}
         self._ends = 0
 
     def note(self, now: int, client: bytes) -> None:
-        """Record a request at Unix time ``now``, which never decreases."""
         if now >= self._ends:
             self._ends = (now // self._period + 1) * self._period
             self._counts.clear()
@@ -186,26 +181,24 @@ class Peak:
 
 
 class Figures:
-    """Requests of a log under one rule set. Requests without a rule count as admitted."""
+    """Requests of a log under one rule set. Those without a rule count as admitted."""
 
     def __init__(self) -> None:
         self.lines = 0
         self.skipped = 0
-        """Lines without a request, or that could not be parsed."""
+        """Lines without a request that could be parsed."""
         self.unread: dict[str, tuple[int, bytes]] = {}
-        """By reason, the number of unread lines with a request, and the first of them."""
+        """By reason, the number of other lines with a request, and the first."""
         self.untimed = 0
-        """Requests without a time."""
         self.of_proxies = 0
-        """Requests logged under the address of a trusted proxy."""
+        """Requests under the address of a trusted proxy."""
         self.refused_by: Counter[bytes] = Counter()
         self.requests_by: dict[bytes, int] = {}
         self.rules: dict[str, list[int]] = {}
-        """Admitted and refused requests by rule."""
+        """Admitted and refused requests."""
         self.first: int | None = None
-        """Unix time of the first request in microseconds."""
         self.last = 0
-        self.peaks = {"second": Peak(1_000_000), "minute": Peak(60_000_000)}
+        self.peaks = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}
 
     @property
     def requests(self) -> int:
@@ -214,26 +207,26 @@ class Figures:
 
     @property
     def refused(self) -> int:
-        """Number of refused requests."""
+        """Of these, refused."""
         return self.refused_by.total()
 
     @property
     def admitted(self) -> int:
-        """Number of admitted requests."""
+        """Of these, admitted."""
         return self.requests - self.refused
 
     def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
-        """Count requests for each of their rules: at place 0 as admitted, at 1 as refused."""
+        """Count requests for their rules: at place 0 as admitted, at 1 as refused."""
         for name in rules:
             self.rules.setdefault(name, [0, 0])[place] += number
 
     def clients(self, most: int) -> list[bytes]:
-        """Return the clients with most refusals, then those with most requests, as logged."""
+        """Return the clients with most refusals, then most requests, as logged."""
         requests, refused = self.requests_by, self.refused_by
         return nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
 
     def add(self, other: Figures) -> None:
-        """Add the figures of other clients in the same log."""
+        """Add the figures of other clients."""
         self.refused_by.update(other.refused_by)
         for client, number in other.requests_by.items():
             self.requests_by[client] = self.requests_by.get(client, 0) + number
@@ -274,11 +267,11 @@ class Figures:
 
 
 Progress = Callable[[int], None]
-"""Receives the number of bytes read so far."""
+"""Receives the number of bytes read."""
 
 
 class Comparison(NamedTuple):
-    """Figures under the current rules, and under alternative ones."""
+    """Figures under the current rules, and under others."""
 
     figures: Figures
     tried: Figures | None = None
@@ -286,7 +279,7 @@ class Comparison(NamedTuple):
     newly_admitted: int = 0
 
     def added(self, other: Comparison) -> Comparison:
-        """Return the sum of these figures and those of other clients."""
+        """Add figures of other clients."""
         self.figures.add(other.figures)
         if self.tried is not None and other.tried is not None:
             self.tried.add(other.tried)
@@ -302,14 +295,14 @@ class Share(NamedTuple):
     ipv6_prefix: int = 64
 
     def has(self, client: bytes) -> bool:
-        """True if a client belongs to this share. An IPv6 network belongs to one share."""
+        """True if the share has a client. An IPv6 network belongs to one share."""
         if b":" in client:
             client = grouped(client.decode("latin-1"), self.ipv6_prefix).encode("latin-1")
         return crc32(client) % self.among == self.place
 
 
 def counts_by_client(rules: RuleSet) -> bool:
-    """True if every rule counts by address, so that no two clients share a bucket."""
+    """True if every rule counts by address, so that no clients share a bucket."""
     every = [rule for of_tier in rules.tiers.values() for rule in of_tier if not (rule.exempt or rule.deny)]
     return all("ip" in rule.key for rule in every)
 
@@ -317,7 +310,7 @@ def counts_by_client(rules: RuleSet) -> bool:
 def replay(
     log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
 ) -> Comparison:
-    """Send a log, or a share of it, through one or two engines. Empty lines don't count."""
+    """Send a log, or a share of it, through one or two engines."""
     engines = [engine] if tried is None else [engine, tried]
     is_first = share is None or share.place == 0
     differing = [0, 0]
@@ -356,7 +349,7 @@ def _ordered(log: Log, parse: Parse, skip: Callable[[bytes], None], progress: Pr
 
 
 def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:
-    """Send a file through one or two rule sets, given by path, in several processes."""
+    """Send a file through one or two rule sets, by path, in several processes."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         ipv6_prefix = 64 if settings is None else settings.ipv6_prefix
         shares = [Share(place, processes, ipv6_prefix) for place in range(processes)]

@@ -20,7 +20,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._of_rule: dict[str, dict[str, array[int]]] = {}
-        """Microseconds by rule and key."""
+        """In µs, by rule and key."""
 
     def note(self, now: int, evidence: Sequence[BucketReading]) -> None:
         """Record a request, admitted or not, for all its buckets."""
@@ -52,7 +52,7 @@ def _of_buckets(buckets: list[array[int]]) -> dict[str, tuple[int, int]]:
 
 
 def smallest_count(buckets: Sequence[Sequence[int]], period: int) -> int:
-    """Return the smallest count per ``period`` in microseconds that refuses none of these arrivals, longest bucket first."""
+    """Return the smallest count per ``period`` in µs that refuses no arrival, longest bucket first."""
     count = 1
     for times in buckets:
         if len(times) <= count:
@@ -83,9 +83,9 @@ def count_for_almost_all(buckets: Sequence[Sequence[int]], period: int, for_all:
 
 
 def refused(times: Sequence[int], count: int, period: int, most: int) -> int:
-    """Return how many arrivals GCRA with ``count`` per ``period`` refuses. Stops after ``most + 1``.
+    """Return how many arrivals GCRA refuses. Stops after ``most + 1``.
 
-    Same arithmetic as `limitgate.algorithms.gcra`, in ticks of 1/count microseconds, with the count as burst.
+    Same arithmetic as `limitgate.algorithms.gcra`, in ticks of 1/count µs, with the count as burst.
     """
     room, debt, last, number = (count - 1) * period, 0, times[0], 0
     for now in times:

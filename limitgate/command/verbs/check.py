@@ -20,28 +20,24 @@ from limitgate.rules.rule import Rule
 Level = Literal["error", "warning"]
 
 
-class Finding(NamedTuple):
-    """An error or warning about a file."""
-
+class _Finding(NamedTuple):
     file: str | None
     line: int | None
-    """Counted from 1; None if the finding has no line."""
     field: str | None
-    """Path of the field: ``rules[0].limits[1]``."""
     level: Level
     message: str
 
     @property
     def text(self) -> str:
-        """One line, as compilers print it: ``file:line: field: message``."""
-        file = None if self.file is None else shown_path(self.file)
+        """``file:line: field: message``, as compilers print it."""
+        file = None if self.file is None else _shown_path(self.file)
         place = f"{file}:{self.line}" if self.line else file
         parts = [place, "warning" if self.level == "warning" else None, self.field, self.message]
         return ": ".join(part for part in parts if part)
 
     @property
     def annotation(self) -> str:
-        """A workflow command that makes GitHub show the finding beside its line.
+        """Makes GitHub show the finding beside its line.
 
         Source: docs.github.com, "Workflow commands for GitHub Actions"; escapes as in ``@actions/core``.
         """
@@ -52,7 +48,7 @@ class Finding(NamedTuple):
 
 class _Checked(NamedTuple):
     path: Path
-    findings: list[Finding]
+    findings: list[_Finding]
     series: int | None
     """None if the rules cannot be read."""
 
@@ -88,7 +84,7 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: boo
             say(each.annotation if form == "github" else each.text)
     for rules in checked:
         if rules.series is not None:
-            say(f"{shown_path(str(rules.path))}: {_sum(rules)}", err=form != "text")  # programs read findings only
+            say(f"{_shown_path(str(rules.path))}: {_sum(rules)}", err=form != "text")  # programs read findings only
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
         say(f"limitgate: there may be more errors; the search stops after {MOST_MISTAKES} in a rule set", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
@@ -108,7 +104,7 @@ def _look_at(path: Path, *, identifies: bool) -> _Checked:
     try:
         read = read_rule_files(path)
     except ConfigError as error:
-        return _Checked(path, _in_order(found(error)), None)
+        return _Checked(path, _in_order(_found(error)), None)
     callers = [caller for file in read.files for caller in file.callers.values()]
     odd = [_warning(read, oddity) for oddity in review(read.rules, callers, identifies=identifies)]
     return _Checked(path, _in_order([*odd, *_failed_tests(read)]), series(read.rules))
@@ -120,11 +116,11 @@ def _look_at_python(name: Path, *, identifies: bool) -> _Checked:
     except ConfigError as error:
         mistakes = [
             each if each.file else each._replace(file=str(name), field=_place_of(mistake))
-            for each, mistake in zip(found(error), error.every)
+            for each, mistake in zip(_found(error), error.every)
         ]
         return _Checked(name, mistakes, None)
     odd = [
-        Finding(str(name), None, ": ".join(filter(None, (_about(each), spelled(each.field)))), "warning", each.message)
+        _Finding(str(name), None, ": ".join(filter(None, (_about(each), spelled(each.field)))), "warning", each.message)
         for each in review(rules, rules.listed_callers, identifies=identifies)
     ]
     return _Checked(name, odd, series(rules))
@@ -141,7 +137,7 @@ def _about(oddity: Oddity) -> str:
     return f"rule {about.name!r}" if isinstance(about, Rule) else f"caller {about.id!r}"
 
 
-def _failed_tests(read: RuleFiles) -> Iterable[Finding]:
+def _failed_tests(read: RuleFiles) -> Iterable[_Finding]:
     if not any(file.tests for file in read.files):
         return ()
     from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
@@ -149,27 +145,26 @@ def _failed_tests(read: RuleFiles) -> Iterable[Finding]:
     return [_located(*failure, "error") for failure in failures(read)]
 
 
-def _warning(read: RuleFiles, oddity: Oddity) -> Finding:
+def _warning(read: RuleFiles, oddity: Oddity) -> _Finding:
     document, where = read.place_of(oddity.about)
     return _located(document, (*where, *oddity.field), oddity.message, "warning")
 
 
-def _located(document: Document, field: Field, message: str, level: Level) -> Finding:
-    return Finding(str(document.file), document.line_of(field), spelled(field) or None, level, message)
+def _located(document: Document, field: Field, message: str, level: Level) -> _Finding:
+    return _Finding(str(document.file), document.line_of(field), spelled(field) or None, level, message)
 
 
-def _in_order(findings: Iterable[Finding]) -> list[Finding]:
+def _in_order(findings: Iterable[_Finding]) -> list[_Finding]:
     return sorted(findings, key=lambda each: (each.file or "", each.line or 0))
 
 
-def shown_path(path: str) -> str:
-    """Return a path that is safe at the start of a line. ``::`` would start a workflow command of GitHub."""
+def _shown_path(path: str) -> str:
+    """``::`` at the start of a line would be a workflow command of GitHub."""
     return f"./{path}" if path.lstrip().startswith("::") else path
 
 
-def found(error: ConfigError) -> list[Finding]:
-    """Return the findings of an error."""
-    return [Finding(each.file, each.line, spelled(each.field) or None, "error", each.reason) for each in error.every]
+def _found(error: ConfigError) -> list[_Finding]:
+    return [_Finding(each.file, each.line, spelled(each.field) or None, "error", each.reason) for each in error.every]
 
 
 def _escaped(text: str, more: Iterable[str] = ()) -> str:

@@ -32,7 +32,7 @@ _LONGEST = FOR_EVER / 1e6
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Raises `click.Abort` if the answer is no, and `click.UsageError` if standard input is closed."""
+    """Raises `click.Abort` for no, and `click.UsageError` if standard input is closed."""
     if yes:
         return
     unconfirmed = click.UsageError(f"{question} Standard input is closed, expected -y")

@@ -130,7 +130,6 @@ def _explained(asked: Service, store: SyncStore, described: Mapping[str, Any], t
 
 
 def _caller(described: Mapping[str, Any], asked: Service) -> Caller | None:
-    """The caller named on the command line."""
     name, tier, tiers = described["caller"], described["tier"], asked.rules.tiers
     if name is None and tier is not None:
         raise click.UsageError("--tier needs --caller, expected both")

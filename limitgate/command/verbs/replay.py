@@ -24,11 +24,10 @@ from limitgate.replay.suggestion import Arrivals
 from limitgate.rules.rule import RuleSet
 
 _WORTH_PROCESSES = 100 << 20
-"""Bytes of a log from which several processes are faster than one."""
+"""Bytes from which several processes are faster than one."""
 _SHOWN = 120
-"""Characters of an unread line in the output."""
 _MOST_CLIENTS = 10_000
-"""Clients in JSON output. A list of a million would need too much memory."""
+"""In JSON output, as a million would need too much memory."""
 
 
 @click.command("replay")
@@ -105,7 +104,6 @@ def _engine(rules: RuleSet, asked: Service) -> Engine:
 
 
 def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, can_share: bool) -> int:
-    """Raises `click.UsageError` if several processes cannot give exact results."""
     can_share = can_share and log.is_file and all(map(counts_by_client, sets))
     if wished is not None and wished > 1 and not can_share:
         raise click.UsageError(
