@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
@@ -24,7 +25,6 @@ from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
-from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit, as_seconds
 from limitgate.messages.text import Names, expected_of, listed, shown
 from limitgate.routes.overview import METHODS
@@ -130,19 +130,13 @@ def _decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
     return reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), verb)
 
 
-class _KeyBucket(NamedTuple):
-    peek: Callable[[], Decision]
-    reset: Callable[..., Decision]
-    ban: Callable[..., Decision]
-    pardon: Callable[..., object]
-
-
 class ClientState(NamedTuple):
     """State of one client."""
 
     name: str
     keys: Sequence[str]
-    bucket: RuleBucket | _KeyBucket
+    bucket: Any
+    """Has ``peek``, ``reset``, ``ban`` and ``pardon``, as `RuleBucket`."""
     if_unused: str | None = None
 
     def hint(self) -> str | None:
@@ -248,20 +242,24 @@ def _state_of_key(opened: Opened, key: str, limits: Sequence[Limit | str], *, ne
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     peek = partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)
-    bucket = _KeyBucket(peek, partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key))
+    reset, ban, pardon = partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key)
+    bucket = SimpleNamespace(peek=peek, reset=reset, ban=ban, pardon=pardon)
     return ClientState(shown("key", key, opened.names) or "key", [limiter.ban_key(key)], bucket)
 
 
 def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, use: Use) -> ClientState:
     parts = _parts(options)
-    caller = _listed_caller(asked.rules, options)
-    if options["caller"] is None and asked.settings.identify is not None:
+    callers = asked.rules.callers
+    caller = None if options["api_key"] is None else callers.with_key(options["api_key"])
+    if options["caller"] is not None:
+        caller = callers.named(options["caller"])
+    elif asked.settings.identify is not None:
         identified = asked.caller_of(_request(asked, options))
         if identified is None and (options["api_key"] or options["header"]) and caller is None:
             tell_unidentified("--caller ID")
         if identified is not None:
             parts["caller"] = caller = identified
-        elif not asked.rules.callers.list_keys:
+        elif not callers.list_keys:
             parts.pop("api_key", None)  # an unidentified key counts as none
     rule = _rule(asked, name, caller, options)
     if caller is None and not options["limits"]:
@@ -303,12 +301,6 @@ def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use)
 def _has_one_bucket(rule: Rule) -> bool:
     """True if all limits, also those from run time, share a bucket, and so a ban."""
     return (rule.algorithm is None or ALGORITHMS[rule.algorithm] is gcra) and not any(each.suffix for each in rule.buckets)
-
-
-def _listed_caller(rules: RuleSet, options: Options) -> Caller | None:
-    if options["caller"] is not None:
-        return rules.callers.named(options["caller"])
-    return None if options["api_key"] is None else rules.callers.with_key(options["api_key"])
 
 
 def _request(asked: Service, options: Options) -> Request:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -21,14 +22,14 @@ from limitgate.command.client_state import ban_fields
 from limitgate.command.output import banned, decision_fields, is_banned, print_decision, say, seconds
 from limitgate.command.service import Service, store_of
 from limitgate.errors import ConfigError
-from limitgate.gate.gate import Gate
 from limitgate.gate.journal import Ban, Journal
 from limitgate.gate.offline import offline_gate
 from limitgate.gate.planning.compiled_rule import CompiledRule, id_name
 from limitgate.gate.planning.identity import Identities, Subject
+from limitgate.gate.planning.planner import Planner
 from limitgate.gate.refusals import kept_keys, place_of_keys
 from limitgate.http.client_ip import TrustedProxies, canonical
-from limitgate.http.request import DescribedRequest
+from limitgate.http.request import DescribedRequest, Request
 from limitgate.http.response import LENGTH, RefusalId, RefusalKey, tag_of, time_of
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import Decision, decide
@@ -57,10 +58,6 @@ class _Refused(NamedTuple):
     is_certain: bool
     """False if the client may have other limits, and so another decision."""
     ban: Ban | None
-
-    @property
-    def is_admitting(self) -> bool:
-        return self.is_certain and self.decision is not None and self.decision.allowed
 
 
 class _Resolved(NamedTuple):
@@ -168,7 +165,9 @@ def as_json(resolved: _Resolved) -> dict[str, Any]:
 def show(resolved: _Resolved) -> None:
     """Print a resolved id."""
     at = resolved.id.at
-    say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
+    elapsed = time.time() - at
+    ago = f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"
+    say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago}")
     for place, each in enumerate(resolved.found):
         rule, tiers, ban = each.rule, each.tiers, each.ban
         limits = listed([*map(str, each.limits)]) or "limits from a callable"
@@ -193,8 +192,7 @@ def show(resolved: _Resolved) -> None:
             why = f": {printable(ban.reason)}" if ban.reason else ""
             say(f"{banned(ban.by, ban.retry_after(time.time()))}{why}")
     if not resolved.found:
-        ending = resolved.id.digest
-        say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {ending}")
+        say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {resolved.id.digest}")
         say("or the id has another key: it predates a flush of the store, or its process has another store or secret")
     _show_traces(resolved.traces)
     if resolved.traces is not None and not any(each.client for each in resolved.traces):
@@ -221,10 +219,6 @@ def _say_unlogged(found: Sequence[_Refused]) -> None:
 
 _LOGGED = frozenset({"path", "ip", "method", "tier", "global"})
 """Key parts that every access log has."""
-
-
-def _ago(elapsed: float) -> str:
-    return f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"
 
 
 _FIXED = frozenset({"path", "method", "tier", "global"})
@@ -300,7 +294,6 @@ class _ListedSubject(Subject):
 _ID = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{%d}(?![A-Za-z0-9_-])" % LENGTH)
 _MOST = 10
 _TOO_MANY = 429
-_REMEMBERED = 100_000
 
 
 class _Trace(NamedTuple):
@@ -317,12 +310,12 @@ def _search(
     logs: Sequence[str], keys: Sequence[RefusalKey], refusal: RefusalId, buckets: Sequence[str], asked: Service
 ) -> list[_Trace]:
     """The first lines of service logs, and for each client in access logs the refusal nearest to the id's time."""
-    matcher = _Matcher(keys, refusal, tuple(buckets), asked)
+    match = _matcher(keys, refusal, tuple(buckets), asked)
     found: list[_Trace] = []
     nearest: dict[str, tuple[tuple[bool, float], _Trace]] = {}
     for name in logs:
         for number, line in enumerate(_lines(name), 1):
-            is_of_bucket, entry = matcher.match(line)
+            is_of_bucket, entry = match(line)
             if not is_of_bucket:
                 continue
             text = line.decode("utf-8", "backslashreplace").strip()
@@ -349,46 +342,38 @@ def _lines(name: str) -> Iterator[bytes]:
         yield from lines
 
 
-class _Matcher:
-    def __init__(self, keys: Sequence[RefusalKey], refusal: RefusalId, buckets: tuple[str, ...], asked: Service) -> None:
-        self._keys = keys
-        self._refusal = refusal
-        self._buckets = buckets
-        self._service = asked
-        self._parse = TextParser()
-        self._known: dict[tuple[object, ...], bool] = {}
-        self._gate: Gate | None = None
+def _matcher(
+    keys: Sequence[RefusalKey], refusal: RefusalId, buckets: tuple[str, ...], asked: Service
+) -> Callable[[bytes], tuple[bool, Entry | None]]:
+    parse = TextParser()
 
-    def match(self, line: bytes) -> tuple[bool, Entry | None]:
+    @cache
+    def planner() -> Planner:
+        return offline_gate(asked.rules, MemoryStore(), asked.settings, asked.routes).rules.planner
+
+    @lru_cache(maxsize=100_000)
+    def is_of_bucket(client: str, method: str, path: str, *headers: tuple[str, str]) -> bool:
+        request: Request = DescribedRequest(method, path, client, dict(headers))
+        if asked.knows_routes:
+            request = asked.request(method, quote(path), client, headers)
+        planner().address(request)
+        planned = planner().plan(request, None)
+        return (
+            planned is not None
+            and planned.plan is not None
+            and any(charge.key.startswith(buckets) for charge in planned.plan.charges)
+        )
+
+    def match(line: bytes) -> tuple[bool, Entry | None]:
         """Whether a line is about the bucket, and its request if it is of an access log."""
         for named in _ID.findall(line):
-            read = [key.read(named.decode()) for key in self._keys]
-            if any((each.tag, each.digest) == (self._refusal.tag, self._refusal.digest) for each in read):
+            read = [key.read(named.decode()) for key in keys]
+            if any((each.tag, each.digest) == (refusal.tag, refusal.digest) for each in read):
                 return True, None
-        entry = parse_json(line) if line.startswith(b"{") else self._parse(line)
-        if entry is None or not self._buckets or not self._is_of_bucket(entry):
+        entry = parse_json(line) if line.startswith(b"{") else parse(line)
+        if entry is None or not buckets:
             return False, None
-        return True, entry
+        is_found = is_of_bucket(_address(entry), entry.method, entry.path, *(entry.headers or {}).items())
+        return is_found, entry if is_found else None
 
-    def _is_of_bucket(self, entry: Entry) -> bool:
-        headers = entry.headers or {}
-        alike = _address(entry), entry.method, entry.path, *headers.items()
-        known = self._known.get(alike)
-        if known is None:
-            known = any(key.startswith(self._buckets) for key in self._keys_of(entry))
-            if len(self._known) < _REMEMBERED:
-                self._known[alike] = known
-        return known
-
-    def _keys_of(self, entry: Entry) -> list[str]:
-        asked, client = self._service, entry.client.decode("utf-8", "replace")
-        if self._gate is None:
-            self._gate = offline_gate(asked.rules, MemoryStore(), asked.settings, asked.routes)
-        request = (
-            asked.request(entry.method, quote(entry.path), client, (entry.headers or {}).items())
-            if asked.knows_routes
-            else DescribedRequest(entry.method, entry.path, client, entry.headers)
-        )
-        self._gate.rules.planner.address(request)
-        planned = self._gate.rules.planner.plan(request, None)
-        return [] if planned is None or planned.plan is None else [charge.key for charge in planned.plan.charges]
+    return match

@@ -242,10 +242,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         self._check()
 
     @property
-    def _is_quick(self) -> bool:
-        return any(getattr(self, field) is not None for field in _QUICK)
-
-    @property
     def limits_by(self) -> LimitsBy | None:
         """Callable that returns the limits of a request; the written ones apply if its result is invalid."""
         return self._limits_by
@@ -307,18 +303,15 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
         ((field, value),) = option.items()
         if not some and field != "lease" and self.limits_by is None:
-            raise ConfigError.at((field,), self._useless(field, limits), f"rule {self.name!r}")
+            why = f"has no effect, because every limit has its own {field}, expected none here"
+            if field == "align" and not any(limit.algorithm == "fixed_window" for limit in limits):
+                why = "is for a fixed_window, but no limit is one, expected algorithm: fixed_window"
+            raise ConfigError.at((field,), f"{value!r:.80} {why}", f"rule {self.name!r}")
 
         def having(limit: Limit) -> Limit:
             return self._checked(field, lambda given: limit.having(**{field: given}), value)
 
         return [having(limit) if limit in some else limit for limit in limits]
-
-    def _useless(self, field: str, limits: Sequence[Limit]) -> str:
-        value = f"{getattr(self, field)!r:.80}"
-        if field == "align" and not any(limit.algorithm == "fixed_window" for limit in limits):
-            return f"{value} is for a fixed_window, but no limit is one, expected algorithm: fixed_window"
-        return f"{value} has no effect, because every limit has its own {field}, expected none here"
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -505,7 +498,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _wrong_adaptive(self) -> Iterator[tuple[str, str]]:
         if self.per == "message":
             yield "per", "is adaptive, so it limits requests in flight and not messages, expected no per"
-        for field in _NEED_COUNTS if not (self.limits or self._is_quick or self.limits_by) else ():
+        for field in () if self.limit_fields or self.limits_by else _NEED_COUNTS:
             if field in self.model_fields_set and (field == "key" or getattr(self, field) != DEFAULTS[field]):
                 what = "is adaptive, so it limits all requests of a process together"
                 yield field, f"{what}, expected no {field}, or an additional limit that uses it"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from dotenv import dotenv_values
 from pydantic import (
@@ -124,6 +124,8 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, extra="ignore", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
     )
 
+    _dotenv: ClassVar[str | None] = ".env"
+
     enabled: bool = True
     """``False`` disables middleware and decorators."""
     rules: Annotated[Any, NoDecode] = None
@@ -187,7 +189,7 @@ class Settings(BaseSettings):
         if unknown:
             raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(type(self).model_fields))}")
         try:
-            super().__init__(_env_file=self._env_file(), **options)
+            super().__init__(_env_file=named_env_file() or self._dotenv, **options)
         except ValidationError as error:
             mistake = ConfigError.explaining(error, "options", type(self).model_fields)
             if not mistake.field or mistake.field[0] in options:
@@ -197,10 +199,6 @@ class Settings(BaseSettings):
         except TypeError as error:
             message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
             raise ConfigError(message) from error
-
-    @staticmethod
-    def _env_file() -> str | None:
-        return named_env_file() or ".env"
 
     @field_validator("header_names")
     @classmethod
@@ -225,12 +223,10 @@ class Settings(BaseSettings):
 class GateSettings(Settings):
     """Options of a gate. Reads no ``.env`` from the working folder."""
 
+    _dotenv = None
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-
-    @staticmethod
-    def _env_file() -> str | None:
-        return named_env_file()
 
 
 def naming_variable(error: ConfigError, option: str, given: Container[str]) -> ConfigError:

@@ -152,7 +152,8 @@ def _explain_refusal(
         print_json(refusal.as_json(found))
     else:
         refusal.show(found)
-    ctx.exit(0 if found.found and all(each.is_admitting or not found.is_state_known for each in found.found) else FOUND)
+    is_open = [each.is_certain and each.decision is not None and each.decision.allowed for each in found.found]
+    ctx.exit(0 if is_open and (all(is_open) or not found.is_state_known) else FOUND)
 
 
 def _request(described: Mapping[str, Any], asked: Service) -> Any:
