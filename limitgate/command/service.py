@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import isawaitable, iscoroutinefunction
 from io import BytesIO
@@ -51,15 +52,14 @@ from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig,
 Lines = Iterable[tuple[str, str]]
 
 
+@dataclass(eq=False)
 class Service:
     """A service: its rules, settings and routes, and requests that simulate those of its server."""
 
-    def __init__(self, rules: RuleSet, settings: Settings, app: Any, name: str | None, door: Door) -> None:
-        self.rules = rules
-        self.settings = settings
-        self.name = name
-        self._app = app
-        self._door = door
+    rules: RuleSet
+    settings: Settings
+    _app: Any = None
+    _door: Door = "asgi"
 
     @property
     def awaits(self) -> bool:
@@ -192,7 +192,7 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
     if is_rules(found):
         if app is not None:
             raise click.UsageError(f"{app} is a list of rules, expected an application, or {app} as --rules")
-        return Service(rules_of(found), settings_of(None, rules_of(found), given), None, None, "asgi")
+        return Service(rules_of(found), settings_of(None, rules_of(found), given))
     gate = None if found is None else next(gates(found), None)
     if rules is not None and rules != name:
         in_force = rules_named(rules)
@@ -205,7 +205,7 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
     if found is not None and gate is None:
         say(f"limitgate: no LimitGate found around {name}, so options come from LIMITGATE_*", err=True)
     settings = settings_of(gate, in_force, given)
-    return Service(in_force, settings, found, name, _door_of(found) if gate is None else gate.door)
+    return Service(in_force, settings, found, _door_of(found) if gate is None else gate.door)
 
 
 def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:

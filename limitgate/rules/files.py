@@ -23,25 +23,17 @@ from limitgate.rules.rule import METHOD, Name, Rule, RuleSet
 
 _FIELDS = ("given", "expect")
 _LATEST = 10 * 366 * 86400
+_ADDRESS = "an address, expected for example '203.0.113.7' or '2001:db8::1'"
 _EXAMPLE = "{given: {path: /login, method: POST}, expect: {allowed: true}}"
 
 
-def _path(value: str) -> str:
-    if not value.startswith("/"):
-        raise ConfigError(f"{value!r:.80} is not a request path, expected for example '/login'")
-    return value
+def _like(is_right: Callable[[str], object], expected: str) -> AfterValidator:
+    def checked(value: str) -> str:
+        if not is_right(value):
+            raise ConfigError(f"{value!r:.80} is not {expected}")
+        return value
 
-
-def _method(value: str) -> str:
-    if not METHOD.fullmatch(value):
-        raise ConfigError(f"{value!r:.80} is not a method, expected for example POST")
-    return value
-
-
-def _address(value: str) -> str:
-    if canonical(value) is None:
-        raise ConfigError(f"{value!r:.80} is not an address, expected for example '203.0.113.7' or '2001:db8::1'")
-    return value
+    return AfterValidator(checked)
 
 
 def _duration(value: object) -> object:
@@ -53,11 +45,11 @@ class Given(BaseModel, extra="forbid", frozen=True):
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    path: Annotated[StrictStr, AfterValidator(_path)]
+    path: Annotated[StrictStr, _like(lambda path: path.startswith("/"), "a request path, expected for example '/login'")]
     """Path of the request, with or without a query."""
-    method: Annotated[StrictStr, AfterValidator(_method)] = "GET"
+    method: Annotated[StrictStr, _like(METHOD.fullmatch, "a method, expected for example POST")] = "GET"
     """Method of the request; GET if omitted."""
-    ip: Annotated[StrictStr, AfterValidator(_address)] = "192.0.2.1"
+    ip: Annotated[StrictStr, _like(canonical, _ADDRESS)] = "192.0.2.1"
     """Address of the peer, which is the client unless it is a trusted proxy; 192.0.2.1 if omitted."""
     headers: dict[StrictStr, StrictStr] = {}
     """Headers of the request by name; none if omitted."""
