@@ -161,10 +161,7 @@ RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application
 
 
 def rules_named(name: str) -> RuleSet:
-    """Return the rules at a path, or of ``MODULE:NAME``, which is a list or an application with a gate.
-
-    Raises `ConfigError`, and `click.UsageError` if there are no rules.
-    """
+    """Return the rules at a path, or of ``MODULE:NAME``. Raises `ConfigError` and `click.UsageError`."""
     if not is_in_python(name):
         return load_rules(name)
     found = application(name)

@@ -41,10 +41,7 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines, an empty one if there are none.
-
-    Names from files and clients may contain control characters and CI commands, so these are escaped, and start no line.
-    """
+    """Print lines, an empty one if there are none. Names in them may contain control characters and CI commands."""
     write("\n".join(map(printable, lines)), err=err)
 
 

@@ -1,7 +1,6 @@
 """Explains the id of a refusal: its time, its rule, the current state of its bucket, and log lines about the bucket.
 
-A service's log contains the id of the first refusal of an episode. An access log contains clients and paths, which lead to
-bucket keys. Both need the key of ids, so outsiders cannot identify clients.
+A service's log contains the first id of an episode, an access log clients and paths, which lead to keys of buckets.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class _Resolved(NamedTuple):
 
 
 def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> _Resolved:
-    """Resolve an id with the rules of a service and its limits in code, and the key of ids in the secret or the store.
+    """Resolve an id with the rules of a service, and the key of ids in its secret or store.
 
     Raises `click.UsageError` for an invalid id or a missing key, `ConfigError` if the store has no key, and `StoreError`.
     """
@@ -226,10 +225,7 @@ _FIXED = frozenset({"path", "method", "tier", "global"})
 
 
 def _limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> tuple[Sequence[Bucket], str | None, bool]:
-    """Buckets with this key, without suffix, the id of their listed caller, and True if no limits are missing.
-
-    Limits are missing if a callable gives them, or if the client may be a caller with own limits.
-    """
+    """Buckets, the id of the listed caller, and False if a callable or the caller may give other limits."""
     listed = [each for each in asked.rules.listed_callers if _tier(each, asked) in tiers]
     identifying = [each for each in listed if _identifies(rule, each)]
     for entry in identifying:

@@ -30,10 +30,7 @@ Failure = tuple[Document, Field, str]
 
 
 def failures(read: RuleFiles) -> Iterator[Failure]:
-    """Yield ``(document, field, message)`` for each failed expectation.
-
-    ``LIMITGATE_*`` variables identify clients and callers.
-    """
+    """Yield ``(document, field, message)`` for each failed expectation, with the options of ``LIMITGATE_*``."""
     settings = GateSettings()
     with logs_from(logging.CRITICAL):  # the review reports what a gate logs about rules, with file and line
         for file in read.files:

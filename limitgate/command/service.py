@@ -1,7 +1,6 @@
 """The service that a verb works on: its rules, options, routes and store.
 
-Options come from the command line, then from the gate around the imported application, then from ``LIMITGATE_*``, so that
-keys and clients are those of the service.
+Options come from the command line, then from the gate around the application, then from ``LIMITGATE_*``.
 """
 
 from __future__ import annotations
@@ -183,10 +182,7 @@ def _telling() -> Iterator[None]:
 
 
 def service(rules: str | None, app: str | None, **given: Any) -> Service:
-    """Return the service of ``--rules``, ``--app`` and further options, None if omitted.
-
-    Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
-    """
+    """Return the service of ``--rules``, ``--app`` and further options. Raises `click.UsageError` and `ConfigError`."""
     name = app or (rules if rules is not None and is_in_python(rules) else None)
     found = None if name is None else application(name)
     if is_rules(found):
@@ -303,10 +299,7 @@ class _BlockingStore:
 
 
 def store_of(settings: Settings) -> SyncConfigStore | None:
-    """Return the store of a service; None for a memory store, which other processes cannot reach.
-
-    Raises `click.UsageError` for an unusable store.
-    """
+    """Return the store of a service, None for a memory store of other processes. Raises `click.UsageError`."""
     try:
         store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
     except (ConfigError, ValueError) as error:

@@ -278,10 +278,7 @@ DjangoOptions = GateOptions[Any, Any, Any]
 
 
 def options() -> DjangoOptions:
-    """Return the options in ``settings.LIMITGATE`` by their names in `Settings`.
-
-    Raises `ConfigError` for unknown and duplicate options, and for settings such as ``LIMITGATE_RULES`` without it.
-    """
+    """Return the options in ``settings.LIMITGATE``. Raises `ConfigError`, also for settings such as ``LIMITGATE_RULES``."""
     mapping = getattr(settings, "LIMITGATE", None)
     if mapping is None:
         for option in map(str.upper, Settings.model_fields):
@@ -305,10 +302,7 @@ def options() -> DjangoOptions:
 
 
 class DjangoRequest(Request):
-    """A `django.http.HttpRequest`, as left by the middleware before this one.
-
-    ``awaits`` is True on an event loop, where loading the user must not block.
-    """
+    """A `django.http.HttpRequest`. ``awaits`` is True on an event loop, where loading the user must not block."""
 
     django: Any
     _user: tuple[Any] | None = None

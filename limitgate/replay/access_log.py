@@ -1,7 +1,6 @@
 """Parses access logs: the common and combined formats, uvicorn's, and one JSON object per line.
 
-Logs may have millions of lines, so parsing works on bytes. `TimeOrder` restores the order of requests, because servers log
-when a response ends.
+Logs may have millions of lines, so parsing works on bytes, and servers log when a response ends, so `TimeOrder` sorts.
 """
 
 from __future__ import annotations
@@ -120,10 +119,7 @@ class TextParser:
 
 
 def _client_in(before: bytes) -> bytes | None:
-    """Client in the text before the time of a request; None if it is ambiguous.
-
-    Its ident follows, which is ``-``, and the user, which clients choose, and which may contain blanks.
-    """
+    """The ident follows, which is ``-``, and the user, which clients choose, and which may contain blanks."""
     words = before.split()
     if words[1:2] == [b"-"] or len(words) == 3:
         return words[0]

@@ -34,9 +34,8 @@ MOST_BUCKETS = 1 << 24
 class Engine:
     """Decides on the requests of a log, in order, as a gate with these rules would have.
 
-    If the log has whole seconds, the requests of a second are simultaneous. Logs have no durations, so each request ends
-    immediately, and limits on requests in flight don't apply. A delayed request counts as admitted. ``settings`` identify
-    clients and callers, ``routes`` are those of the application.
+    If the log has whole seconds, the requests of a second are simultaneous. Each request ends immediately, because logs have
+    no durations, so limits on requests in flight don't apply. A delayed request counts as admitted.
     """
 
     def __init__(

@@ -31,8 +31,7 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 class Caller:
     """A caller, as ``identify`` returns it.
 
-    ``limits`` replace those of the rules with these names: text, a `Limit`, a list of them, or None for no limit. Raises
-    `ConfigError` for an empty ``id`` or list, and `TypeError` or `ValueError` for other invalid values.
+    Raises `ConfigError` for an empty ``id`` or list of limits, `TypeError` or `ValueError` for other invalid values.
     """
 
     id: str
@@ -40,7 +39,7 @@ class Caller:
     tier: str
     """Tier whose rules apply; ``default`` if omitted or if no rule names the tier."""
     limits: Mapping[str, Given] = field(hash=False)
-    """Own limits by rule name. They replace the limits of the rule."""
+    """Own limits by rule name instead of those of the rule: text, a `Limit`, a list of them, or None for no limit."""
     priority: Priority
     """``high``, ``normal`` or ``low``, for rules with a ``reserve``; ``normal`` if omitted."""
 
@@ -189,10 +188,7 @@ class Callers:
         return bool(self._by_key or self._by_header)
 
     def with_key(self, api_key: str) -> Caller | None:
-        """Return the caller with this API key, which is text, or a header decoded as latin-1.
-
-        Digests are looked up by their first bytes, which no client can choose, and then compared in constant time.
-        """
+        """Return the caller with this API key, which is text, or a header decoded as latin-1."""
         match = self._match(api_key)
         return match[1] if match else None
 
@@ -202,6 +198,7 @@ class Callers:
         return match[0].hex() if match else None
 
     def _match(self, api_key: str) -> tuple[bytes, Caller] | None:
+        # Clients cannot choose the first bytes of a digest. The rest is compared in constant time.
         for sent in _as_bytes(api_key):
             digest = hashlib.sha256(sent).digest()
             for listed, caller in self._by_key.get(digest[:8], ()):
@@ -210,10 +207,7 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
-        """Return the caller that headers identify.
-
-        Headers count if the client itself is trusted, or if a trusted peer sets them (``set_by_proxy``).
-        """
+        """Return the caller that headers of a trusted client identify, or of any client if a proxy sets them."""
         if not self._by_header or not proxies.trust(request.peer):
             return None
         headers = request.headers

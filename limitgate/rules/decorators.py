@@ -1,7 +1,7 @@
 """``@limit`` and ``@exempt``: limits declared beside the code.
 
-A decorator marks its endpoint. The gate finds the marks of a request's endpoint and decides on them together with the rules,
-before the body is read. Without a gate, the decorated endpoint raises `ConfigError`, so it never runs without its limit.
+A decorator marks its endpoint. The gate decides on the marks of a request's endpoint together with the rules, before the body
+is read. Without a gate, the decorated endpoint raises `ConfigError`.
 """
 
 from __future__ import annotations
@@ -158,10 +158,7 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
 
 
 def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
-    """Marks on an endpoint and on the callables it wraps, as far as they are known without a call.
-
-    If a wrapper without `functools.wraps` holds several callables, any may run: the limits of all apply, but no exemption.
-    """
+    """If a wrapper without `functools.wraps` holds several callables, any may run: all limits apply, but no exemption."""
     marks = list(_marks_on(endpoint))
     waiting, seen = [(endpoint, True)], {id(endpoint)}
     for wrapper, is_only in waiting:
@@ -175,10 +172,7 @@ def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def _kept_by(endpoint: Any) -> list[Any]:
-    """Callables that an endpoint wraps.
-
-    An object wraps its ``__call__``, or if that has no marks, the only callable among its attributes.
-    """
+    """An object wraps its ``__call__``, or if that has no marks, the only callable among its attributes."""
     if isinstance(endpoint, functools.partial):
         return [endpoint.func]
     function = endpoint.__func__ if type(endpoint) is MethodType else endpoint
@@ -210,10 +204,7 @@ def _is_callable(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
-    """Closure variables that are arguments of the enclosing function, as the endpoint of a decorator is.
-
-    A view in an application factory may mention another view, but as a local variable of the factory.
-    """
+    """Closure variables that are arguments, as the endpoint of a decorator is, but not another view in a factory."""
     outermost: Any = sys.modules.get(module)
     for part in code.co_qualname.partition(".<locals>")[0].split("."):
         outermost = getattr(outermost, part, None)

@@ -1,7 +1,4 @@
-"""YAML documents that know the line of each field.
-
-Rule files may be hostile: reading, constructing and reporting are bounded, and no tag runs code.
-"""
+"""YAML documents that know the line of each field. Files may be hostile, so everything is bounded, and no tag runs code."""
 
 from __future__ import annotations
 
@@ -124,10 +121,9 @@ def read_bytes(file: Path) -> bytes:
 
 
 class Document:
-    """A YAML document that knows the line of each field. Raises `ConfigError` for a file that is not YAML.
+    """A YAML document. Raises `ConfigError` for a file that is none.
 
-    ``data`` omits duplicated, nameless and empty fields; ``mistakes`` reports these and non-decimal numbers. ``digest`` is the
-    SHA-256 of the file.
+    ``data`` omits duplicated, nameless and empty fields; ``mistakes`` reports these and non-decimal numbers.
     """
 
     def __init__(self, file: Path) -> None:

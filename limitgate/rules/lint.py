@@ -29,10 +29,7 @@ def _most_within(period: int, limit: Limit) -> int:
 
 
 def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
-    """Yield ``(limit, most, burst)`` for each limit that admits more than its count in one period.
-
-    ``burst`` is the largest that avoids it. Omits limits without a burst, and bursts that the cost requires.
-    """
+    """Yield ``(limit, most, burst)`` for each limit that admits more in one period, and the largest burst that avoids it."""
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
     for limit in [limit for limit in rule.every_limit if limit.period]:
         most = most_within(limit.period, rule.every_limit)

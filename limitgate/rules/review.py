@@ -77,10 +77,7 @@ Find = Callable[[Rule, str], Sequence[Rule]]
 
 
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield each rule that exempt rules cover in all its tiers, and the first of these.
-
-    Nothing applies in tiers that are not ``known``.
-    """
+    """Yield each rule that exempt rules cover in all tiers that callers have, and the first of these."""
 
     def finder(of_tier: Sequence[Rule]) -> Find:
         exempting = Coverage([rule for rule in of_tier if rule.exempt])

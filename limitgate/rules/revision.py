@@ -1,8 +1,4 @@
-"""The digest of a rule set, which processes compare, and the differences between two. Pure.
-
-The digest covers the rules and their order within a tier, not how they are written: YAML or Python, ``qps: 5`` or
-``5/second``.
-"""
+"""The digest of a rule set, which is the same in YAML and Python, and differences between two rule sets. Pure."""
 
 from __future__ import annotations
 

@@ -247,10 +247,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._limits_by
 
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
-        """Return this rule with limits given at run time. Raises `ConfigError` if it cannot have them.
-
-        Its ``algorithm``, ``align`` and ``lease`` apply as far as the limits support them.
-        """
+        """Return this rule with limits from run time, and its options that they support. Raises `ConfigError`."""
         suited = tuple([self._suited(limit) for limit in limits])
         buckets = self._checked("limits", buckets_of, suited)
         # `model_construct` takes ten times as long, and makes another set and dictionary for each rule.
@@ -567,10 +564,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
 
 def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:
-    """Return the rules and decorators that apply to a request.
-
-    A replaced rule replaces nothing. If rules replace each other, the first one applies; decorators come first.
-    """
+    """Return the rules and decorators that apply to a request. Of those that replace each other, the first applies."""
     left = [*decorators, *rules]
     listed, applying = set(map(id, rules)), set[int]()
 

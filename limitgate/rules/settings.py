@@ -1,7 +1,4 @@
-"""The options of a gate: from code, ``LIMITGATE_*`` variables, a file of variables, or the default, in this order.
-
-The only module that reads the environment.
-"""
+"""The options of a gate: from code, ``LIMITGATE_*`` variables, a file of variables, or the default, in this order."""
 
 from __future__ import annotations
 

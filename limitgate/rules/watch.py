@@ -1,7 +1,4 @@
-"""Polls rule files. A change counts after two consecutive polls agree.
-
-Polling detects every kind of change, also by links (a ConfigMap in Kubernetes) and on network file systems.
-"""
+"""Polls rule files, which detects every change, also by links (ConfigMaps) and on network file systems."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ from limitgate.rules.files import digest_of, files_at, load_rules
 from limitgate.rules.rule import RuleSet
 
 SETTLED = 3.0
-"""Seconds for which every poll reads the contents after the file times have changed.
-
-Some file systems' clocks tick every 2 s, so a second change may keep the times.
-"""
+"""Seconds after a change for which polls read the contents, as some file systems' clocks tick every 2 s."""
 
 
 class RuleSource(Protocol):
@@ -52,10 +46,7 @@ class Reading(NamedTuple):
 
 
 class Watch:
-    """Detects new content from consecutive readings. Times are seconds on one monotonic clock.
-
-    ``known`` is the digest of the content in use; None if any content is new.
-    """
+    """Detects new content: two equal readings of other content than ``known``, a digest. Times are monotonic seconds."""
 
     def __init__(self, known: bytes | None) -> None:
         self.known = known

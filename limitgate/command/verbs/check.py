@@ -37,10 +37,7 @@ class _Finding(NamedTuple):
 
     @property
     def annotation(self) -> str:
-        """Makes GitHub show the finding beside its line.
-
-        Source: docs.github.com, "Workflow commands for GitHub Actions"; escapes as in ``@actions/core``.
-        """
+        # Workflow commands of GitHub Actions (docs.github.com); escapes as in ``@actions/core``.
         properties = {"file": self.file, "line": self.line, "title": "limitgate check"}
         given = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items() if value is not None)
         return f"::{self.level} {given}::{_escaped(f'{self.field}: {self.message}' if self.field else self.message)}"
