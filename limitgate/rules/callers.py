@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, field_validator, model_validator
+from pydantic import BaseModel, Field, PlainValidator, StrictBool, StrictStr, field_validator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
@@ -103,10 +103,8 @@ def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:
     return limits
 
 
-class KnownCaller(BaseModel):
+class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
     """A caller that a rule file lists, identified by an API key's digest or by headers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     id: Text
     """Name of the caller: the ``caller`` part of keys."""

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictBool, StrictStr, ValidationError
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field as Place
 from limitgate.http.client_ip import canonical
@@ -40,10 +40,8 @@ def _duration(value: object) -> object:
     return seconds_of(value) if isinstance(value, str) else value
 
 
-class Given(BaseModel, extra="forbid", frozen=True):
+class Given(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
     """The request of a test, and its time."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)
 
     path: Annotated[StrictStr, _like(lambda path: path.startswith("/"), "a request path, expected for example '/login'")]
     """Path of the request, with or without a query."""
@@ -62,10 +60,8 @@ class Given(BaseModel, extra="forbid", frozen=True):
     """
 
 
-class Expected(BaseModel, extra="forbid", frozen=True):
+class Expected(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
     """The expected decision. Only the given fields are compared."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)
 
     allowed: StrictBool = True
     """False if the request must be refused."""
@@ -120,9 +116,7 @@ MAX_RULES = 20_000
 MOST_NOTES = 20
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
+class _File(BaseModel, extra="forbid", hide_input_in_errors=True):
     tier: Text = DEFAULT_TIER
     callers: list[Any] = []
     rules: list[Any] = []

@@ -13,7 +13,7 @@ from limitgate.command.output import FOUND, print_json, say
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field, spelled
 from limitgate.observing.series import series
 from limitgate.rules.document import Document
-from limitgate.rules.files import RuleFiles, read_rule_files
+from limitgate.rules.files import read_rule_files
 from limitgate.rules.review import Oddity, review
 from limitgate.rules.rule import Rule
 
@@ -43,13 +43,6 @@ class _Finding(NamedTuple):
         return f"::{self.level} {given}::{_escaped(f'{self.field}: {self.message}' if self.field else self.message)}"
 
 
-class _Checked(NamedTuple):
-    path: Path
-    findings: list[_Finding]
-    series: int | None
-    """None if the rules cannot be read."""
-
-
 @click.command("check")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
@@ -71,80 +64,64 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: boo
 
     For example: limitgate check config/
     """
-    checked = [_look_at(path, identifies=identifies) for path in paths]
-    findings = [finding for each in checked for finding in each.findings]
+    checked = [(path, *_look_at(path, identifies=identifies)) for path in paths]
+    findings = [finding for _, found, _ in checked for finding in found]
     form = "json" if is_json else form
     if form == "json":
         print_json([each._asdict() for each in findings])
     else:
         for each in findings:
             say(each.annotation if form == "github" else each.text)
-    for rules in checked:
-        if rules.series is not None:
-            say(f"{_shown_path(str(rules.path))}: {_sum(rules)}", err=form != "text")  # programs read findings only
+    for path, found, number in checked:
+        if number is not None:
+            say(f"{_shown_path(str(path))}: {_sum(found)}, {number:,} metric series", err=form != "text")  # for people only
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
         say(f"limitgate: there may be more errors; the search stops after {MOST_MISTAKES} in a rule set", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
-def _sum(checked: _Checked) -> str:
-    levels = [finding.level for finding in checked.findings]
+def _sum(findings: list[_Finding]) -> str:
+    levels = [finding.level for finding in findings]
     mistakes, warnings = levels.count("error"), levels.count("warning")
-    parts = [f"{mistakes or 'no'} error{'' if mistakes == 1 else 's'}"]
-    parts += [f"{warnings} warning{'' if warnings == 1 else 's'}"] if warnings else []
-    return ", ".join([*parts, f"{checked.series:,} metric series"])
+    told = f"{mistakes or 'no'} error{'' if mistakes == 1 else 's'}"
+    return f"{told}, {warnings} warning{'' if warnings == 1 else 's'}" if warnings else told
 
 
-def _look_at(path: Path, *, identifies: bool) -> _Checked:
+def _look_at(path: Path, *, identifies: bool) -> tuple[list[_Finding], int | None]:
+    """Findings, and metric series, None of rules that cannot be read."""
     if is_in_python(str(path)):
-        return _look_at_python(path, identifies=identifies)
+        return _look_at_python(str(path), identifies=identifies)
     try:
         read = read_rule_files(path)
     except ConfigError as error:
-        return _Checked(path, _in_order(_found(error)), None)
+        return _in_order(_found(error)), None
     callers = [caller for file in read.files for caller in file.callers.values()]
-    odd = [_warning(read, oddity) for oddity in review(read.rules, callers, identifies=identifies)]
-    return _Checked(path, _in_order([*odd, *_failed_tests(read)]), series(read.rules))
+    places = [(oddity, *read.place_of(oddity.about)) for oddity in review(read.rules, callers, identifies=identifies)]
+    odd = [_located(document, (*where, *each.field), each.message, "warning") for each, document, where in places]
+    if any(file.tests for file in read.files):
+        from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
+
+        odd += [_located(*failure, "error") for failure in failures(read)]
+    return _in_order(odd), series(read.rules)
 
 
-def _look_at_python(name: Path, *, identifies: bool) -> _Checked:
+def _look_at_python(name: str, *, identifies: bool) -> tuple[list[_Finding], int | None]:
     try:
-        rules = rules_named(str(name))
+        rules = rules_named(name)
     except ConfigError as error:
-        mistakes = [
-            each if each.file else each._replace(file=str(name), field=_place_of(mistake))
-            for each, mistake in zip(_found(error), error.every)
-        ]
-        return _Checked(name, mistakes, None)
-    odd = [
-        _Finding(str(name), None, ": ".join(filter(None, (_about(each), spelled(each.field)))), "warning", each.message)
-        for each in review(rules, rules.listed_callers, identifies=identifies)
-    ]
-    return _Checked(name, odd, series(rules))
+        places = [str(each).removesuffix(each.reason).removesuffix(": ") or None for each in error.every]
+        found = zip(_found(error), places)
+        return [each if each.file else each._replace(file=name, field=place) for each, place in found], None
+    oddities = review(rules, rules.listed_callers, identifies=identifies)
+    return [_Finding(name, None, _place(each), "warning", each.message) for each in oddities], series(rules)
 
 
-def _place_of(mistake: ConfigError) -> str | None:
-    return str(mistake).removesuffix(mistake.reason).removesuffix(": ") or None
-
-
-def _about(oddity: Oddity) -> str:
+def _place(oddity: Oddity) -> str:
     about = oddity.about
-    if isinstance(about, str):
-        return f"tier {about!r}"
-    return f"rule {about.name!r}" if isinstance(about, Rule) else f"caller {about.id!r}"
-
-
-def _failed_tests(read: RuleFiles) -> Iterable[_Finding]:
-    if not any(file.tests for file in read.files):
-        return ()
-    from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
-
-    return [_located(*failure, "error") for failure in failures(read)]
-
-
-def _warning(read: RuleFiles, oddity: Oddity) -> _Finding:
-    document, where = read.place_of(oddity.about)
-    return _located(document, (*where, *oddity.field), oddity.message, "warning")
+    what = f"tier {about!r}"
+    if not isinstance(about, str):
+        what = f"rule {about.name!r}" if isinstance(about, Rule) else f"caller {about.id!r}"
+    return ": ".join(filter(None, (what, spelled(oddity.field))))
 
 
 def _located(document: Document, field: Field, message: str, level: Level) -> _Finding:
