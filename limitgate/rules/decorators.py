@@ -381,9 +381,11 @@ def _check(rule: Rule) -> None:
 
 def without_a_gate(rule: Rule) -> None:
     """Raise `ConfigError` for a limit reached without a gate, unless LimitGate is disabled."""
+    if switch.null_store is not None:
+        return
     from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - needed for errors only
 
-    if switch.null_store is None and GateSettings().enabled:
+    if GateSettings().enabled:
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has checked this request; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
