@@ -45,45 +45,20 @@ class Reading(NamedTuple):
     digest: bytes
 
 
-class Watch:
-    """Detects new content: two equal readings of other content than ``known``, a digest. Times are monotonic seconds."""
-
-    def __init__(self, known: bytes | None) -> None:
-        self.known = known
-        self._last: Reading | None = None
-        self._changed_at = 0.0
-
-    def knows(self, stamps: tuple[Stamp | str, ...], at: float) -> bool:
-        """True if the stamps show no change, so the contents need not be read."""
-        last = self._last
-        return last is not None and last == (stamps, self.known) and at - self._changed_at > SETTLED
-
-    def note(self, reading: Reading, at: float) -> bool:
-        """Record a reading. True if it is the second of new content, which is known from then on."""
-        if reading != self._last:
-            if self._last is None or reading.stamps != self._last.stamps:
-                self._changed_at = at
-            self._last = reading
-            return False
-        if reading.digest == self.known:
-            return False
-        self.known = reading.digest
-        return True
-
-    def forget(self) -> None:
-        """See `RuleSource`."""
-        self.known = None
-
-
 class WatchedFiles:
-    """Polled files. ``list_files`` returns the current ones, or raises `ConfigError`."""
+    """Polled files. ``list_files`` returns the current ones, or raises `ConfigError`. ``known`` is the digest of their content.
+
+    New content counts when two readings in a row are equal.
+    """
 
     def __init__(
         self, list_files: Callable[[], Sequence[Path]], known: bytes | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
         self._list_files = list_files
         self._clock = clock
-        self._watch = Watch(known)
+        self._known = known
+        self._last: Reading | None = None
+        self._changed_at = 0.0
 
     def has_changed(self) -> bool:
         """See `RuleSource`."""
@@ -91,17 +66,29 @@ class WatchedFiles:
         try:
             files = self._list_files()
         except ConfigError as error:
-            return self._watch.note(Reading((str(error),), _encoded(error)), at)
+            return self._is_new(Reading((str(error),), _encoded(error)), at)
         stamps = tuple(map(_stamp, files))
-        return not self._watch.knows(stamps, at) and self._watch.note(Reading(stamps, _digest(files)), at)
+        if self._last == (stamps, self._known) and at - self._changed_at > SETTLED:
+            return False
+        return self._is_new(Reading(stamps, _digest(files)), at)
+
+    def _is_new(self, reading: Reading, at: float) -> bool:
+        if reading != self._last:
+            if self._last is None or reading.stamps != self._last.stamps:
+                self._changed_at = at
+            self._last = reading
+            return False
+        is_new = reading.digest != self._known
+        self._known = reading.digest
+        return is_new
 
     def is_known(self, digest: bytes | None) -> bool:
         """True if a digest is that of the last content."""
-        return digest == self._watch.known
+        return digest == self._known
 
     def forget(self) -> None:
         """See `RuleSource`."""
-        self._watch.forget()
+        self._known = None
 
 
 class WatchedRules(WatchedFiles):
