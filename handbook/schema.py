@@ -17,11 +17,10 @@ from limitgate import Limit, Rule
 from limitgate.limits.bucket import MAX_RESERVE, RESERVES
 from limitgate.limits.limit import ABBREVIATIONS, MONTH, NAMES, PATTERN, SECONDS
 from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, LONGEST_DELAY_S, Adaptive
-from limitgate.rules.ban import HIGHEST_GROWTH, LONGEST_S, MOST_REFUSALS, Ban
 from limitgate.rules.callers import KnownCaller
-from limitgate.rules.options import PARTS, ChargeIf
+from limitgate.rules.files import Expected, Given
+from limitgate.rules.options import HIGHEST_GROWTH, LONGEST_S, MOST_REFUSALS, PARTS, Ban, ChargeIf
 from limitgate.rules.rule import MAX_DELAY
-from limitgate.rules.rule_tests import Expected, Given
 
 FILE = Path(__file__).parent.parent / "limitgate" / "rules" / "schema.json"
 

@@ -9,7 +9,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     overload/        adaptive concurrency limits for this process; pure, except for concurrency_limiter.py and
                      heartbeat.py, which use threads and event loops
     http/            requests, client addresses, paths, responses (header styles, 429, 503); pure
-    rules/           rules, tiers, callers, key parts, rule files (YAML), settings, decorators; review/ finds odd rules
+    rules/           rules, tiers, callers, key parts, rule files (YAML), settings, decorators; review.py finds odd rules
     observing/       metrics and their exporter, episodes of refusals, audit log
     routes/          routes of the frameworks, for rules, overviews and OpenAPI
     stores/          carry out plans and return readings, the only I/O: memory, and redis/ with protocol/ (bytes),
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from limitgate.middleware import LimitGate, LimitGateWSGI
     from limitgate.observing.observer import Observer
     from limitgate.overload.options import Adaptive
-    from limitgate.rules.ban import Ban
     from limitgate.rules.callers import Caller
     from limitgate.rules.decorators import exempt, limit
     from limitgate.rules.files import load_rules
+    from limitgate.rules.options import Ban
     from limitgate.rules.rule import Rule, RuleSet
     from limitgate.rules.settings import Settings
     from limitgate.stores import AsyncRedisStore, MemoryStore, RedisStore, open_store, open_sync_store
@@ -92,7 +92,7 @@ _HOMES = {
     "Adaptive": "overload.options",
     "AsyncLimiter": "limiter.limiter",
     "AsyncRedisStore": "stores",
-    "Ban": "rules.ban",
+    "Ban": "rules.options",
     "Caller": "rules.callers",
     "ConfigError": "errors",
     "Configured": "limiter.stored_limits",

@@ -17,7 +17,6 @@ LAYERS = (
     "overload",
     "http",
     "rules",
-    "rules.review",
     "observing",
     "routes stores",
     "gate.flow",

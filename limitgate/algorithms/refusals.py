@@ -1,4 +1,4 @@
-"""Counts the refusals of a bucket and bans the bucket when there are too many; see `limitgate.rules.ban`.
+"""Counts the refusals of a bucket and bans the bucket when there are too many; see `limitgate.rules.options`.
 
 Supports only adjustments. Refusals of a banned bucket don't count.
 """

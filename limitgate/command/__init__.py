@@ -15,10 +15,6 @@ def main() -> None:
             require("rich")
             from limitgate.command.group import limitgate  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
-        sys.exit(_told(error))
+        sys.stderr.write(f"limitgate: {error}\n")
+        sys.exit(2)
     limitgate(prog_name="limitgate")
-
-
-def _told(error: ModuleNotFoundError) -> int:
-    sys.stderr.write(f"limitgate: {error}\n")
-    return 2

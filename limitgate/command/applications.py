@@ -1,20 +1,22 @@
-"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``, and their routes."""
+"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``: their routes, the gates around them, and their rules."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import click
 
 from limitgate.errors import LimitGateError
 from limitgate.routes import starlette
 from limitgate.routes.overview import Listed
+from limitgate.rules.files import load_rules, rules_of
+from limitgate.rules.rule import Rule, RuleSet
 
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
 _made: dict[str, tuple[Any, Any]] = {}
@@ -22,10 +24,7 @@ _made: dict[str, tuple[Any, Any]] = {}
 
 
 def application(name: str) -> Any:
-    """Import an application, or call its factory: ``create_app`` or ``create_app("test")``.
-
-    Raises `click.UsageError` if the name is invalid or the import fails.
-    """
+    """Import an application, or call its factory: ``create_app`` or ``create_app("test")``. Raises `click.UsageError`."""
     module, colon, expression = name.partition(":")
     if not (colon and module and expression):
         raise click.UsageError(f"{name!r:.80} is not the name of an application, {EXPECTED}")
@@ -43,12 +42,10 @@ def application(name: str) -> Any:
             _check_arguments(name, found, args, options)
             app = found(*args, **options)
             _made[name] = found, app
-    except click.UsageError:
+    except (click.UsageError, LimitGateError):
         raise
     except (ImportError, AttributeError) as error:
         raise click.UsageError(f"{name}: {error}, {EXPECTED}") from error
-    except LimitGateError:
-        raise
     except Exception as error:
         failed = f"{type(error).__name__} during the import: {error}"
         raise click.UsageError(f"{name}: {failed}; expected a module that python -c 'import {module}' imports") from error
@@ -69,7 +66,6 @@ def _called(name: str, expression: str) -> tuple[str, tuple[list[Any], dict[str,
 
 
 def _check_arguments(name: str, factory: Any, args: list[Any], options: dict[str, Any]) -> None:
-    """Raises `click.UsageError` for arguments that a factory does not take."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # not a function, or one in C
@@ -83,7 +79,7 @@ def _check_arguments(name: str, factory: Any, args: list[Any], options: dict[str
 
 
 def _is_factory(found: Any) -> bool:
-    """True if every parameter has a default. Servers pass two or three arguments to an application."""
+    """True if every parameter has a default. Servers pass arguments to an application."""
     if not inspect.isroutine(found):
         return False
     try:
@@ -101,18 +97,14 @@ def look_here() -> None:
 
 
 def inwards(app: Any) -> Iterator[Any]:
-    """Yield an application and those it wraps, outermost first. A wrapper that contains itself ends the search."""
+    """Yield an application and those it wraps, outermost first."""
     known = set()
     while app is not None and id(app) not in known:
         known.add(id(app))
         yield app
         own = getattr(app, "__dict__", {})
-        app = (
-            own.get("wsgi_app")
-            or own.get("asgi_app")
-            or own.get("asgi_handler")
-            or (getattr(app, "app", None) if own else None)
-        )
+        wrapped = next(filter(None, map(own.get, ("wsgi_app", "asgi_app", "asgi_handler"))), None)
+        app = wrapped or (getattr(app, "app", None) if own else None)
 
 
 def is_of_django(app: object) -> bool:
@@ -121,7 +113,7 @@ def is_of_django(app: object) -> bool:
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """Return the routes of an application of any framework, inside its middleware; none if it shows none."""
+    """Return the routes of an application of any framework, none if it shows none."""
     if any(map(is_of_django, inwards(app))):
         from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
 
@@ -132,3 +124,65 @@ def routes_of(app: Any) -> list[Listed]:
 
         return list(routes_of_flask(flask))
     return starlette.routes_of(app)
+
+
+Door = Literal["asgi", "wsgi", "django"]
+
+
+class GateAround(NamedTuple):
+    """A gate around an application."""
+
+    door: Door
+    rules: RuleSet
+    options: Mapping[str, Any]
+
+
+def gates(app: Any) -> Iterator[GateAround]:
+    """Yield the gates around an application, outermost first: its wrappers and its middleware."""
+    from limitgate.middleware import LimitGate, LimitGateWSGI  # noqa: PLC0415 - imports the gate, which `check` does without
+    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - as above
+
+    for each in inwards(app):
+        if isinstance(each, LimitGate | LimitGateWSGI):
+            door: Door = "asgi" if isinstance(each, LimitGate) else "wsgi"
+            rules = rules_of(GateSettings(**each.options).rules) if each.gate is None else each.gate.rules.rule_set
+            yield GateAround(door, rules, each.options)
+        if is_of_django(each):
+            from limitgate.django.middleware import options  # noqa: PLC0415 - needs Django's settings
+
+            if (given := GateSettings(**options()).rules) is not None:
+                yield GateAround("django", rules_of(given), options())
+        for entry in getattr(each, "user_middleware", ()):
+            if isinstance(entry.cls, type) and issubclass(entry.cls, LimitGate):
+                yield GateAround("asgi", rules_of(GateSettings(**entry.kwargs).rules), entry.kwargs)
+
+
+RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application or a list in Python"
+
+
+def rules_named(name: str) -> RuleSet:
+    """Return the rules at a path, or of ``MODULE:NAME``. Raises `ConfigError` and `click.UsageError`."""
+    if not is_in_python(name):
+        return load_rules(name)
+    found = application(name)
+    if is_rules(found):
+        return rules_of(found)
+    gate = next(gates(found), None)
+    if gate is None:
+        raise no_gate(name)
+    return gate.rules
+
+
+def is_rules(found: object) -> bool:
+    """True for rules in Python."""
+    return isinstance(found, RuleSet | Rule | list | tuple)
+
+
+def no_gate(name: str) -> click.UsageError:
+    """Return the error for an application without visible rules."""
+    return click.UsageError(f"{name}: no LimitGate found around the application, expected one, or --rules")
+
+
+def is_in_python(name: str) -> bool:
+    """True for ``MODULE:NAME``, unless a file has this name."""
+    return ":" in name and not Path(name).exists()

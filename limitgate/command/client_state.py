@@ -7,26 +7,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
 import click
 
 from limitgate.algorithms import ALGORITHMS, gcra
-from limitgate.command.decisions import ban_in_force, is_banned
+from limitgate.command.applications import RULES
 from limitgate.command.output import say
-from limitgate.command.rule_sets import RULES
-from limitgate.command.service import Service, service, settings_of, tell_unidentified
-from limitgate.command.stores import store_of
+from limitgate.command.service import Service, service, settings_of, store_of, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import path_reason
-from limitgate.gate.flow import Budget, ConfigFlow, measures_silence, run
-from limitgate.gate.journal import Journal
+from limitgate.gate.flow import Budget, measures_silence, run
+from limitgate.gate.journal import Ban, Journal
 from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
-from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit, as_seconds
 from limitgate.messages.text import Names, expected_of, listed, shown
 from limitgate.routes.overview import METHODS
@@ -36,58 +34,26 @@ from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores.base import SyncConfigStore
 
+Options = Mapping[str, Any]
+"""Options of the command line by name, None if omitted."""
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
-"""Characters that servers never pass on in a value (RFC 9110 section 5.5)."""
+"""Characters that no value has (RFC 9110 section 5.5)."""
 _ANY_LIMIT = ["1/second"]
-"""Stands for limits from run time: a ban holds for the bucket whatever they are, and charges nothing."""
+"""Stands for limits from run time, as a ban holds for the bucket whatever they are."""
 _PLACEHOLDERS = frozenset("{<*^")
-"""Characters of route templates in any framework."""
+"""Characters of route templates."""
 _VALUE = re.compile(r"[0-9@]")
-"""A path segment with one of these is probably a value."""
 _WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
 """Words of routes that contain digits, such as ``v2`` and ``oauth2``."""
 
 
-class StoreOptions(TypedDict):
-    """Options that select a store and its keys. None means the option of the service."""
-
-    app: str | None
-    store: str | None
-    key_prefix: str | None
-    secret: str | None
-    ipv6_prefix: int | None
-    timeout: float
-
-
-class StateOptions(StoreOptions):
-    """Options that select one client's state."""
-
-    words: tuple[str, ...]
-    rules: str | None
-    rule: str | None
-    ip: str | None
-    path: str | None
-    api_key: str | None
-    header: tuple[str, ...]
-    caller: str | None
-    user: str | None
-    method: str | None
-    host: str | None
-    tier: str | None
-    limits: tuple[str, ...]
-    given: tuple[str, ...]
-    algorithm: str | None
-    align: str | None
-
-
-class Timeout(click.FloatRange):
+class _Timeout(click.FloatRange):
     """Seconds, or text such as ``500ms``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a timeout in seconds."""
         with suppress(ConfigError):
             value = as_seconds(value, self.name)
         return super().convert(value, param, ctx)
@@ -96,7 +62,7 @@ class Timeout(click.FloatRange):
 timeout_option = click.option(
     "--timeout",
     default=2.0,
-    type=Timeout(0, 60, min_open=True),
+    type=_Timeout(0, 60, min_open=True),
     metavar="SECONDS",
     help="How long to wait for the store.",
     show_default=True,
@@ -107,14 +73,12 @@ app_option = click.option(
 
 
 def store_options(verb: Verb) -> Verb:
-    """Add the options of `StoreOptions`."""
+    """Add the options that select a store and its keys."""
     return _decorated(
         verb,
         app_option,
         click.option(
-            "--store",
-            metavar="URL",
-            help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]",
+            "--store", metavar="URL", help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]"
         ),
         click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]"),
         click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET."),
@@ -126,7 +90,7 @@ def store_options(verb: Verb) -> Verb:
 
 
 def state_options(verb: Verb) -> Verb:
-    """Add the options of `StateOptions`, and the arguments KEY and LIMIT."""
+    """Add the options that select one client's state."""
     return _decorated(
         store_options(verb),
         click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
@@ -166,61 +130,25 @@ def _decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
     return reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), verb)
 
 
-class ClientState:
-    """State of one client. Under a rule that counts by path, it may cover several buckets: by template and by pattern."""
+class ClientState(NamedTuple):
+    """State of one client."""
 
-    def __init__(
-        self, name: str, keys: Sequence[str], buckets: Sequence[RuleBucket | _KeyBucket], if_unused: str | None = None
-    ) -> None:
-        self.name = name
-        """Name in output, with the client masked."""
-        self.keys = keys
-        self._buckets = buckets
-        self._if_unused = if_unused
+    name: str
+    keys: Sequence[str]
+    bucket: Any
+    """Has ``peek``, ``reset``, ``ban`` and ``pardon``, as `RuleBucket`."""
+    if_unused: str | None = None
 
     def hint(self) -> str | None:
-        """Return what to check if these buckets are unused; None if they are certainly the right ones."""
-        if self._if_unused is None:
+        """Return what to check if the bucket is unused, and perhaps the wrong one."""
+        if self.if_unused is None:
             return None
-        decision = self.peek()
-        return self._if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
-
-    def peek(self) -> Decision:
-        """Return the decision about a request, without a charge. Of several buckets, the one with the least remaining."""
-        return min([bucket.peek() for bucket in self._buckets], key=_room)
-
-    def reset(self, reason: str | None) -> Decision:
-        """Remove all charges, and return the decision about a request afterwards."""
-        return min([bucket.reset(reason=reason) for bucket in self._buckets], key=_room)
-
-    @property
-    def is_banned(self) -> bool:
-        """True if a ban is in force."""
-        return any(is_banned(bucket.peek()) for bucket in self._buckets)
-
-    def ban(self, seconds: float | None, reason: str | None) -> float:
-        """Refuse all requests for this many seconds, permanently if None. Return the seconds in force, which may be more."""
-        return max([ban_in_force(bucket.ban(seconds, reason=reason)) for bucket in self._buckets])
-
-    def pardon(self, reason: str | None) -> None:
-        """Lift the ban."""
-        for bucket in self._buckets:
-            bucket.pardon(reason=reason)
-
-
-def _room(decision: Decision) -> tuple[float, int]:
-    return -decision.retry_after, decision.remaining
-
-
-class _KeyBucket(NamedTuple):
-    peek: Callable[[], Decision]
-    reset: Callable[..., Decision]
-    ban: Callable[..., Decision]
-    pardon: Callable[..., object]
+        decision = self.bucket.peek()
+        return self.if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
 
 
 class Opened:
-    """The open store of a service. ``service`` is None without rules or application."""
+    """The open store of a service, if it has rules or an application."""
 
     def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
         self.service = named
@@ -231,7 +159,7 @@ class Opened:
         self.limiter = Limiter(store, timeout=timeout, key_prefix=settings.key_prefix, secret=secret)
 
     def bucket(self, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-        """Return one client's bucket, as the gate of the service counts. Raises `ConfigError` like `Limiter.bucket`."""
+        """Return one client's bucket, as the service counts. Raises `ConfigError`."""
         settings = self._settings
         operations = rule_bucket(
             rule,
@@ -245,19 +173,16 @@ class Opened:
             rules=None if self.service is None else self.service.rules,
             shadow=settings.shadow,
         )
-        return RuleBucket(operations, self._run)
-
-    def _run(self, flow: ConfigFlow[Decision]) -> Decision:
-        return run(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
+        measured = measures_silence(self._store)
+        return RuleBucket(operations, lambda flow: run(self._store, flow, Budget(self._timeout, measured=measured)))
 
 
 @contextmanager
-def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened]:
-    """Open the store that the options select. Raises `click.UsageError` if it is unusable."""
-    given: Mapping[str, Any] = options
-    if rules is None and given.get("rule") and options["app"] is None:
+def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
+    """Open the store that the options select. Raises `click.UsageError`."""
+    if rules is None and options.get("rule") and options["app"] is None:
         rules = os.environ.get("LIMITGATE_RULES")
-    chosen = {name: given[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
+    chosen = {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
     named = service(rules, options["app"], **chosen) if rules or options["app"] else None
     settings = settings_of(None, RuleSet([]), chosen) if named is None else named.settings
     if "store" not in settings.model_fields_set:
@@ -272,14 +197,11 @@ def on_store(options: StoreOptions, rules: str | None = None) -> Iterator[Opened
 
 
 Use = Literal["peek", "reset", "ban"]
-"""What a verb does: a reset needs the client's own limits, a peek shows them, a ban or pardon needs none."""
+"""A reset needs the client's own limits, a peek shows them, a ban or pardon needs none."""
 
 
-def state_of(opened: Opened, options: StateOptions, use: Use) -> ClientState:
-    """Return the state that the options select.
-
-    Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
-    """
+def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
+    """Return the state that the options select. Raises `click.UsageError` and `ConfigError`."""
     words, rule = options["words"], options["rule"]
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
@@ -296,14 +218,13 @@ def state_of(opened: Opened, options: StateOptions, use: Use) -> ClientState:
 
 
 def _by_options(message: str) -> str:
-    """Replace argument names of `Limiter.bucket` in a message by the options of the command."""
+    """Replace arguments of `Limiter.bucket` in a message by options of the command."""
     message = re.sub(r"headers=\{'(.+?)': \.\.\.\}", r"-H '\1: ...'", message)
     message = re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
     return re.sub(r"--given\{'(.+?)': \.\.\.\}", r"--given \1=...", message)
 
 
-def _limits(texts: Sequence[str], options: StateOptions) -> list[Limit | str]:
-    """The limits of a Limiter's key, with the options of the command line."""
+def _limits(texts: Sequence[str], options: Options) -> list[Limit | str]:
     named = {"algorithm": options["algorithm"], "align": options["align"]}
     chosen: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     try:
@@ -321,27 +242,31 @@ def _state_of_key(opened: Opened, key: str, limits: Sequence[Limit | str], *, ne
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     peek = partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)
-    bucket = _KeyBucket(peek, partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key))
-    return ClientState(shown("key", key, opened.names) or "key", [limiter.ban_key(key)], [bucket])
+    reset, ban, pardon = partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key)
+    bucket = SimpleNamespace(peek=peek, reset=reset, ban=ban, pardon=pardon)
+    return ClientState(shown("key", key, opened.names) or "key", [limiter.ban_key(key)], bucket)
 
 
-def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOptions, use: Use) -> ClientState:
+def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, use: Use) -> ClientState:
     parts = _parts(options)
-    caller = _listed_caller(asked.rules, options)
-    if options["caller"] is None and asked.settings.identify is not None:
+    callers = asked.rules.callers
+    caller = None if options["api_key"] is None else callers.with_key(options["api_key"])
+    if options["caller"] is not None:
+        caller = callers.named(options["caller"])
+    elif asked.settings.identify is not None:
         identified = asked.caller_of(_request(asked, options))
         if identified is None and (options["api_key"] or options["header"]) and caller is None:
             tell_unidentified("--caller ID")
         if identified is not None:
             parts["caller"] = caller = identified
-        elif not asked.rules.callers.list_keys:
+        elif not callers.list_keys:
             parts.pop("api_key", None)  # an unidentified key counts as none
     rule = _rule(asked, name, caller, options)
     if caller is None and not options["limits"]:
         _consider_own_limits(asked, rule, options, use)
     if use == "ban" and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
         parts["limits"] = _ANY_LIMIT
-    told = {**parts, **({} if options["path"] is None else {"path": options["path"]})}
+    told = parts | ({} if options["path"] is None else {"path": options["path"]})
     texts = [(label, _shown(label, value, opened.names)) for label, value in told.items() if label != "limits"]
     named = [f"{label}={text}" for label, text in texts if text]
     templates, if_unused = None, None
@@ -354,14 +279,11 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: StateOpti
                 "its template as --path, or --app MODULE:APP, which knows the routes"
             )
     bucket = opened.bucket(rule, parts, templates)
-    return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), [bucket], if_unused)
+    return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), bucket, if_unused)
 
 
-def _consider_own_limits(asked: Service, rule: Rule, options: StateOptions, use: Use) -> None:
-    """Tell that a caller named by its id may have own limits, which only ``identify`` knows.
-
-    Raises `click.UsageError` for a reset, which would miss its windows.
-    """
+def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:
+    """A caller named by its id may have own limits, which only ``identify`` knows, and which a reset would miss."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
     if use == "ban" and _has_one_bucket(rule):
@@ -377,17 +299,11 @@ def _consider_own_limits(asked: Service, rule: Rule, options: StateOptions, use:
 
 
 def _has_one_bucket(rule: Rule) -> bool:
-    """True if all limits of the rule, also those from run time, share a bucket, and so a ban."""
+    """True if all limits, also those from run time, share a bucket, and so a ban."""
     return (rule.algorithm is None or ALGORITHMS[rule.algorithm] is gcra) and not any(each.suffix for each in rule.buckets)
 
 
-def _listed_caller(rules: RuleSet, options: StateOptions) -> Caller | None:
-    if options["caller"] is not None:
-        return rules.callers.named(options["caller"])
-    return None if options["api_key"] is None else rules.callers.with_key(options["api_key"])
-
-
-def _request(asked: Service, options: StateOptions) -> Request:
+def _request(asked: Service, options: Options) -> Request:
     headers = [header_of(text) for text in options["header"]]
     if options["api_key"] is not None:
         name, key = asked.settings.api_key_header, options["api_key"]
@@ -398,8 +314,8 @@ def _request(asked: Service, options: StateOptions) -> Request:
     return asked.request((options["method"] or "GET").upper(), path, options["ip"], headers, options["user"])
 
 
-def _rule(asked: Service, name: str, caller: Caller | None, options: StateOptions) -> Rule:
-    """Prefer the rule of the client's tier, if it is known. May be a limit in code."""
+def _rule(asked: Service, name: str, caller: Caller | None, options: Options) -> Rule:
+    """Prefer the rule of the client's tier. It may be a limit in code."""
     rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"] or "LIMITGATE_RULES"
     if tier is not None and tier not in rules.tiers:
         raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
@@ -418,9 +334,8 @@ def _rule(asked: Service, name: str, caller: Caller | None, options: StateOption
     raise click.UsageError(f"{whose}: there is no rule {name!r:.80}, {expected_of(name, known)}{elsewhere}")
 
 
-def _parts(options: StateOptions) -> BucketParts:
-    given: Mapping[str, Any] = options
-    parts = {label: given[label] for label in ("ip", "caller", "user", "method", "host", "tier")}
+def _parts(options: Options) -> BucketParts:
+    parts = {label: options[label] for label in ("ip", "caller", "user", "method", "host", "tier")}
     if options["api_key"] is not None:
         parts["api_key"] = _as_sent(options["api_key"])
     if options["limits"]:
@@ -444,11 +359,8 @@ def _as_sent(value: str) -> str:
     return value.encode().decode("latin-1")
 
 
-def _templates(asked: Service, rule: Rule, options: StateOptions) -> list[str | None]:
-    """Possible values of the path in the key: templates of routes, None for the rule's pattern.
-
-    Raises `click.UsageError` for a path that the rule does not match, or that selects no single bucket.
-    """
+def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
+    """Possible values of the path in the key: templates of routes, None for the rule's pattern."""
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None:
@@ -462,20 +374,16 @@ def _templates(asked: Service, rule: Rule, options: StateOptions) -> list[str | 
         raise click.UsageError(f"rule {rule.name} has a bucket for each matching route, expected {expected}")
     if path in templates and _PLACEHOLDERS & set(path):
         return [path]
-    target = target_of(path)[0]
+    target, host = target_of(path)
     _check_is_for(rule, target)
+    hosts = [("Host", name) for name in [options["host"] or host] if name]
     methods = [options["method"]] if options["method"] else [*(rule.methods or METHODS)]
-    found = [asked.routes.find(asked.request(method.upper(), target, options["ip"], _hosts(options))) for method in methods]
+    found = [asked.routes.find(asked.request(method.upper(), target, options["ip"], hosts)) for method in methods]
     return [*dict.fromkeys([each.template for each in found if each is not None])] or [None]
 
 
-def _hosts(options: StateOptions) -> list[tuple[str, str]]:
-    host = options["host"] or target_of(options["path"] or "")[1]
-    return [("Host", host)] if host else []
-
-
 def target_of(text: str) -> tuple[str, str | None]:
-    """Split a URL or path into the target (path and query) and the host, if any."""
+    """Split a URL or path into the target and the host, if any."""
     scheme, mark, rest = text.partition("://")
     if not (mark and scheme.isalpha()):
         return text.partition("#")[0], None
@@ -491,7 +399,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """Raises `click.UsageError` for the path of a single request, because services count by the route's template."""
+    """Services count by the route's template, so the path of a single request is an error."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]
@@ -507,7 +415,6 @@ def _template_of(rule: Rule, path: str) -> str:
 
 
 def _probable_template(rule: Rule, sent: str) -> str:
-    """Replace segments by placeholders where the rule has them, or if they look like values."""
     given = sent.split("/")
     for pattern in rule.paths:
         *first, last = pattern.split("/")
@@ -522,8 +429,13 @@ def _or_placeholder(segment: str) -> str:
     return "{id}" if _VALUE.search(segment) and not _WORD.fullmatch(segment) else segment
 
 
+def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
+    """Return the fields of a ban for ``--json``, at a Unix time."""
+    return {"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason, "by": ban.by}
+
+
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn if a rule has a bucket for each route, but the output is that of its pattern."""
+    """Warn if a service with known routes has other buckets of a rule."""
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 import click
 
-from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, say
+from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, say, write
 from limitgate.errors import ConfigError, StoreError
 from limitgate.messages.text import meant, printable
 
@@ -28,7 +29,7 @@ VERBS = {
     "pardon": "Lift a ban.",
     "bans": "List banned clients, and why.",
 }
-"""Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``."""
+"""Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``, except ``schema``, which is below."""
 _OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})
 """Verbs defined in ``command/verbs/clients.py`` under their own names."""
 
@@ -40,8 +41,8 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
+        if cmd_name not in VERBS or cmd_name in self.commands:
+            return self.commands.get(cmd_name)
         module, name = ("clients", cmd_name) if cmd_name in _OF_CLIENTS else (cmd_name, "verb")
         command: click.Command = getattr(import_module(f"limitgate.command.verbs.{module}"), name)
         return command
@@ -66,9 +67,8 @@ class _Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. Maps invalid rules to exit status 1, and a store that does not answer to 3."""
         try:
-            with told_at_the_end():
+            with _told_at_the_end():
                 return super().invoke(ctx)
         except ConfigError as error:
             for mistake in error.every:
@@ -97,6 +97,17 @@ def limitgate() -> None:
     """
 
 
+@limitgate.command("schema")
+def _schema() -> None:
+    """Print the JSON Schema of rule files, for completion and validation in editors.
+
+    Keep it beside the rules, and start each file with: # yaml-language-server: $schema=rules.schema.json
+
+    For example: limitgate schema > config/rules.schema.json
+    """
+    write((files("limitgate.rules") / "schema.json").read_text(encoding="utf-8").removesuffix("\n"))
+
+
 def _check_is_text(argument: str) -> None:
     """Reject bytes that are not UTF-8, unless they name a file."""
     try:
@@ -110,8 +121,6 @@ def _check_is_text(argument: str) -> None:
 
 
 class _Lines(logging.Handler):
-    """Keeps log lines, each with its last argument."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.told: list[tuple[str, str]] = []
@@ -125,7 +134,7 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def told_at_the_end() -> Iterator[None]:
+def _told_at_the_end() -> Iterator[None]:
     """Print the service's warnings when a verb ends, except those that repeat the store's error."""
     log, lines = logging.getLogger("limitgate"), _Lines()
     # Prevents Python from printing them itself.

@@ -1,22 +1,26 @@
-"""Output of verbs: JSON, tables, and lines. Exit statuses."""
+"""Output of verbs: decisions, JSON, tables, and lines. Exit statuses."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from limitgate.algorithms.ban import FOR_EVER
+from limitgate.limits.decision import Decision, Window
 from limitgate.messages.text import ORDERS, printable
 
 _ORDER = re.compile(r"\s*::.*::")
 """A line that GitHub would run as a command, unlike ``::1``."""
 
 FOUND = 1
-"""Exit status: invalid rules, a request that would be refused, or a process that does not follow."""
+"""Exit status: invalid rules, or a request that would be refused."""
 WRONG_USAGE = 2
 NO_STORE = 3
 """Exit status: the store does not answer."""
@@ -27,7 +31,7 @@ NO_READER = 141
 
 
 def write(text: str, *, err: bool = False) -> None:
-    """Write a line. Raises `click.ClickException` if writing fails, for example on a full disk."""
+    """Write a line. Raises `click.ClickException`, for example on a full disk."""
     try:
         click.echo(text, err=err)
     except BrokenPipeError:
@@ -37,11 +41,7 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines, an empty one if there are none.
-
-    Lines may contain names from files and clients, so control characters and CI commands are escaped. No name may start a
-    line.
-    """
+    """Print lines, an empty one if there are none. Names in them may contain control characters and CI commands."""
     write("\n".join(map(printable, lines)), err=err)
 
 
@@ -56,7 +56,7 @@ def _escaped(line: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table without frames, two spaces between columns, so that other tools can cut and search it."""
+    """Print a table without frames, so that other tools can cut and search it."""
     from rich.console import Console  # noqa: PLC0415 - importing rich takes a third of the start-up time
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -74,7 +74,6 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
 
 
 def _cell(text: str) -> str:
-    """Escape text that may start a line."""
     text = printable(text)
     return text.replace(":", r"\x3a", 1) if _ORDER.match(text) else text
 
@@ -91,3 +90,119 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return value
+
+
+_AGES = FOR_EVER / 2e6
+"""Seconds of remaining time beyond which a ban is permanent."""
+
+
+def decision_fields(decision: Decision) -> dict[str, Any]:
+    """Return a decision for ``--json``, in seconds."""
+    names = (
+        "allowed",
+        "limit",
+        "remaining",
+        "retry_after",
+        "reset_after",
+        "granted",
+        "rule",
+        "windows",
+        "degraded",
+        "shadow",
+        "delay",
+    )
+    found = {name: getattr(decision, name) for name in names}
+    times = {name: _endless(found[name]) for name in ("retry_after", "reset_after")}
+    return found | times | {"windows": [window_fields(window) for window in decision.windows]}
+
+
+def window_fields(window: Window) -> dict[str, Any]:
+    """Return a window for ``--json``."""
+    return window._asdict() | {name: _endless(getattr(window, name)) for name in ("reset_after", "retry_after")}
+
+
+def _endless(number: float) -> float:
+    """Seconds, or ``inf`` for a permanent ban."""
+    return math.inf if number > _AGES else number
+
+
+def print_decision(decision: Decision) -> None:
+    """Print a decision: the enforced rules, each rule in shadow, and a table of windows."""
+    shadows: dict[str, bool] = {}
+    for each in decision.standings:
+        if not each.charge.enforced and each.charge.rule is not None:
+            shadows[each.charge.rule] = shadows.get(each.charge.rule, True) and each.fits
+    enforced = [window for each in decision.standings if each.charge.enforced for window in each.windows()]
+    if not decision.allowed:
+        say(f"a request would be refused: {_why(decision)}")
+    elif shadows and not enforced:
+        say("a request would be admitted")
+    else:
+        least = min(enforced, key=lambda window: window.remaining) if shadows else decision
+        say(f"a request would be admitted, {least.remaining:,} of {least.limit:,} remaining")
+    for name, fits in shadows.items():
+        say(f"rule {name} is in shadow: refuses nothing{'' if fits else ', but would refuse this request'}")
+    heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full in", "Free in"
+    rows = [
+        (
+            window.rule or "-",
+            f"{window.period:,} s" if window.period else "at once",
+            f"{window.limit:,}",
+            f"{window.used:,}",
+            f"{window.remaining:,}",
+            seconds(window.reset_after),
+            seconds(window.retry_after),
+        )
+        for window in decision.windows
+    ]
+    if rows:
+        print_table(heads, rows)
+
+
+def is_banned(decision: Decision) -> bool:
+    """True if a ban refuses, which the used amounts don't show."""
+    return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
+
+
+def ban_in_force(decision: Decision) -> float:
+    """Seconds of a ban, ``inf`` if it is permanent."""
+    bans = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT]
+    return _endless(max([int(state) for each in bans for state in each.states], default=0) / 1e6)
+
+
+def _why(decision: Decision) -> str:
+    if decision.is_permanent_ban:
+        return "banned permanently"
+    if _endless(decision.retry_after) == math.inf:
+        return "retrying does not help"
+    return f"{'banned, ' if is_banned(decision) else ''}retry in {seconds(decision.retry_after)}"
+
+
+def banned(by: str, retry_after: float) -> str:
+    """Describe a ban by its author and remaining seconds."""
+    is_endless = _endless(retry_after) == math.inf
+    return f"banned permanently by {by}" if is_endless else f"banned by {by} for {seconds(retry_after)} more"
+
+
+def seconds(number: float) -> str:
+    """Format a duration for people."""
+    if _endless(number) == math.inf:
+        return "never"
+    if number < 60:
+        return f"{number:.3g} s"
+    whole = round(number)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    parts = (("d", days), ("h", hours), ("min", minutes), ("s", whole % 60))
+    return " ".join([f"{value} {unit}" for unit, value in parts if value][:2])
+
+
+@contextmanager
+def logs_from(least: int) -> Iterator[None]:
+    """Suppress log lines of LimitGate below a level, for a gate that serves no requests."""
+    log = logging.getLogger("limitgate")
+    level = log.level
+    log.setLevel(max(level, least))
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -1,21 +1,19 @@
-"""Explains the id of a refusal: its time, its rule, and the current state of its bucket."""
+"""Explains the id of a refusal: its time, its rule, the current state of its bucket, and log lines about the bucket."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.decisions import banned, decision_fields, is_banned, print_decision, seconds
-from limitgate.command.log_search import Trace, search
-from limitgate.command.output import say
-from limitgate.command.own_limits import limits_of
-from limitgate.command.service import Service
-from limitgate.command.stores import store_of
+from limitgate.command.bucket_owners import Trace, limits_of, search
+from limitgate.command.client_state import ban_fields
+from limitgate.command.output import banned, decision_fields, is_banned, print_decision, say, seconds
+from limitgate.command.service import Service, store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.journal import Ban, Journal
 from limitgate.gate.planning.compiled_rule import id_name
@@ -31,41 +29,32 @@ from limitgate.stores import SyncStore
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 
-class Refused(NamedTuple):
-    """A bucket that may have refused. Usually there is one, because few rules share a tag."""
+class _Refused(NamedTuple):
+    """A bucket that may have refused."""
 
     rule: Rule
     tiers: Sequence[str]
     key: str
     caller: str | None
-    """Id of the listed caller, if the key shows it."""
     limits: Sequence[Limit]
-    """Limits of the client, as far as they are known."""
     decision: Decision | None
-    """Current state of the bucket; None without a store, or if a callable gives the limits."""
+    """None without a store, or if a callable gives the limits."""
     is_certain: bool
-    """False if the client may have other limits, so that the decision may be another one."""
+    """False if the client may have other limits, and so another decision."""
     ban: Ban | None
 
-    @property
-    def is_admitting(self) -> bool:
-        """True if a request would certainly be admitted."""
-        return self.is_certain and self.decision is not None and self.decision.allowed
 
-
-class Resolved(NamedTuple):
+class _Resolved(NamedTuple):
     """An id, decoded and looked up."""
 
     id: RefusalId
-    found: Sequence[Refused]
+    found: Sequence[_Refused]
     is_state_known: bool
-    """False without a store."""
     traces: Sequence[Trace] | None
-    """Log lines about the bucket; None if no log was searched."""
 
 
-def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> Resolved:
-    """Resolve an id with the rules of a service and its limits in code. The secret or the store has the key of ids.
+def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> _Resolved:
+    """Resolve an id with the rules of a service, and the key of ids in its secret or store.
 
     Raises `click.UsageError` for an invalid id or a missing key, `ConfigError` if the store has no key, and `StoreError`.
     """
@@ -76,27 +65,22 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
         raise click.UsageError(str(error)) from error
     secret = settings.secret_bytes
     opened = store_of(settings)
-    if opened is None:
-        if not secret and "store" not in settings.model_fields_set:
-            raise click.UsageError("ids are encrypted, expected --store with their key, or LIMITGATE_SECRET")
-        if not secret:
-            raise _no_key(settings.key_prefix)
-        keys = [RefusalKey.derived(secret)]
+    if opened is None and not secret and "store" not in settings.model_fields_set:
+        raise click.UsageError("ids are encrypted, expected --store with their key, or LIMITGATE_SECRET")
+    with nullcontext() if opened is None else closing(opened):
+        keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, settings.key_prefix, timeout)
         refusal, candidates = _read(text, keys, asked)
-        found = [_standing(None, timeout, (), each, asked) for each in candidates]
-    else:
-        with closing(opened):
-            keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, settings.key_prefix, timeout)
-            refusal, candidates = _read(text, keys, asked)
-            bans = Journal(opened, settings.key_prefix, timeout).bans()
-            found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
+        bans = [] if opened is None else Journal(opened, settings.key_prefix, timeout).bans()
+        found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
     traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
-    return Resolved(refusal, found, opened is not None, traces)
+    return _Resolved(refusal, found, opened is not None, traces)
 
 
-def _standing(
-    store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: tuple[Rule, Sequence[str], str], asked: Service
-) -> Refused:
+_Candidate = tuple[Rule, Sequence[str], str]
+"""A rule, its tiers, and the key of its bucket without suffix."""
+
+
+def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: _Candidate, asked: Service) -> _Refused:
     rule, tiers, key = candidate
     buckets, caller, is_certain = limits_of(rule, tiers, key, asked)
     enforced = not (rule.shadow or asked.settings.shadow)
@@ -107,23 +91,21 @@ def _standing(
     charged = {charge.key for charge in charges}
     ban = next((ban for ban in bans if charged & set(ban.keys)), None)
     limits = [limit for bucket in buckets for limit in bucket.limits]
-    return Refused(rule, tiers, key, None if caller is None else caller.id, limits, decision, is_certain, ban)
+    return _Refused(rule, tiers, key, caller, limits, decision, is_certain, ban)
 
 
-def _kept_keys(store: SyncConfigStore, key_prefix: str, timeout: float) -> list[RefusalKey]:
-    if not (keys := kept_keys(store.config(ConfigRequest(place_of_keys(key_prefix)), timeout).text)):
-        raise _no_key(key_prefix)
+def _kept_keys(store: SyncConfigStore | None, key_prefix: str, timeout: float) -> list[RefusalKey]:
+    place = place_of_keys(key_prefix)
+    keys = () if store is None else kept_keys(store.config(ConfigRequest(place), timeout).text)
+    if not keys:
+        raise ConfigError(
+            f"the store has no key of ids under {place}, expected the store and LIMITGATE_KEY_PREFIX of the service, or its "
+            "LIMITGATE_SECRET if it has one"
+        )
     return [*map(RefusalKey, keys)]
 
 
-def _no_key(key_prefix: str) -> ConfigError:
-    return ConfigError(
-        f"the store has no key of ids under {place_of_keys(key_prefix)}, expected the store and LIMITGATE_KEY_PREFIX of the "
-        "service, or its LIMITGATE_SECRET if it has one"
-    )
-
-
-def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[RefusalId, list[tuple[Rule, Sequence[str], str]]]:
+def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[RefusalId, list[_Candidate]]:
     read = [key.read(text) for key in keys]
     for refusal in read:
         if candidates := list(_candidates(refusal, asked)):
@@ -131,7 +113,7 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
     return read[0], []
 
 
-def _candidates(refusal: RefusalId, asked: Service) -> Iterator[tuple[Rule, Sequence[str], str]]:
+def _candidates(refusal: RefusalId, asked: Service) -> Iterator[_Candidate]:
     every = asked.rules.tiers
     of_tiers = [(tier, rule) for tier, of_tier in every.items() for rule in of_tier if tag_of(id_name(rule)) == refusal.tag]
     places: list[Rule] = []
@@ -140,14 +122,11 @@ def _candidates(refusal: RefusalId, asked: Service) -> Iterator[tuple[Rule, Sequ
             places.append(rule)
             of_tiers += [(tier, rule) for tier in ([rule.tier] if rule.tier else every)]
     for rule in {id(rule): rule for _, rule in of_tiers}.values():
-        yield (
-            rule,
-            [tier for tier, each in of_tiers if each is rule],
-            f"{asked.settings.key_prefix}:{rule.name}:{refusal.digest}",
-        )
+        tiers = [tier for tier, each in of_tiers if each is rule]
+        yield rule, tiers, f"{asked.settings.key_prefix}:{rule.name}:{refusal.digest}"
 
 
-def as_json(resolved: Resolved) -> dict[str, Any]:
+def as_json(resolved: _Resolved) -> dict[str, Any]:
     """Return the value of ``--json``."""
     return {
         "at": resolved.id.at,
@@ -159,7 +138,7 @@ def as_json(resolved: Resolved) -> dict[str, Any]:
                 "key": each.key,
                 "caller": each.caller,
                 "decision": decision_fields(each.decision) if each.decision is not None and each.is_certain else None,
-                "ban": None if each.ban is None else _ban(each.ban),
+                "ban": None if each.ban is None else ban_fields(each.ban, time.time()),
             }
             for each in resolved.found
         ],
@@ -167,14 +146,12 @@ def as_json(resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def _ban(ban: Ban) -> dict[str, Any]:
-    return {"key": ban.key, "retry_after": ban.retry_after(time.time()), "reason": ban.reason, "by": ban.by}
-
-
-def show(resolved: Resolved) -> None:
+def show(resolved: _Resolved) -> None:
     """Print a resolved id."""
     at = resolved.id.at
-    say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
+    elapsed = time.time() - at
+    ago = f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"
+    say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago}")
     for place, each in enumerate(resolved.found):
         rule, tiers, ban = each.rule, each.tiers, each.ban
         limits = listed([*map(str, each.limits)]) or "limits from a callable"
@@ -199,8 +176,7 @@ def show(resolved: Resolved) -> None:
             why = f": {printable(ban.reason)}" if ban.reason else ""
             say(f"{banned(ban.by, ban.retry_after(time.time()))}{why}")
     if not resolved.found:
-        ending = resolved.id.digest
-        say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {ending}")
+        say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {resolved.id.digest}")
         say("or the id has another key: it predates a flush of the store, or its process has another store or secret")
     _show_traces(resolved.traces)
     if resolved.traces is not None and not any(each.client for each in resolved.traces):
@@ -217,8 +193,7 @@ def _show_traces(traces: Sequence[Trace] | None) -> None:
         say(f"{client}{each.file}:{each.line}: {shortened(each.text)}")
 
 
-def _say_unlogged(found: Sequence[Refused]) -> None:
-    """Say which parts of a key an access log lacks."""
+def _say_unlogged(found: Sequence[_Refused]) -> None:
     for rule in [each.rule for each in found]:
         labels = [*(label for part in rule.key for label in check_part(part)), *rule.given_parts]
         absent = [label for label in labels if label not in _LOGGED]
@@ -228,7 +203,3 @@ def _say_unlogged(found: Sequence[Refused]) -> None:
 
 _LOGGED = frozenset({"path", "ip", "method", "tier", "global"})
 """Key parts that every access log has."""
-
-
-def _ago(elapsed: float) -> str:
-    return f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from math import ceil, inf
 from typing import Any
 from urllib.parse import unquote
 
-from limitgate.command.findings import Finding
-from limitgate.errors import spelled
+from limitgate.command.output import logs_from
+from limitgate.errors import Field
 from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
 from limitgate.http.request import DescribedRequest
-from limitgate.rules.files import RuleFile, RuleFiles
+from limitgate.rules.document import Document
+from limitgate.rules.files import Given, RuleFile, RuleFiles
 from limitgate.rules.rule import RuleSet
-from limitgate.rules.rule_tests import Given
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore
 
@@ -27,32 +26,32 @@ _CLOSE = 0.001
 """Tolerance in seconds for expected waits with a fraction."""
 
 
-def failures(read: RuleFiles) -> Iterator[Finding]:
-    """Yield the failed expectations, by file and line. ``LIMITGATE_*`` variables identify clients and callers."""
+Failure = tuple[Document, Field, str]
+
+
+def failures(read: RuleFiles) -> Iterator[Failure]:
+    """Yield ``(document, field, message)`` for each failed expectation, with the options of ``LIMITGATE_*``."""
     settings = GateSettings()
-    with _without_logs():
+    with logs_from(logging.CRITICAL):  # the review reports what a gate logs about rules, with file and line
         for file in read.files:
             if file.tests:
                 yield from _failures_in(file, read.rules, settings)
 
 
-def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iterator[Finding]:
+def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iterator[Failure]:
     bench = _Bench(rules, settings)
     for place, test in file.tests.items():
         answer = bench.answer(test.given)
         for name in (name for name in type(test.expect).model_fields if name in test.expect.model_fields_set):
             expected, actual = getattr(test.expect, name), answer[name]
             if not _fits(expected, actual):
-                field = ("tests", place, "expect", name)
-                message = f"expected {_shown(expected)}, got {_shown(actual)}, in the answer {_told(answer)}"
-                yield Finding(str(file.document.file), file.document.line_of(field), spelled(field), "error", message)
+                whole = ", ".join(f"{name}: {_shown(value)}" for name, value in answer.items())
+                message = f"expected {_shown(expected)}, got {_shown(actual)}, in the answer {{{whole}}}"
+                yield file.document, ("tests", place, "expect", name), message
 
 
 class _Bench:
-    """A gate for the tests of one file, and their clock.
-
-    Requests at the same time are in flight together, until the clock advances.
-    """
+    """A gate for the tests of one file. Requests are in flight until the clock advances."""
 
     def __init__(self, rules: RuleSet, settings: GateSettings) -> None:
         self._gate = offline_gate(rules, MemoryStore(lambda: self._now), settings)
@@ -91,25 +90,9 @@ def _fits(expected: object, actual: object) -> bool:
     return expected == actual
 
 
-def _told(answer: dict[str, Any]) -> str:
-    return "{" + ", ".join(f"{name}: {_shown(value)}" for name, value in answer.items()) + "}"
-
-
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
         return ".inf" if value == inf else f"{value:.6g}"
     return str(value)
-
-
-@contextmanager
-def _without_logs() -> Iterator[None]:
-    """Suppress what a gate logs about rules. `limitgate.rules.review.review` reports it with file and line."""
-    log = logging.getLogger("limitgate")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

@@ -1,28 +1,41 @@
-"""The service that a verb works on: its rules, options and routes.
+"""The service that a verb works on: its rules, options, routes and store.
 
-Options come from the command line, then from the gate around the imported application, then from ``LIMITGATE_*``, so that
-keys and clients are those of the service.
+Options come from the command line, then from the gate around the application, then from ``LIMITGATE_*``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import isawaitable, iscoroutinefunction
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 from urllib.parse import unquote, unquote_to_bytes
 
 import click
 
-from limitgate.command.applications import application, inwards, is_of_django, routes_of
-from limitgate.command.gates import Door, GateAround, gates
+from limitgate.command.applications import (
+    Door,
+    GateAround,
+    application,
+    gates,
+    inwards,
+    is_in_python,
+    is_of_django,
+    is_rules,
+    no_gate,
+    routes_of,
+    rules_named,
+)
 from limitgate.command.output import say
-from limitgate.command.rule_sets import is_in_python, is_rules, limits_in_code, no_gate, rules_named
 from limitgate.errors import ConfigError
 from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.limits.plan import Plan, Reading
 from limitgate.routes import STATUS, NoRoutes, Pattern, Routes, application_behind, handler_of_refusals
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.overview import Listed
@@ -30,21 +43,22 @@ from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import accepts
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import Rule, RuleSet, placed_rules
 from limitgate.rules.settings import GateSettings, Settings
+from limitgate.stores import MemoryStore, open_sync_store
+from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
 
 Lines = Iterable[tuple[str, str]]
 
 
+@dataclass(eq=False)
 class Service:
     """A service: its rules, settings and routes, and requests that simulate those of its server."""
 
-    def __init__(self, rules: RuleSet, settings: Settings, app: Any, name: str | None, door: Door) -> None:
-        self.rules = rules
-        self.settings = settings
-        self.name = name
-        self._app = app
-        self._door = door
+    rules: RuleSet
+    settings: Settings
+    _app: Any = None
+    _door: Door = "asgi"
 
     @property
     def awaits(self) -> bool:
@@ -69,7 +83,7 @@ class Service:
 
     @cached_property
     def templates(self) -> dict[str, Pattern]:
-        """Templates of all routes, with their patterns."""
+        """Templates of all routes."""
         return {route.template: route.pattern for route in self._listed}
 
     @cached_property
@@ -84,20 +98,23 @@ class Service:
     @cached_property
     def in_code(self) -> list[Rule]:
         """Limits of decorators, dependencies and throttles."""
-        return [] if self._app is None else limits_in_code(self._app)
+        if any(map(is_of_django, inwards(self._app))):
+            for route in self._listed:  # imports the views
+                for method in route.methods:
+                    route.marks(method)  # makes the limits of throttles by rate
+        return [] if self._app is None else placed_rules()
 
     def late_limits(self, request: Request) -> Sequence[Rule]:
-        """Return the limits that the route of a request applies behind the gate: those of its dependencies or throttles."""
+        """Return the limits that dependencies or throttles of a request's route apply behind the gate."""
         route = self.routes.find(request)
         method = "GET" if request.method == "HEAD" else request.method
         found = [each for each in self._listed if route is not None and each.template == route.template]
         return next((each.late(method) for each in found if method in each.methods), ())
 
     @property
-    def every_late_limit(self) -> list[Rule]:
-        """Return the limits of `late_limits` of all routes."""
-        found = [rule for each in self._listed for method in each.methods for rule in each.late(method)]
-        return list({rule.name: rule for rule in found}.values())
+    def every_late_limit(self) -> list[str]:
+        """Return the names of the `late_limits` of all routes."""
+        return list(dict.fromkeys(rule.name for each in self._listed for method in each.methods for rule in each.late(method)))
 
     @property
     def late_kind(self) -> str:
@@ -106,7 +123,7 @@ class Service:
 
     @property
     def answers_refusals(self) -> bool:
-        """True if ``on_denied`` or an error handler of the application may answer refusals."""
+        """True if the application may answer refusals."""
         behind = application_behind(self._app)
         handlers = [getattr(behind, "exception_handlers", None)]
         of_blueprints = getattr(behind, "error_handler_spec", None) or {}
@@ -116,66 +133,62 @@ class Service:
 
     def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
         """Return a request as the server passes it on. ``target`` is the raw path, with an optional query."""
-        sent, _, query = target.partition("?")
-        described = _Described(method, sent, query, peer, headers, user)
         if self._door == "asgi":
-            return ASGIRequest(described.scope())
+            return ASGIRequest(_scope(method, target, peer, headers, user))
+        environ = _environ(method, target, peer, headers, user)
         if self._door == "wsgi":
-            return WSGIRequest(described.environ())
+            return WSGIRequest(environ)
         from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest  # noqa: PLC0415 - needs Django
 
-        from limitgate.django.request import DjangoRequest  # noqa: PLC0415 - needs Django
+        from limitgate.django.middleware import DjangoRequest  # noqa: PLC0415 - needs Django
 
-        return DjangoRequest(DjangoWSGIRequest(described.environ()))
+        return DjangoRequest(DjangoWSGIRequest(environ))
 
     def caller_of(self, request: Request) -> Caller | None:
-        """Return the caller that ``identify`` returns; None if there is none or if it raises."""
+        """Return the caller that ``identify`` returns; None if it raises."""
         identify = self.settings.identify
         found = None if identify is None else lenient(identify)(request)
         return asyncio.run(found) if isinstance(found, Coroutine) else found
 
 
 def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """Wrap an ``identify`` so that it returns None if it raises, for use outside of the service."""
+    """Make an ``identify`` that returns None outside of the service instead of raising."""
 
     def find(request: Request) -> Any:
-        try:
+        with _telling():
             found = identify(request)
-        except Exception as error:  # noqa: BLE001 - user code
-            return _told(error)
-        return wait(found) if isawaitable(found) else found
+            return wait(found) if isawaitable(found) else found
 
     async def wait(found: Awaitable[Any]) -> Any:
-        try:
+        with _telling():
             return await found
-        except Exception as error:  # noqa: BLE001 - as above
-            return _told(error)
 
     return find
 
 
 def tell_unidentified(expected: str) -> None:
-    """Warn that ``identify`` returned no caller, which the running service may find."""
+    """Warn that ``identify`` returned no caller."""
     told = "identify found no caller for these headers (the application's startup was not run)"
     say(f"limitgate: {told}; if the service knows the caller, expected {expected}", err=True)
 
 
-def _told(error: Exception) -> None:
-    told = f"{type(error).__name__}: {error} outside the service"
-    say(f"limitgate: identify raised {told}, so the request has no caller", err=True)
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - user code
+        told = f"{type(error).__name__}: {error} outside the service"
+        say(f"limitgate: identify raised {told}, so the request has no caller", err=True)
 
 
 def service(rules: str | None, app: str | None, **given: Any) -> Service:
-    """Return the service of ``--rules`` and ``--app``. ``given`` are further command line options, None if omitted.
-
-    Raises `click.UsageError` for missing or invalid options, and `ConfigError` for rule files.
-    """
+    """Return the service of ``--rules``, ``--app`` and further options. Raises `click.UsageError` and `ConfigError`."""
     name = app or (rules if rules is not None and is_in_python(rules) else None)
     found = None if name is None else application(name)
     if is_rules(found):
         if app is not None:
             raise click.UsageError(f"{app} is a list of rules, expected an application, or {app} as --rules")
-        return Service(rules_of(found), settings_of(None, rules_of(found), given), None, None, "asgi")
+        return Service(rules_of(found), settings_of(None, rules_of(found), given))
     gate = None if found is None else next(gates(found), None)
     if rules is not None and rules != name:
         in_force = rules_named(rules)
@@ -188,14 +201,11 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
     if found is not None and gate is None:
         say(f"limitgate: no LimitGate found around {name}, so options come from LIMITGATE_*", err=True)
     settings = settings_of(gate, in_force, given)
-    return Service(in_force, settings, found, name, _door_of(found) if gate is None else gate.door)
+    return Service(in_force, settings, found, _door_of(found) if gate is None else gate.door)
 
 
 def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
-    """Return the options of a service: those given, then those of its gate, then ``LIMITGATE_*``.
-
-    Raises `click.UsageError` for an invalid option.
-    """
+    """Return the options given, then those of the gate, then ``LIMITGATE_*``. Raises `click.UsageError`."""
     options = {} if gate is None else dict(gate.options)
     options |= {name: value for name, value in given.items() if value is not None}
     try:
@@ -211,52 +221,95 @@ def _door_of(app: Any) -> Door:
     return "wsgi" if is_wsgi else "asgi"
 
 
-class _Described(NamedTuple):
-    method: str
-    sent: str
-    """The raw path, with escapes."""
-    query: str
-    peer: str | None
-    headers: Lines
-    user: str | None
+def _scope(method: str, target: str, peer: str | None, headers: Lines, user: str | None) -> dict[str, Any]:
+    sent, _, query = target.partition("?")
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": method,
+        "path": unquote(sent),
+        "raw_path": sent.encode(),
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in headers],
+        "client": None if peer is None else (peer, 50_000),
+        "server": ("localhost", 80),
+    }
+    return scope if user is None else {**scope, "user": user}
 
-    def scope(self) -> dict[str, Any]:
-        scope: dict[str, Any] = {
-            "type": "http",
-            "http_version": "1.1",
-            "scheme": "http",
-            "method": self.method,
-            "path": unquote(self.sent),
-            "raw_path": self.sent.encode(),
-            "root_path": "",
-            "query_string": self.query.encode(),
-            "headers": [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in self.headers],
-            "client": None if self.peer is None else (self.peer, 50_000),
-            "server": ("localhost", 80),
-        }
-        return scope if self.user is None else {**scope, "user": self.user}
 
-    def environ(self) -> dict[str, Any]:
-        environ: dict[str, Any] = {
-            "REQUEST_METHOD": self.method,
-            "SCRIPT_NAME": "",
-            "PATH_INFO": unquote_to_bytes(self.sent).decode("latin-1"),
-            "QUERY_STRING": _native(self.query),
-            "REMOTE_ADDR": self.peer or "",
-            "SERVER_NAME": "localhost",
-            "SERVER_PORT": "80",
-            "SERVER_PROTOCOL": "HTTP/1.1",
-            "wsgi.url_scheme": "http",
-            "wsgi.input": BytesIO(),
-        }
-        for name, value in self.headers:
-            variable = name.upper().replace("-", "_")
-            variable = variable if variable in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{variable}"
-            before = f"{environ[variable]}, " if variable in environ else ""
-            environ[variable] = before + _native(value)
-        return environ if self.user is None else {**environ, "REMOTE_USER": self.user}
+def _environ(method: str, target: str, peer: str | None, headers: Lines, user: str | None) -> dict[str, Any]:
+    sent, _, query = target.partition("?")
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": unquote_to_bytes(sent).decode("latin-1"),
+        "QUERY_STRING": _native(query),
+        "REMOTE_ADDR": peer or "",
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "wsgi.url_scheme": "http",
+        "wsgi.input": BytesIO(),
+    }
+    for name, value in headers:
+        variable = name.upper().replace("-", "_")
+        variable = variable if variable in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{variable}"
+        environ[variable] = f"{environ[variable]}, {_native(value)}" if variable in environ else _native(value)
+    return environ if user is None else {**environ, "REMOTE_USER": user}
 
 
 def _native(text: str) -> str:
-    """The bytes as latin-1 (PEP 3333)."""
+    """Bytes as latin-1 (PEP 3333)."""
     return text.encode().decode("latin-1")
+
+
+T = TypeVar("T")
+
+
+class _BlockingStore:
+    """An async store on an event loop in a thread."""
+
+    measures_silence = True
+
+    def __init__(self, store: AsyncConfigStore) -> None:
+        self._store = store
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="limitgate-store", daemon=True)
+        self._thread.start()
+
+    def spend(self, plan: Plan, timeout: float) -> Reading:
+        async def spend() -> Reading:
+            return await self._store.aspend(plan, timeout)
+
+        return self._run(spend())
+
+    def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
+        return self._run(self._store.aconfig(request, timeout))
+
+    def close(self) -> None:
+        self._run(self._store.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def store_of(settings: Settings) -> SyncConfigStore | None:
+    """Return the store of a service, None for a memory store of other processes. Raises `click.UsageError`."""
+    try:
+        store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    if isinstance(store, MemoryStore):
+        return None
+    if isinstance(store, SyncConfigStore):
+        return store
+    if isinstance(store, AsyncConfigStore):
+        return _BlockingStore(store)
+    raise click.UsageError(
+        f"the store of the service is a {type(store).__name__}, which this command cannot use; expected --store"
+    )

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from inspect import isawaitable
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
 from django.http import HttpResponse, UnreadablePostError
+from django.utils.functional import LazyObject, empty
 
-from limitgate.django.options import options
-from limitgate.django.request import DjangoRequest
+from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
 from limitgate.exchange.in_flight import watch_upload, watched
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.lifecycle.build import build_gate
+from limitgate.gate.lifecycle.build import GateOptions, build_gate
 from limitgate.gate.load import end_undecided, show_shed
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.rate_fields import raw
+from limitgate.http.request import Headers, Query, Request, UserWanted, WSGIHeaders
 from limitgate.http.response import Refusal
+from limitgate.messages.text import expected_of
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules import decorators
 from limitgate.rules.decorators import EVERYTHING, decided_marks
 from limitgate.rules.options import check_refuses
+from limitgate.rules.settings import PREFIX, Settings
 from limitgate.stores import open_store, open_sync_store
 
 
@@ -57,12 +62,12 @@ class LimitGateMiddleware:
         """Return the response to a request, in async mode an awaitable."""
         if self._awaits:
             return self._acall(request)
-        exchange = _decide(self.gate, self._gate_request(request)) if self.gate else None
-        _leave(exchange, request)
-        refusal = _refusal(exchange)
-        if exchange is not None and refusal is not None:
-            deny = self._deny if refusal.status == 429 else None
-            refused = deny(request) if deny else _refusing(refusal, request)
+        exchange = None
+        if self.gate:
+            asked = self._gate_request(request)
+            exchange = DjangoExchange(self.gate, self.gate.check(asked, admission_around(_place_of(request))), asked)
+        refused = self._refused(exchange, request)
+        if exchange is not None and refused is not None:
             exchange.open_admission().end()
             return _completed(refused, exchange)
         marks = exchange.marks if exchange else EVERYTHING
@@ -76,15 +81,14 @@ class LimitGateMiddleware:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-        if exchange is not None:
-            if exchange.completes(response):
-                return response
-            _begun(exchange.open_admission(), response)
-            if response.streaming:
-                exchange.settle()
-                _when_closed(response, exchange.end)
-            else:
-                exchange.end()
+        if exchange is None or exchange.completes(response):
+            return response
+        _begun(exchange.open_admission(), response)
+        if response.streaming:
+            exchange.settle()
+            _when_closed(response, exchange.end)
+        else:
+            exchange.end()
         return _completed(response, exchange)
 
     def process_exception(self, request: Any, exception: Exception) -> None:
@@ -95,11 +99,9 @@ class LimitGateMiddleware:
 
     async def _acall(self, request: Any) -> Any:
         exchange = await _adecide(self.gate, self._gate_request(request)) if self.gate else None
-        _leave(exchange, request)
-        refusal = _refusal(exchange)
-        if exchange is not None and refusal is not None:
-            deny = self._deny if refusal.status == 429 else None
-            refused = await deny(request) if deny else _refusing(refusal, request)
+        refused = self._refused(exchange, request)
+        if exchange is not None and refused is not None:
+            refused = await refused if isawaitable(refused) else refused
             exchange.open_admission().end()
             return _completed(refused, exchange)
         marks = exchange.marks if exchange else EVERYTHING
@@ -116,16 +118,26 @@ class LimitGateMiddleware:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-        if exchange is not None:
-            if exchange.completes(response):
-                return response
-            _begun(exchange.open_admission(), response)
-            if response.streaming:
-                await exchange.asettle()
-                _when_closed(response, partial(_end_of_loop, exchange))
-            else:
-                await exchange.ashutdown()
+        if exchange is None or exchange.completes(response):
+            return response
+        _begun(exchange.open_admission(), response)
+        if response.streaming:
+            await exchange.asettle()
+            _when_closed(response, partial(_end_of_loop, exchange))
+        else:
+            await exchange.ashutdown()
         return _completed(response, exchange)
+
+    def _refused(self, exchange: DjangoExchange | None, request: Any) -> Any:
+        """The response to a refused request, or an awaitable of it; None for an admitted one."""
+        _leave(exchange, request)
+        refusal = None if exchange is None else exchange.refusal
+        if refusal is None:
+            return None
+        if self._deny is not None and refusal.status == 429:
+            return self._deny(request)
+        body = b"" if request.method == "HEAD" else refusal.body
+        return HttpResponse(body, status=refusal.status, headers=dict(refusal.fields))
 
     def _gate_request(self, request: Any) -> DjangoRequest:
         urlconf = getattr(request, "urlconf", None)
@@ -154,11 +166,11 @@ class DjangoExchange(Exchange):
 
     @property
     def refusal(self) -> Refusal | None:
-        """Return the response to send instead of the application's, or None."""
+        """The response to send instead of the application's."""
         return None if self._admission.is_plain else self._admission.refusal
 
     def completes(self, response: Any) -> bool:
-        """Add rate fields to a response and end the request. False if more work is due."""
+        """Add rate fields to a response and end the request, unless more work is due."""
         admission = self._admission
         if not admission.is_plain or admission.permits is not None or response.streaming or admission.has_news:
             return False
@@ -173,13 +185,8 @@ class DjangoExchange(Exchange):
         return True
 
 
-def _decide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    admission = gate.check(request, admission_around(_place_of(request.django)))
-    return DjangoExchange(gate, admission, request)
-
-
 async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    """Return at the request's turn; Django cancels the request if the client leaves."""
+    """Django cancels the request if the client leaves."""
     admission = await gate.acheck(request, admission_around(_place_of(request.django)))
     exchange = DjangoExchange(gate, admission, request)
     try:
@@ -190,17 +197,13 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
     return exchange
 
 
-def _refusal(exchange: DjangoExchange | None) -> Refusal | None:
-    return None if exchange is None else exchange.refusal
-
-
 def _place_of(request: Any) -> dict[str, Any]:
     place: dict[str, Any] = getattr(request, "scope", request.META)
     return place
 
 
 def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
-    """Return a view that is callable in this mode and renders its response."""
+    """A view that is callable in this mode and renders its response."""
     if awaits and iscoroutinefunction(view):
 
         async def aview(request: Any) -> Any:
@@ -218,7 +221,7 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 
 def _leave(exchange: Exchange | None, request: Any) -> None:
-    """Set the decision on the request. Copies the scope, which code around Django may share."""
+    """Set the decision on the request, in a copy of the scope, which code around Django may share."""
     outer = None if exchange else admission_around(_place_of(request))
     if outer is not None:  # The gate is enabled.
         request.limitgate = overall_decision(outer)
@@ -239,7 +242,7 @@ def _begun(admission: Admission, response: Any) -> None:
 
 
 def _end_of_loop(exchange: Exchange) -> None:
-    """End a request to a gate of an event loop, from its thread or during its shutdown."""
+    """The response may be closed in another thread, or while the loop shuts down."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -262,16 +265,102 @@ def _when_closed(response: Any, end: Callable[[], None]) -> None:
     response.close = close_and_end
 
 
-def _refusing(refusal: Refusal, request: Any) -> Any:
-    body = b"" if request.method == "HEAD" else refusal.body
-    return HttpResponse(body, status=refusal.status, headers=dict(refusal.fields))
-
-
-def _completed(response: Any, exchange: Exchange | None) -> Any:
-    if exchange is not None:
-        admission = exchange.open_admission()
-        refusal = admission.refusal
-        for name, value in response_fields(admission) if refusal is None else (*refusal.waiting, *response_fields(admission)):
-            if refusal is None or name not in response:
-                response[name] = value
+def _completed(response: Any, exchange: Exchange) -> Any:
+    admission = exchange.open_admission()
+    refusal = admission.refusal
+    for name, value in response_fields(admission) if refusal is None else (*refusal.waiting, *response_fields(admission)):
+        if refusal is None or name not in response:
+            response[name] = value
     return response
+
+
+DjangoOptions = GateOptions[Any, Any, Any]
+
+
+def options() -> DjangoOptions:
+    """Return the options in ``settings.LIMITGATE``. Raises `ConfigError`, also for settings such as ``LIMITGATE_RULES``."""
+    mapping = getattr(settings, "LIMITGATE", None)
+    if mapping is None:
+        for option in map(str.upper, Settings.model_fields):
+            if getattr(settings, f"{PREFIX}{option}", None) is not None:
+                raise ConfigError(
+                    f"settings have {PREFIX}{option}, which nobody reads, expected LIMITGATE = {{{option!r}: ...}}"
+                )
+        return {}
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"LIMITGATE is a {type(mapping).__name__}, expected a dict of options")
+    chosen: dict[str, object] = {}
+    for name, value in mapping.items():
+        option = str(name).lower()
+        if option not in Settings.model_fields:
+            expected = expected_of(option, sorted(Settings.model_fields))
+            raise ConfigError(f"LIMITGATE: unknown option {name!r:.80}, {expected}, in upper or lower case")
+        if option in chosen:
+            raise ConfigError(f"LIMITGATE: option {option!r} is there twice, expected it in upper or in lower case")
+        chosen[option] = value
+    return cast("DjangoOptions", chosen)
+
+
+class DjangoRequest(Request):
+    """A `django.http.HttpRequest`. ``awaits`` is True on an event loop, where loading the user must not block."""
+
+    django: Any
+    _user: tuple[Any] | None = None
+
+    def __init__(self, django: Any, *, awaits: bool = False) -> None:
+        self.django = django
+        self.scope = getattr(django, "scope", None)
+        self.environ = django.META if self.scope is None else None
+        self.sent_method = (django.method or "GET").upper()
+        self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
+        self.sent = django.path_info
+        self.peer = django.META.get("REMOTE_ADDR") or None
+        self.is_outermost = not (self.passed_a_gate or self.has_too_many_lines)
+        self.awaits = awaits
+
+    @cached_property
+    def query(self) -> Query:
+        """The query string."""
+        return Query(self.django.META.get("QUERY_STRING", ""))
+
+    @property
+    def user(self) -> Any:
+        """``request.user``, or the user given by the server. Raises `UserWanted` if `find_user` has to be awaited first."""
+        if self._user is not None:
+            return self._user[0]
+        user = getattr(self.django, "user", None)
+        if user is None:
+            return self.django.META.get("REMOTE_USER") or (self.scope or {}).get("user")
+        if self.awaits and isinstance(user, LazyObject) and user.__dict__.get("_wrapped") is empty:
+            raise UserWanted
+        return user
+
+    def note_user(self, user: Any) -> None:
+        """Set the user that the application authenticated."""
+        self._user = (user,)
+
+    async def find_user(self) -> None:
+        """Load the user, with ``auser`` if it belongs to ``user``, otherwise in a thread."""
+        user, auser = getattr(self.django, "user", None), getattr(self.django, "auser", None)
+        if self._user is not None or not isinstance(user, LazyObject):
+            return
+        if auser is not None and _module_of(auser) == _module_of(user.__dict__.get("_setupfunc")):
+            user = await auser()
+        else:
+            await sync_to_async(bool)(user)
+        self._user = (user,)
+
+    def find_user_here(self) -> None:
+        """`find_user` in a thread that may block."""
+        user = getattr(self.django, "user", None)
+        if self._user is None and isinstance(user, LazyObject):
+            bool(user)
+            self._user = (user,)
+
+    def _open_headers(self) -> Headers:
+        return WSGIHeaders(self.django.META)
+
+
+def _module_of(function: Any) -> Any:
+    """``auser`` is a partial since Django 5.0."""
+    return getattr(getattr(function, "func", function), "__module__", None)

@@ -21,7 +21,7 @@ with extra("rest", "rest_framework"):
     from rest_framework.settings import api_settings
     from rest_framework.throttling import BaseThrottle
 
-from limitgate.django.request import DjangoRequest
+from limitgate.django.middleware import DjangoRequest
 from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.gate.planning.identity import NoIdError, user_id
@@ -140,7 +140,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """Descriptor: the rule of a throttle's rate, by the scope of the class; None for no limit or a scope given by the view."""
+    """The rule of a throttle's rate, by the scope of the class; None for no limit or a scope given by the view."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()
@@ -266,10 +266,7 @@ class ScopedRateThrottle(SimpleRateThrottle):
 
 
 def rules_of_view(view: type, given: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of the throttles of a view class, whose attributes ``as_view`` may override with ``given``.
-
-    Returns none for views with their own ``get_throttles``.
-    """
+    """Return the rules of the throttles of a view class, whose attributes ``as_view`` may override with ``given``."""
     own = getattr(view, "get_throttles", None)
     if getattr(own, "__module__", None) != "rest_framework.views":
         return []
@@ -279,7 +276,6 @@ def rules_of_view(view: type, given: Mapping[str, Any]) -> list[Rule]:
 
 
 def _rule_for(view: type, throttle: type, given: Mapping[str, Any]) -> Rule | None:
-    """Return the rule of our throttle on a view; None without a limit or rate."""
     if not issubclass(throttle, Throttle):
         return None
     with suppress(ImproperlyConfigured, ConfigError):
@@ -296,7 +292,6 @@ def _rule_for(view: type, throttle: type, given: Mapping[str, Any]) -> Rule | No
 
 @lru_cache(maxsize=1024)
 def _rule_of_rates(throttle: Any, scope: str | None, rates: tuple[Limit | str, ...]) -> Rule:
-    """Return the rule of a throttle's rates, named by its scope."""
     name = throttle.__dict__.get("name") or scope
     if name is None or not _IS_NAME.fullmatch(name):
         digits = hashlib.sha256((name or f"{throttle.__module__}.{throttle.__qualname__}").encode()).hexdigest()[:6]
@@ -306,7 +301,7 @@ def _rule_of_rates(throttle: Any, scope: str | None, rates: tuple[Limit | str, .
 
 
 def _exchange_of(request: Any, rule: Rule | None) -> Exchange | None:
-    """Return the gate's exchange of a request, None if LimitGate is disabled. Raises `ConfigError` without a gate."""
+    """None if LimitGate is disabled. Raises `ConfigError` without a gate."""
     django = request._request  # noqa: SLF001 - there is no public way
     exchange: Exchange | object | None = getattr(django, "scope", django.META).get(EXCHANGE, _NOT_THERE)
     if exchange is _NOT_THERE and rule is not None:
@@ -315,7 +310,7 @@ def _exchange_of(request: Any, rule: Rule | None) -> Exchange | None:
 
 
 def _unbound(throttle: type[Throttle], value: Any) -> Any:
-    """Return an attribute of a throttle; a method becomes a function of the request."""
+    """A method becomes a function of the request."""
     if not callable(value):
         return value
     required = [each for each in signature(value).parameters.values() if each.default is Parameter.empty]

@@ -1,4 +1,4 @@
-"""Bans clients that rules refuse too often, see `limitgate.rules.ban`.
+"""Bans clients that rules refuse too often, see `limitgate.rules.options`.
 
 The store counts refusals and starts a ban atomically. A process makes one call per bucket at a time, with all refusals since.
 """
@@ -28,7 +28,7 @@ from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.messages.text import Names
 from limitgate.process.forking import reset_in_children
-from limitgate.rules.ban import Ban as BanTerms
+from limitgate.rules.options import Ban as BanTerms
 from limitgate.stores.base import AsyncConfigStore, SyncConfigStore
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.calls import calls_of

@@ -25,7 +25,7 @@ from limitgate.observing.shed import ShedSeries
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.rules.callers import DEFAULT_TIER
-from limitgate.rules.digest import revision
+from limitgate.rules.revision import revision
 from limitgate.rules.rule import Rule, RuleSet
 
 _OUTCOMES: Final = get_args(Outcome)

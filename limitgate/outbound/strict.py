@@ -5,7 +5,7 @@ from __future__ import annotations
 from limitgate.algorithms.sliding_log import MAX_ENTRIES
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
-from limitgate.rules.review.lint import most_within
+from limitgate.rules.lint import most_within
 
 SHARE = 10
 """A count that is too high for a log gets a burst of this fraction."""

@@ -1,7 +1,6 @@
 """Parses access logs: the common and combined formats, uvicorn's, and one JSON object per line.
 
-Logs may have millions of lines, so parsing works on bytes and skips fields that rules don't use. `TimeOrder` restores the
-order of requests, because servers log when a response ends.
+Logs may have millions of lines, so parsing works on bytes, and servers log when a response ends, so `TimeOrder` sorts.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -26,56 +26,49 @@ from limitgate.http.client_ip import canonical
 Format = Literal["combined", "common", "json"]
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line. Longer ones are skipped."""
+"""Bytes. Longer lines are skipped."""
 _TOO_LONG = b"-"
-"""Replaces a line that is too long. No format parses it."""
+"""In place of a longer line. No format parses it."""
 _REQUEST = rb'\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: (?:HTTP/)?[0-9.]+)?"(?: ([0-9]{3})(?= |$))?'
-"""Time, method, target and status. hypercorn writes the version without ``HTTP/``."""
+"""Time, method, target and status. hypercorn omits ``HTTP/``."""
 _TEXT = re.compile(rb"(\S+) \S+ \S+ " + _REQUEST)
-"""Client, ident and user before a request. Matches almost all lines."""
 _PREFIXED = re.compile(rb"(.*?) ?" + _REQUEST)
-"""The same after a virtual host, or after a prefix of syslog, Docker or Kubernetes. A user may contain blanks."""
+"""The same after a virtual host, or a prefix of syslog, Docker or Kubernetes."""
 _UVICORN = re.compile(
     rb' - "(?:([A-Z]{1,20}) (\S+) HTTP/[0-9.]+" ([0-9]{3})(?![0-9])|WebSocket (\S+)" (?:\[accepted\]|([0-9]{3})))'
 )
-"""Method, target and status after a client. A WebSocket has a target, and a status if it was refused."""
+"""After a client. A WebSocket has a target, and a status if it was refused."""
 _ANY_REQUEST = re.compile(rb'"(?:[A-Z]{1,20}|WebSocket) /\S*(?: [^"]*)?"')
-"""The request of an unread line."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _ISO_TIME = re.compile(
     rb"(?<![0-9])([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,]([0-9]{1,9}))?"
     rb"(?: ?(Z|[+-][0-9]{2}:?[0-9]{2}))?"
 )
-"""Time in a prefix of Docker, Kubernetes, rsyslog or Python's logging; UTC unless it has a zone."""
+"""Of Docker, Kubernetes, rsyslog or Python's logging; UTC by default."""
 _SYSLOG_TIME = re.compile(rb"(?:^|[ >])([A-Z][a-z]{2}) ([ 0-9][0-9]) ([0-9]{2}:[0-9]{2}:[0-9]{2}) ")
-"""Time of RFC 3164, which journalctl also prints. It has no year."""
+"""RFC 3164, without a year."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
-"""End of the year 9999 in Unix microseconds. Times in milliseconds exceed it."""
+"""End of the year 9999. Times in milliseconds exceed it."""
 _BLOCK = LONGEST_LINE
-_DAYS = 100
-"""Cached days and zones."""
 
 
 class Entry(NamedTuple):
     """A request of a log."""
 
     at: int
-    """Unix time in microseconds, often rounded down to seconds."""
+    """Unix µs, often rounded down to seconds."""
     client: bytes
-    """Address of the client as logged."""
     method: str
     path: str
-    """The decoded path, without the query."""
+    """Decoded, without the query."""
     status: int | None = None
-    """Status of the response; None if the log has none."""
     headers: Mapping[str, str] | None = None
-    """By lower-case name; None if the log has none."""
+    """By lower-case name."""
 
 
 Parse = Callable[[bytes], Entry | None]
-"""Parses a line; None if it has no request."""
 
 
 class TextParser:
@@ -83,8 +76,7 @@ class TextParser:
 
     def __init__(self) -> None:
         self.untimed = 0
-        """Requests without a time. They have the time of the previous line."""
-        self._clock, self._paths = _Clock(), _Paths()
+        """Requests without a time, which have that of the previous line."""
         self._latest = 0
 
     def __call__(self, line: bytes) -> Entry | None:
@@ -103,11 +95,11 @@ class TextParser:
             if named is None:
                 return None
             client = named
-        at = self._clock.time(time)
+        at = _time(time)
         if at is None:
             return None
         self._latest = at
-        return Entry(at, client, method.decode(), self._paths.path(target), int(status) if status else None)
+        return Entry(at, client, method.decode(), _path(target), int(status) if status else None)
 
     def _of_uvicorn(self, line: bytes) -> Entry | None:
         found = _UVICORN.search(line)
@@ -123,20 +115,11 @@ class TextParser:
         else:
             self._latest = at
         status = status or refused or b"101"
-        path = self._paths.path(target or socket)
-        return Entry(self._latest, client or b"-", (method or b"GET").decode(), path, int(status))
-
-
-def text_parser() -> Parse:
-    """Return a parser of the common, combined and uvicorn formats."""
-    return TextParser()
+        return Entry(self._latest, client or b"-", (method or b"GET").decode(), _path(target or socket), int(status))
 
 
 def _client_in(before: bytes) -> bytes | None:
-    """Client in the text before the time of a request; None if it is ambiguous.
-
-    The client is followed by its ident, which is ``-``, and by the user. Clients choose the user, which may contain blanks.
-    """
+    """The ident follows, which is ``-``, and the user, which clients choose, and which may contain blanks."""
     words = before.split()
     if words[1:2] == [b"-"] or len(words) == 3:
         return words[0]
@@ -153,7 +136,7 @@ def _is_address(word: bytes) -> bool:
 
 
 def _time_before(before: bytes) -> int | None:
-    """Unix time in microseconds from the prefix of a line; None if it has none."""
+    """Unix µs from the prefix of a line."""
     if (found := _ISO_TIME.search(before)) is not None:
         date, fraction, zone = found.groups()
         text = b"%b.%b%b" % (date, (fraction or b"0")[:6].ljust(6, b"0"), zone or b"Z")
@@ -170,7 +153,7 @@ def _time_before(before: bytes) -> int | None:
 
 
 def why_unread(line: bytes) -> str | None:
-    """Return the reason why a line with a request is not parsed; None for a line without a request."""
+    """Return why a line with a request is not parsed; None for a line without a request."""
     text = _COLOURS.sub(b"", line)
     if not _ANY_REQUEST.search(text):
         return None
@@ -181,7 +164,7 @@ def why_unread(line: bytes) -> str | None:
 
 
 def parse_json(line: bytes) -> Entry | None:
-    """Parse a JSON object with ``time``, ``client``, ``method``, ``path``, and optionally ``status`` and ``headers``."""
+    """Parse an object with ``time``, ``client``, ``method``, ``path``, and perhaps ``status`` and ``headers``."""
     try:
         entry = json.loads(line)
         if "log" in entry and "client" not in entry:
@@ -199,7 +182,7 @@ def parse_json(line: bytes) -> Entry | None:
 
 
 def _of_docker(entry: dict[str, Any]) -> Entry | None:
-    """Docker's json-file driver. Docker's time applies unless the line has its own."""
+    """Docker's json-file driver, whose time applies to lines without their own."""
     untimed = _DOCKER.untimed
     found = _DOCKER(entry["log"].encode())
     return found._replace(at=_json_time(entry["time"])) if found is not None and _DOCKER.untimed > untimed else found
@@ -207,11 +190,11 @@ def _of_docker(entry: dict[str, Any]) -> Entry | None:
 
 def parser_of(form: Format) -> Parse:
     """Return the parser of a format."""
-    return parse_json if form == "json" else text_parser()
+    return parse_json if form == "json" else TextParser()
 
 
 def format_of(lines: Sequence[bytes], name: str) -> Format:
-    """Detect the format of a log by its first lines. Raises `ConfigError` if no line has a request."""
+    """Detect the format of a log by its first lines. Raises `ConfigError`."""
     forms: tuple[Format, ...] = ("combined", "json")
     for form in forms:
         if any(map(parser_of(form), lines)):
@@ -225,21 +208,17 @@ def format_of(lines: Sequence[bytes], name: str) -> Format:
 
 
 class Log:
-    """An access log: a file, optionally compressed by gzip, or standard input as ``-``.
-
-    Raises `ConfigError` if it is unreadable or has no request.
-    """
+    """A file, optionally compressed by gzip, or standard input as ``-``. Raises `ConfigError` if it has no request."""
 
     def __init__(self, name: str, form: Format | None = None) -> None:
         self.name = name
         self._blocks = self._read_blocks()
         self._first = next(self._blocks, [])
         self.format: Format = form or format_of(self._first, name)
-        """The given format, or the detected one."""
 
     @property
     def is_file(self) -> bool:
-        """True if the log can be read again, unlike a pipe or standard input."""
+        """True if the log can be read again."""
         return self.name != "-" and Path(self.name).is_file()
 
     @property
@@ -278,55 +257,22 @@ def _bounded(line: bytes) -> bytes:
     return line if len(line) <= LONGEST_LINE else _TOO_LONG
 
 
-class _Clock:
-    """Parses times such as ``17/May/2015:10:05:03 +0000``. Caches the last days, because most lines share them."""
-
-    def __init__(self) -> None:
-        self._text = b""
-        self._at: int | None = None
-        self._days: dict[tuple[bytes, bytes], int] = {}
-
-    def time(self, text: bytes) -> int | None:
-        """Unix time in microseconds; None if invalid."""
-        if text == self._text:
-            return self._at
-        self._text, self._at = text, None
-        with suppress(ValueError):
-            day = text[:11], text[20:]
-            midnight = self._days.get(day)
-            if midnight is None:
-                if len(self._days) > _DAYS:
-                    self._days.clear()
-                midnight = self._days[day] = _midnight(*day)
-            hour, minute, second = int(text[12:14]), int(text[15:17]), int(text[18:20])
-            if hour < 24 and minute < 60 and second < 61:
-                self._at = _within_range((midnight + hour * 3600 + minute * 60 + second) * _SECOND)
-        return self._at
-
-
-class _Paths:
-    """Decodes targets. Caches thousands, because most requests of a log have the same few."""
-
-    _MOST = 4096
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, str] = {}
-
-    def path(self, target: bytes) -> str:
-        path = self._known.get(target)
-        if path is None:
-            if len(self._known) >= self._MOST:
-                self._known.clear()
-            path = self._known[target] = _path(target)
-        return path
+@lru_cache(maxsize=1)
+def _time(text: bytes) -> int | None:
+    """Unix µs of a text such as ``17/May/2015:10:05:03 +0000``."""
+    with suppress(ValueError):
+        midnight, hour, minute, second = _midnight(text[:11], text[20:]), int(text[12:14]), int(text[15:17]), int(text[18:20])
+        if hour < 24 and minute < 60 and second < 61:
+            return _within_range((midnight + hour * 3600 + minute * 60 + second) * _SECOND)
+    return None
 
 
 _DOCKER = TextParser()
-"""Parses what Docker wraps in JSON."""
 
 
+@lru_cache(maxsize=100)  # most lines share the last days
 def _midnight(date: bytes, zone: bytes) -> int:
-    """Unix seconds of the start of a day such as ``17/May/2015``. Raises `ValueError`."""
+    """Unix seconds of a day such as ``17/May/2015``. Raises `ValueError`."""
     month = _MONTHS.get(date[3:6])
     if month is None or date[2:3] + date[6:7] != b"//":
         raise ValueError(date)
@@ -334,8 +280,9 @@ def _midnight(date: bytes, zone: bytes) -> int:
     return int(datetime.fromisoformat(moment).timestamp())
 
 
+@lru_cache(maxsize=4096)  # most requests of a log have the same few targets
 def _path(target: bytes) -> str:
-    """The path of a target (RFC 9112 section 3.2), decoded as servers do."""
+    """Decode the path of a target (RFC 9112 section 3.2) as servers do."""
     if not target.startswith(b"/") and b"://" in target:
         target = b"/" + target.split(b"://", 1)[1].partition(b"/")[2]
     path = target.partition(b"?")[0].partition(b"#")[0]
@@ -343,33 +290,29 @@ def _path(target: bytes) -> str:
 
 
 def _json_time(value: object) -> int:
-    """Unix time in microseconds from a number of seconds, or an ISO 8601 date. Raises `ValueError`."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _within_range(round(value * _SECOND))
+    """Unix µs from a number of seconds, or an ISO 8601 date. Raises `ValueError`."""
     text = str(value)
     try:
-        number = float(text)
+        seconds = float(text)
     except ValueError:
-        pass
-    else:
-        return _within_range(round(number * _SECOND))
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text} has no time zone")
-    return _within_range(round(moment.timestamp() * _SECOND))
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError(f"{text} has no time zone") from None
+        seconds = moment.timestamp()
+    return _within_range(round(seconds * _SECOND))
 
 
 def _within_range(at: int) -> int:
-    """Raise `ValueError` for Unix microseconds outside of the years 1970 to 9999."""
+    """Raises `ValueError` for Unix µs outside of the years 1970 to 9999."""
     if not 0 <= at < _LATEST:
         raise ValueError(f"{at} µs is before 1970 or after 9999")
     return at
 
 
 LATE = 120
-"""Seconds by which a line may be late. A later one is decided at the current time of the clock."""
+"""Seconds by which a line may be late, or it is decided at the current time of the clock."""
 MOST = 500_000
-"""Maximum number of requests kept for sorting."""
+"""Requests kept for sorting."""
 _at = itemgetter(0)
 
 
@@ -381,7 +324,6 @@ class TimeOrder:
         self._count = 0
         self._latest = 0
         self._next = 0
-        """The first second that is not emitted yet."""
 
     def push(self, entry: Entry) -> Sequence[Entry]:
         """Add a request, and return those that no later line can precede."""
@@ -398,7 +340,7 @@ class TimeOrder:
         return [*self._until(min(self._waiting) + 1)] if self._count > MOST else ()
 
     def rest(self) -> Sequence[Entry]:
-        """Return all remaining requests."""
+        """Return the other requests."""
         return [*self._until(self._latest + 1)]
 
     def _until(self, end: int) -> Iterator[Entry]:

@@ -1,39 +1,41 @@
-"""Sends the entries of a log through a gate, on the log's clock."""
+"""Sends the entries of a log through a gate, on the log's clock, and counts. Several processes share a log by client."""
 
 from __future__ import annotations
 
+from binascii import crc32
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from copy import copy
+from heapq import nlargest
+from multiprocessing import get_context
+from typing import Any, NamedTuple
 
-from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
 from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import DescribedRequest, Request
+from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
-from limitgate.replay.access_log import Entry, why_unread
-from limitgate.replay.figures import Figures
+from limitgate.replay.access_log import Entry, Format, Log, Parse, TimeOrder, parser_of, why_unread
 from limitgate.replay.suggestion import Arrivals
 from limitgate.routes import NoRoutes, Routes
+from limitgate.rules.files import load_rules
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
 Describe = Callable[[str, str, str, Mapping[str, str] | None], Request]
-"""Makes a request from method, path, peer and headers."""
+"""Method, path, peer and headers."""
 MOST_BUCKETS = 1 << 24
-"""Effectively unbounded, so that no bucket is evicted that Redis would keep."""
+"""Effectively unbounded, as in Redis."""
 
 
 class Engine:
-    """Decides on the requests of a log under a rule set, as a gate with these rules would have.
+    """Decides on the requests of a log, in order, as a gate with these rules would have.
 
-    Requests must be in order. If the log has whole seconds, the requests of a second are simultaneous. Each request ends
-    immediately, because logs have no durations: limits on requests in flight don't apply. A delayed request counts as
-    admitted.
-
-    ``settings`` identify clients and callers. ``routes`` are those of the application, for requests that ``describe`` makes.
+    If the log has whole seconds, the requests of a second are simultaneous. Each request ends immediately, because logs have
+    no durations, so limits on requests in flight don't apply. A delayed request counts as admitted.
     """
 
     def __init__(
@@ -45,7 +47,6 @@ class Engine:
     ) -> None:
         self.figures = Figures()
         self.arrivals: Arrivals | None = None
-        """Records the times of each bucket's requests; None to record nothing."""
         self._now = 0
         settings = settings or Settings.model_construct()
         store = MemoryStore(lambda: self._now, max_buckets=MOST_BUCKETS)
@@ -71,16 +72,19 @@ class Engine:
         admission = self._gate.check(request, waits=False)
         client = self._counted_as(peer, request)
         figures.requests_by[client] = figures.requests_by.get(client, 0) + 1
-        figures.peaks.note(self._now, client)
+        for peak in figures.peaks.values():
+            peak.note(self._now, client)
         reading = admission.reading
         if admission.is_plain and reading is not None:
-            self._count_plain(reading)
+            self._admitted[reading.template] += 1
+            if self.arrivals is not None:
+                self.arrivals.note(self._now, reading)
             return True
         is_admitted = admission.refusal is None
         if not is_admitted:
             figures.refused_by[client] += 1
         if admission.decision is not None:
-            self._count(admission, is_admitted=is_admitted)
+            self._count(admission.decision, is_admitted=is_admitted)
             if status is not None and is_admitted and admission.is_by_outcome:
                 admission.begun(status)
                 if admission.end():
@@ -88,7 +92,7 @@ class Engine:
         return is_admitted
 
     def _counted_as(self, peer: bytes, request: Request) -> bytes:
-        """The client as the gate counts it: normalized, without a port, and grouped by IPv6 network."""
+        """The client as the gate counts it: without a port, and grouped by IPv6 network."""
         if self._proxies.trust_anybody:
             client = request.client or ""
             self.figures.of_proxies += self._proxies.trust(client)
@@ -119,15 +123,7 @@ class Engine:
         self.figures.last = self._now
         return self.figures
 
-    def _count_plain(self, reading: PlainSpend) -> None:
-        self._admitted[reading.template] += 1
-        if self.arrivals is not None:
-            self.arrivals.note(self._now, reading)
-
-    def _count(self, admission: Admission, *, is_admitted: bool) -> None:
-        decision = admission.decision
-        if decision is None:
-            return
+    def _count(self, decision: Decision, *, is_admitted: bool) -> None:
         evidence = decision.evidence
         if is_admitted:
             shadows = {charge.rule for charge, _, after in evidence if after is None}
@@ -147,7 +143,7 @@ def _rules_of(charges: Iterable[Charge]) -> tuple[str, ...]:
 
 
 def _without_places(rules: RuleSet) -> RuleSet:
-    """Remove limits on requests in flight."""
+    """Without limits on requests in flight."""
     timed = copy(rules)
     timed.tiers = {tier: tuple(filter(None, map(_timed, of_tier))) for tier, of_tier in rules.tiers.items()}
     return timed
@@ -158,3 +154,213 @@ def _timed(rule: Rule) -> Rule | None:
     if len(limits) == len(rule.every_limit):
         return rule
     return rule.having_limits(limits) if limits else None
+
+
+def name_of(client: bytes) -> str:
+    """Decode a client."""
+    return client.decode("utf-8", "backslashreplace")
+
+
+class _Peak:
+    """The most requests of one client in one period of the clock, in µs, which never goes back."""
+
+    def __init__(self, period: int) -> None:
+        self.highest = (0, b"")
+        self._period = period
+        self._counts: dict[bytes, int] = {}
+        self._ends = 0
+
+    def note(self, now: int, client: bytes) -> None:
+        if now >= self._ends:
+            self._ends = (now // self._period + 1) * self._period
+            self._counts.clear()
+        number = self._counts[client] = self._counts.get(client, 0) + 1
+        if number > self.highest[0]:
+            self.highest = number, client
+
+
+class Figures:
+    """Requests of a log under one rule set. Those without a rule count as admitted."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.skipped = 0
+        """Lines without a request that could be parsed."""
+        self.unread: dict[str, tuple[int, bytes]] = {}
+        """By reason, the number of other lines with a request, and the first."""
+        self.untimed = 0
+        self.of_proxies = 0
+        """Requests under the address of a trusted proxy."""
+        self.refused_by: Counter[bytes] = Counter()
+        self.requests_by: dict[bytes, int] = {}
+        self.rules: dict[str, list[int]] = {}
+        """Admitted and refused requests."""
+        self.first: int | None = None
+        self.last = 0
+        self.peaks = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return self.lines - self.skipped
+
+    @property
+    def refused(self) -> int:
+        """Of these, refused."""
+        return self.refused_by.total()
+
+    @property
+    def admitted(self) -> int:
+        """Of these, admitted."""
+        return self.requests - self.refused
+
+    def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
+        """Count requests for their rules: at place 0 as admitted, at 1 as refused."""
+        for name in rules:
+            self.rules.setdefault(name, [0, 0])[place] += number
+
+    def clients(self, most: int) -> list[bytes]:
+        """Return the clients with most refusals, then most requests, as logged."""
+        requests, refused = self.requests_by, self.refused_by
+        return nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
+
+    def add(self, other: Figures) -> None:
+        """Add the figures of other clients."""
+        self.refused_by.update(other.refused_by)
+        for client, number in other.requests_by.items():
+            self.requests_by[client] = self.requests_by.get(client, 0) + number
+        for name, numbers in other.rules.items():
+            for place, number in enumerate(numbers):
+                self.count((name,), place, number)
+        for unit, peak in self.peaks.items():
+            peak.highest = max(peak.highest, other.peaks[unit].highest)
+        times = [each.first for each in (self, other) if each.first is not None]
+        self.first, self.last = min(times, default=None), max(self.last, other.last)
+        self.lines, self.skipped = self.lines + other.lines, self.skipped + other.skipped
+        self.unread |= other.unread
+        self.untimed += other.untimed
+        self.of_proxies += other.of_proxies
+
+    def highest(self) -> dict[str, dict[str, Any]]:
+        """Return the peaks by unit."""
+        peaks = {unit: peak.highest for unit, peak in self.peaks.items()}
+        return {
+            unit: {"client": name_of(client) if count else None, "requests": count} for unit, (count, client) in peaks.items()
+        }
+
+    def as_json(self, most: int) -> dict[str, Any]:
+        """Return the figures for ``--json``."""
+        return {
+            "lines": self.lines,
+            "skipped": self.skipped,
+            "requests": self.requests,
+            "admitted": self.admitted,
+            "refused": self.refused,
+            "rules": {name: {"admitted": admitted, "refused": refused} for name, (admitted, refused) in self.rules.items()},
+            "clients": [
+                {"client": name_of(each), "requests": self.requests_by[each], "refused": self.refused_by[each]}
+                for each in self.clients(most)
+            ],
+            "highest": self.highest(),
+        }
+
+
+Progress = Callable[[int], None]
+"""Receives the number of bytes read."""
+
+
+class Comparison(NamedTuple):
+    """Figures under the current rules, and under others."""
+
+    figures: Figures
+    tried: Figures | None = None
+    newly_refused: int = 0
+    newly_admitted: int = 0
+
+    def added(self, other: Comparison) -> Comparison:
+        """Add figures of other clients."""
+        self.figures.add(other.figures)
+        if self.tried is not None and other.tried is not None:
+            self.tried.add(other.tried)
+        newly_refused, newly_admitted = self.newly_refused + other.newly_refused, self.newly_admitted + other.newly_admitted
+        return self._replace(newly_refused=newly_refused, newly_admitted=newly_admitted)
+
+
+class Share(NamedTuple):
+    """The clients of one process."""
+
+    place: int
+    among: int
+    ipv6_prefix: int = 64
+
+    def has(self, client: bytes) -> bool:
+        """True if the share has a client. An IPv6 network belongs to one share."""
+        if b":" in client:
+            client = grouped(client.decode("latin-1"), self.ipv6_prefix).encode("latin-1")
+        return crc32(client) % self.among == self.place
+
+
+def counts_by_client(rules: RuleSet) -> bool:
+    """True if every rule counts by address, so that no clients share a bucket."""
+    every = [rule for of_tier in rules.tiers.values() for rule in of_tier if not (rule.exempt or rule.deny)]
+    return all("ip" in rule.key for rule in every)
+
+
+def replay(
+    log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
+) -> Comparison:
+    """Send a log, or a share of it, through one or two engines."""
+    engines = [engine] if tried is None else [engine, tried]
+    is_first = share is None or share.place == 0
+    differing = [0, 0]
+
+    def skip(line: bytes) -> None:
+        for each in engines if is_first else ():
+            each.skip(line)
+
+    parse = parser_of(log.format)
+    for entry in _ordered(log, parse, skip, progress):
+        if share is not None and not share.has(entry.client):  # advances the clocks, so that all shares agree
+            for each in engines:
+                each.advance(entry.at)
+            continue
+        is_admitted, *others = [each.decide(entry) for each in engines]
+        if others and others[0] is not is_admitted:
+            differing[is_admitted] += 1
+    if is_first:
+        engine.figures.untimed = getattr(parse, "untimed", 0)
+    newly_admitted, newly_refused = differing
+    return Comparison(engine.finish(), None if tried is None else tried.finish(), newly_refused, newly_admitted)
+
+
+def _ordered(log: Log, parse: Parse, skip: Callable[[bytes], None], progress: Progress | None) -> Iterator[Entry]:
+    order = TimeOrder()
+    for lines, read in log.blocks():
+        for line in lines:
+            entry = parse(line)
+            if entry is not None:
+                yield from order.push(entry)
+            elif line.strip():
+                skip(line)
+        if progress is not None:
+            progress(read)
+    yield from order.rest()
+
+
+def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:
+    """Send a file through one or two rule sets, by path, in several processes."""
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        ipv6_prefix = 64 if settings is None else settings.ipv6_prefix
+        shares = [Share(place, processes, ipv6_prefix) for place in range(processes)]
+        first, *others = [pool.submit(_replay_share, log.name, log.format, rules, against, share, settings) for share in shares]
+        whole = first.result()
+        for other in others:
+            whole = whole.added(other.result())
+        return whole
+
+
+def _replay_share(  # noqa: PLR0917 - a pool passes them by position
+    name: str, form: Format, rules: str, against: str | None, share: Share, settings: Settings | None
+) -> Comparison:
+    tried = Engine(load_rules(against), settings) if against is not None else None
+    return replay(Log(name, form), Engine(load_rules(rules), settings), tried, share)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 
 from limitgate.limits.limit import SECONDS
 from limitgate.limits.plan import BucketReading
@@ -20,7 +22,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._of_rule: dict[str, dict[str, array[int]]] = {}
-        """Microseconds by rule and key."""
+        """In µs, by rule and key."""
 
     def note(self, now: int, evidence: Sequence[BucketReading]) -> None:
         """Record a request, admitted or not, for all its buckets."""
@@ -52,40 +54,40 @@ def _of_buckets(buckets: list[array[int]]) -> dict[str, tuple[int, int]]:
 
 
 def smallest_count(buckets: Sequence[Sequence[int]], period: int) -> int:
-    """Return the smallest count per ``period`` in microseconds that refuses none of these arrivals, longest bucket first."""
+    """Return the smallest count per ``period`` in µs that refuses no arrival, longest bucket first."""
     count = 1
     for times in buckets:
         if len(times) <= count:
             break
-        if not refused(times, count, period, 0):
-            continue
-        low, high = count, len(times)  # a burst of this size admits all of them
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if refused(times, middle, period, 0) else (low, middle)
-        count = high
+        if refused(times, count, period, 0):
+            # A burst of all arrivals admits all of them.
+            count += 1 + bisect_left(range(count + 1, len(times)), True, key=partial(_fits, times, period))
     return count
+
+
+def _fits(times: Sequence[int], period: int, count: int) -> bool:
+    return not refused(times, count, period, 0)
 
 
 def count_for_almost_all(buckets: Sequence[Sequence[int]], period: int, for_all: int) -> int:
     """Return the smallest count that refuses at most one request in `TOLERATED`. ``for_all`` refuses none."""
     most = sum(map(len, buckets)) // TOLERATED
-    low, high = 0, for_all
-    while high - low > 1:
-        middle = (low + high) // 2
+
+    def fits(count: int) -> bool:
         left = most
         for times in buckets:
-            if len(times) <= middle or left < 0:
+            if len(times) <= count or left < 0:
                 break
-            left -= refused(times, middle, period, left)
-        low, high = (low, middle) if left >= 0 else (middle, high)
-    return high
+            left -= refused(times, count, period, left)
+        return left >= 0
+
+    return 1 + bisect_left(range(1, for_all), True, key=fits)
 
 
 def refused(times: Sequence[int], count: int, period: int, most: int) -> int:
-    """Return how many arrivals GCRA with ``count`` per ``period`` refuses. Stops after ``most + 1``.
+    """Return how many arrivals GCRA refuses. Stops after ``most + 1``.
 
-    Same arithmetic as `limitgate.algorithms.gcra`, in ticks of 1/count microseconds, with the count as burst.
+    Same arithmetic as `limitgate.algorithms.gcra`, in ticks of 1/count µs, with the count as burst.
     """
     room, debt, last, number = (count - 1) * period, 0, times[0], 0
     for now in times:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, field_validator, model_validator
+from pydantic import BaseModel, Field, PlainValidator, StrictBool, StrictStr, field_validator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
@@ -31,8 +31,7 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 class Caller:
     """A caller, as ``identify`` returns it.
 
-    ``limits`` replace those of the rules with these names: text, a `Limit`, a list of them, or None for no limit. Raises
-    `ConfigError` for an empty ``id`` or list, and `TypeError` or `ValueError` for other invalid values.
+    Raises `ConfigError` for an empty ``id`` or list of limits, `TypeError` or `ValueError` for other invalid values.
     """
 
     id: str
@@ -40,7 +39,7 @@ class Caller:
     tier: str
     """Tier whose rules apply; ``default`` if omitted or if no rule names the tier."""
     limits: Mapping[str, Given] = field(hash=False)
-    """Own limits by rule name. They replace the limits of the rule."""
+    """Own limits by rule name instead of those of the rule: text, a `Limit`, a list of them, or None for no limit."""
     priority: Priority
     """``high``, ``normal`` or ``low``, for rules with a ``reserve``; ``normal`` if omitted."""
 
@@ -104,10 +103,8 @@ def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:
     return limits
 
 
-class KnownCaller(BaseModel):
+class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
     """A caller that a rule file lists, identified by an API key's digest or by headers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     id: Text
     """Name of the caller: the ``caller`` part of keys."""
@@ -168,47 +165,38 @@ class Callers:
 
     @property
     def header_names(self) -> list[str]:
-        """Names of the headers that identify callers, except the API key header."""
+        """Headers that identify callers, except the API key header."""
         return [name for header, _, _ in self._by_header for name in header]
 
     @property
     def list_keys(self) -> bool:
-        """True if API keys are listed. Then an unlisted key counts as no key."""
+        """True if API keys are listed, so that an unlisted key counts as no key."""
         return bool(self._by_key)
 
-    def tiers(self) -> set[str]:
-        """Tiers of the listed callers."""
-        return {caller.tier for caller in self._every()}
-
-    def priorities(self) -> set[Priority]:
-        """Priorities of the listed callers."""
-        return {caller.priority for caller in self._every()}
-
-    def _every(self) -> list[Caller]:
+    def every(self) -> list[Caller]:
+        """Return the listed callers."""
         callers = [caller for alike in self._by_key.values() for _, caller in alike]
         return callers + [caller for _, caller, _ in self._by_header]
 
     def named(self, name: str) -> Caller | None:
-        """Return the listed caller with this id, or None."""
-        return next((caller for caller in self._every() if caller.id == name), None)
+        """Return the listed caller with this id."""
+        return next((caller for caller in self.every() if caller.id == name), None)
 
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
 
     def with_key(self, api_key: str) -> Caller | None:
-        """Return the caller with this API key, or None. The key is text, or a header decoded as latin-1.
-
-        Digests are looked up by their first bytes, which no client can choose, and then compared in constant time.
-        """
+        """Return the caller with this API key, which is text, or a header decoded as latin-1."""
         match = self._match(api_key)
         return match[1] if match else None
 
     def listed_key(self, api_key: str) -> str | None:
-        """Return the hex digest of a listed API key, or None. Independent of the key's encoding."""
+        """Return the hex digest of a listed API key, whatever its encoding."""
         match = self._match(api_key)
         return match[0].hex() if match else None
 
     def _match(self, api_key: str) -> tuple[bytes, Caller] | None:
+        # Clients cannot choose the first bytes of a digest. The rest is compared in constant time.
         for sent in _as_bytes(api_key):
             digest = hashlib.sha256(sent).digest()
             for listed, caller in self._by_key.get(digest[:8], ()):
@@ -217,10 +205,7 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
-        """Return the caller that headers identify, or None.
-
-        Headers count if the client itself is trusted, or if a trusted peer sets them (``set_by_proxy``).
-        """
+        """Return the caller that headers of a trusted client identify, or of any client if a proxy sets them."""
         if not self._by_header or not proxies.trust(request.peer):
             return None
         headers = request.headers
@@ -238,7 +223,7 @@ def _as_bytes(api_key: str) -> Iterator[bytes]:
 
 
 def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
-    """Compare in constant time. Longer values than `_LONGEST` never match."""
+    """In constant time. Longer values than `_LONGEST` never match."""
     for name, value in expected.items():
         sent = headers.end(name, _LONGEST + 1)
         if not sent or len(sent) > _LONGEST or not hmac.compare_digest(sent.encode(), value.encode()):

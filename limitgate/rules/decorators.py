@@ -1,7 +1,7 @@
 """``@limit`` and ``@exempt``: limits declared beside the code.
 
-A decorator marks its endpoint. The gate finds the marks of a request's endpoint and decides on them together with the rules,
-before the body is read. Without a gate, the decorated endpoint raises `ConfigError`, so it never runs without its limit.
+A decorator marks its endpoint. The gate decides on the marks of a request's endpoint together with the rules, before the body
+is read. Without a gate, the decorated endpoint raises `ConfigError`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from contextlib import suppress
 from contextvars import ContextVar
 from types import CodeType, FunctionType, MethodType
@@ -49,11 +49,11 @@ _CONNECTS = "on_connect"
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
 """Marks that a gate has decided on for the current request; None outside of requests, or if there were none."""
 notes_none = False
-"""Off by default, because it costs as much as computing a key."""
+"""Off, because it costs as much as computing a key."""
 
 
 def note_none() -> None:
-    """Set `decided_marks` for every request from now on, also for those without marks."""
+    """Set `decided_marks` for requests without marks, too, from now on."""
     global notes_none  # noqa: PLW0603 - affects every request
     notes_none = True
 
@@ -84,9 +84,11 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
     without a gate.
     """
     check_names("limit", options, LimitOptions)
-    for given in limits:
-        if gives_limits(given):
-            _check_gives_limits(given)
+    for given in filter(gives_limits, limits):
+        try:
+            check_takes_request(given)
+        except ConfigError as error:
+            raise ConfigError(f"@limit: {error}, or a limit; {_PARENTHESES}") from error
     parsed = tuple(limit if gives_limits(limit) else limit_of_rule(limit) for limit in limits)
 
     def decorate(endpoint: F) -> F:
@@ -156,11 +158,7 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
 
 
 def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
-    """Marks on an endpoint and on the callables it wraps, as far as they are known without a call.
-
-    A wrapper without `functools.wraps` has no own marks. If it holds several callables, any may run: the limits of all apply,
-    but no exemption.
-    """
+    """If a wrapper without `functools.wraps` holds several callables, any may run: all limits apply, but no exemption."""
     marks = list(_marks_on(endpoint))
     waiting, seen = [(endpoint, True)], {id(endpoint)}
     for wrapper, is_only in waiting:
@@ -174,10 +172,7 @@ def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def _kept_by(endpoint: Any) -> list[Any]:
-    """Callables that an endpoint wraps.
-
-    Of an object: its ``__call__``, or if that has no marks, the only callable among its attributes.
-    """
+    """An object wraps its ``__call__``, or if that has no marks, the only callable among its attributes."""
     if isinstance(endpoint, functools.partial):
         return [endpoint.func]
     function = endpoint.__func__ if type(endpoint) is MethodType else endpoint
@@ -200,7 +195,7 @@ def _value_in(cell: Any) -> Any:
 
 
 def _is_callable(value: Any) -> bool:
-    """Tests the type only, because a proxy may run code when it is asked."""
+    """By type only, because a proxy may run code when it is asked."""
     kind = type(value)
     if issubclass(kind, FunctionType | MethodType | functools.partial):
         return True
@@ -209,11 +204,7 @@ def _is_callable(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
-    """Closure variables that are arguments of the enclosing function.
-
-    A decorator receives the endpoint as an argument. A view in an application factory may mention another view, but as a
-    local variable of the factory.
-    """
+    """Closure variables that are arguments, as the endpoint of a decorator is, but not another view in a factory."""
     outermost: Any = sys.modules.get(module)
     for part in code.co_qualname.partition(".<locals>")[0].split("."):
         outermost = getattr(outermost, part, None)
@@ -221,15 +212,12 @@ def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
         outermost = inspect.unwrap(outermost)
     around = _codes_around(code, outermost.__code__) if type(outermost) is FunctionType else []
     homes = {name: each for name in code.co_freevars for each in around if name in each.co_cellvars}
-    return frozenset([name for name, home in homes.items() if name in _arguments_of(home)])
-
-
-def _arguments_of(code: CodeType) -> Sequence[str]:
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    taken = {name: home.co_varnames[: home.co_argcount + home.co_kwonlyargcount] for name, home in homes.items()}
+    return frozenset([name for name, arguments in taken.items() if name in arguments])
 
 
 def _codes_around(code: CodeType, outermost: CodeType) -> list[CodeType]:
-    """Code of the enclosing functions, outermost first; none if ``outermost`` doesn't contain ``code``."""
+    """Code of the enclosing functions, outermost first."""
     for each in outermost.co_consts:
         if each is code:
             return [outermost]
@@ -247,7 +235,7 @@ def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def class_of(endpoint: Any) -> Any:
-    """Return the class of a class-based view (Flask and Django: ``view_class``, REST framework: ``cls``), or the endpoint."""
+    """Return the class of a class-based view of Flask, Django or REST framework, or the endpoint."""
     if not inspect.isclass(endpoint):
         for name in ("view_class", "cls"):
             if inspect.isclass(view_class := getattr(endpoint, name, None)):
@@ -256,7 +244,7 @@ def class_of(endpoint: Any) -> Any:
 
 
 def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
-    """REST framework's view sets map methods to handlers by ``actions``."""
+    """View sets of REST framework map methods to handlers by ``actions``."""
     actions = getattr(endpoint, "actions", None)
     named = actions if endpoint is not view_class and isinstance(actions, dict) else {}
     name = method.lower()
@@ -284,7 +272,7 @@ def _marks_within(endpoint: Any) -> list[Mark]:
 
 
 def note_routed(endpoint: Any) -> None:
-    """Record that an application routes to this endpoint, and so to the functions it wraps."""
+    """Record that an application routes to this endpoint, and to the functions it wraps."""
     function = getattr(endpoint, "__func__", endpoint)
     while function is not None and not inspect.isclass(function):
         if _MARKS in getattr(function, "__dict__", ()):
@@ -295,28 +283,20 @@ def note_routed(endpoint: Any) -> None:
 def effective(endpoint: Any) -> Any:
     """Return the endpoint with the decorators above it, unless an application routes to the decorated one.
 
-    A route does not know of decorators above its own. A limit between two route decorators applies to both routes if nothing
-    else can refer to the endpoint.
+    A limit between two route decorators applies to both routes if nothing else can refer to the endpoint.
     """
     function = getattr(endpoint, "__func__", endpoint)
     below = made = function
     while (outer := getattr(made, "__dict__", {}).get(_OUTER)) is not None:
-        if below is made and hasattr(outer, _STACKED) and not _is_exempt(outer):
+        if below is made and hasattr(outer, _STACKED) and "exempt" not in getattr(outer, _MARKS, ()):
             below = outer
         made = outer
     meant = below if hasattr(made, _ROUTED) else made
     return endpoint if meant is function else meant
 
 
-def _is_exempt(made: Any) -> bool:
-    return "exempt" in getattr(made, _MARKS, ())
-
-
 def _is_being_defined(endpoint: Any) -> bool:
-    """True if a module does not have the endpoint under its own name yet, so only decorators above can refer to it.
-
-    False for endpoints defined in functions.
-    """
+    """True if a module does not have the endpoint yet, so only decorators above can refer to it."""
     name = getattr(endpoint, "__qualname__", "<object>")
     if "<" in name:  # defined in a function, or a lambda
         return False
@@ -334,7 +314,7 @@ def _note_outer(endpoint: Any, made: Any) -> None:
 
 
 def _without_notes(made: F) -> F:
-    """Remove what ``functools.wraps`` copied from the wrapped function."""
+    """``functools.wraps`` has copied notes of the wrapped function."""
     for note in (_OUTER, _STACKED, _ROUTED):
         vars(made).pop(note, None)
     return made
@@ -371,7 +351,7 @@ class _Called:
 
 
 def _named_like(made: Any, endpoint: Any) -> Any:
-    """Give a wrapper the name of the endpoint, because frameworks name routes by it."""
+    """Frameworks name routes by the name of the endpoint."""
     function = endpoint
     while isinstance(function, functools.partial):
         function = function.func
@@ -381,21 +361,16 @@ def _named_like(made: Any, endpoint: Any) -> Any:
 
 
 def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
-    guard: Callable[..., Any]
-    if is_async(function):
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        _check(rule)
+        return function(*args, **kwargs)
 
-        async def guard(*args: Any, **kwargs: Any) -> Any:
-            _check(rule)
-            return await function(*args, **kwargs)
+    async def aguard(*args: Any, **kwargs: Any) -> Any:
+        _check(rule)
+        return await function(*args, **kwargs)
 
-    else:
-
-        def guard(*args: Any, **kwargs: Any) -> Any:
-            _check(rule)
-            return function(*args, **kwargs)
-
-    named: Callable[..., Any] = _named_like(functools.wraps(function)(guard), function)
-    return _without_notes(named)
+    made: Callable[..., Any] = _named_like(functools.wraps(function)(aguard if is_async(function) else guard), function)
+    return _without_notes(made)
 
 
 def _check(rule: Rule) -> None:
@@ -406,7 +381,11 @@ def _check(rule: Rule) -> None:
 
 def without_a_gate(rule: Rule) -> None:
     """Raise `ConfigError` for a limit reached without a gate, unless LimitGate is disabled."""
-    if switch.null_store is None and _enabled():
+    if switch.null_store is not None:
+        return
+    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - needed for errors only
+
+    if GateSettings().enabled:
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has checked this request; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
@@ -416,24 +395,8 @@ def without_a_gate(rule: Rule) -> None:
         )
 
 
-def _enabled() -> bool:
-    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - needed for errors only
-
-    return GateSettings().enabled
-
-
-def _check_gives_limits(given: LimitsBy) -> None:
-    try:
-        check_takes_request(given)
-    except ConfigError as error:
-        raise ConfigError(f"@limit: {error}, or a limit; {_PARENTHESES}") from error
-
-
 def _check_is_real(endpoint: Any) -> None:
-    """Reject objects that are not endpoints.
-
-    ``@limit`` without parentheses takes the endpoint for a limit, and then decorates the first request.
-    """
+    """``@limit`` without parentheses takes the endpoint for a limit, and then decorates the first request."""
     if not inspect.isclass(endpoint) and any(hasattr(endpoint, name) for name in ("routes", "add_url_rule")):
         raise ConfigError(
             f"{type(endpoint).__qualname__} has routes and is not an endpoint, expected a rule with their path, such as "
@@ -468,7 +431,7 @@ def _place_of(endpoint: Any) -> tuple[str, str]:
 
 
 def place_named(module: str, name: str) -> str:
-    """Return the name of a limit by its endpoint, such as ``login-3f9ac1``: unique, and the same in every process."""
+    """Return a name such as ``login-3f9ac1``: unique, and the same in every process."""
     digits = hashlib.sha256(f"{module}.{name}".encode()).hexdigest()[:6]
     short = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[-_LONGEST:].lstrip('._-') or 'limit'}-{digits}"
     _places[short] += 1

@@ -1,11 +1,9 @@
-"""YAML documents that know the line of each field.
-
-Rule files may be hostile: reading, constructing and reporting are bounded, and no tag runs code.
-"""
+"""YAML documents that know the line of each field. Files may be hostile, so everything is bounded, and no tag runs code."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,66 @@ import yaml
 
 from limitgate.errors import MOST_MISTAKES, SECRETS, ConfigError, Field
 from limitgate.messages.text import shortened
-from limitgate.rules.yaml_values import hint, misread
+
+_TAG = "tag:yaml.org,2002:"
+_NUMBERS = (f"{_TAG}int", f"{_TAG}float")
+_NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
+_OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
+"""Text in YAML 1.1 that is a number in YAML 1.2 or JSON, or that has an octal 8 or 9."""
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+_LONGEST = 40  # characters
+_LARGEST = 1e15  # larger floats have an exponent
+_ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
+
+
+def _misread(node: Any, field: Field) -> str | None:
+    """Explain a number that is not decimal. Omits secrets."""
+    text = node.value
+    if node.tag not in _NUMBERS or node.style is not None or not _NOT_DECIMAL.fullmatch(text):
+        return None
+    if not SECRETS.isdisjoint(field):
+        return "a number that YAML reads differently, expected decimal digits, or quotes around text"
+    try:
+        number = f"{yaml.safe_load(text)}"
+    except ValueError:  # a prefix without digits
+        return f"{text} is not a number, expected decimal digits, or {text!r} in quotes for text"
+    if field and field[-1] in _DURATIONS and ":" in text:
+        seconds = float(number)
+        size, unit = next(((size, unit) for size, unit in _UNITS if seconds % size == 0), (1, "s"))
+        return f"{text} is {number} in YAML, expected {seconds / size:.12g}{unit} for the duration"
+    decimal = _ZEROS.sub(r"\1", text).replace("_", "") if re.fullmatch(r"[-+0-9_]+", text) else number
+    return f"{text} is {number} in YAML, expected {decimal} for the number, or {text!r} in quotes for text"
+
+
+def _hint(node: Any) -> str:
+    """Explain other values that YAML reads differently than people, for the end of a message."""
+    if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+        return ""
+    text = node.value
+    if node.tag == f"{_TAG}bool":
+        return f"; {text} is {str(yaml.safe_load(text)).lower()} in YAML; write {text!r} in quotes for text"
+    if node.tag == f"{_TAG}timestamp":
+        return f"; {text} is a date in YAML; write {text!r} in quotes for text"
+    if node.tag == f"{_TAG}str" and _OTHER_NUMBER.fullmatch(text):
+        number = _decimal(text) if len(text) <= _LONGEST else None
+        return f"; {text:.40} is text in YAML; write {number or 'decimal digits'} for the number"
+    return ""
+
+
+def _decimal(text: str) -> str:
+    if "e" not in text.lower():
+        is_octal = not set(text) & {"8", "9"}
+        return str(int(text, 8) if is_octal else int(text.replace("o", "")))
+    number = float(text)
+    if number.is_integer() and abs(number) < _LARGEST:
+        return str(int(number))
+    mantissa, exponent, power = str(number).partition("e")
+    # Without the point, it would be text again.
+    return f"{mantissa}{exponent and '.0' * ('.' not in mantissa)}{exponent}{power}"
+
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
-"""Values in a rule file. Those behind an alias count each time."""
 MAX_NUMBER = 100
 """Characters of any value other than text. No valid value is longer."""
 
@@ -41,12 +94,9 @@ _NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reports a line with every error, and stops at `MAX_NODES`."""
-
     def __init__(self, text: bytes) -> None:
         super().__init__(text)
         self.nodes: list[Any] = []
-        """Children before their parents."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if len(self.nodes) > 2 * MAX_NODES:  # each may have a name
@@ -65,23 +115,21 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return the content of a file, at most one byte more than a rule file may have. Raises `OSError`."""
+    """Return at most one byte more than a rule file may have. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES + 1)
 
 
 class Document:
-    """A YAML document that knows the line of each field.
+    """A YAML document. Raises `ConfigError` for a file that is none.
 
-    ``data`` omits duplicated, nameless and empty fields; ``mistakes`` reports these and non-decimal numbers. ``digest`` is the
-    SHA-256 of the file. Raises `ConfigError` if the file cannot be read as YAML.
+    ``data`` omits duplicated, nameless and empty fields; ``mistakes`` reports these and non-decimal numbers.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.mistakes: list[ConfigError] = []
         self.misread: set[Field] = set()
-        """Fields that people read differently than YAML does."""
         try:
             text = read_bytes(file)
             self.digest = hashlib.sha256(text).digest()
@@ -110,7 +158,7 @@ class Document:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
 
     def free(self) -> None:
-        """Free the lines node by node. Freeing the whole tree in one step would block all threads."""
+        """Free the lines one by one. Freeing the whole tree in one step would block all threads."""
         self._root = None
         while self._nodes:
             self._nodes.pop()
@@ -118,14 +166,13 @@ class Document:
     def mistake(self, field: Field, message: str) -> ConfigError:
         """Return an error with this file, the field, and its line."""
         node, line = self._find(field)
-        return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{hint(node)}", field)
+        return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{_hint(node)}", field)
 
     def line_of(self, field: Field) -> int:
-        """Return the line of a field, counted from 1. If the field is missing, that of the nearest enclosing field."""
+        """Return the line of a field, or of the nearest enclosing field if it is missing, counted from 1."""
         return self._find(field)[1]
 
     def _find(self, field: Field) -> tuple[Any, int]:
-        """Node and line of a field; None and the line of the nearest enclosing field if it is missing."""
         node, line = self._root, self._root.start_mark.line if self._root else 0
         for part in field:
             child = _child(node, part)
@@ -138,7 +185,7 @@ class Document:
         return ConfigError.in_file(str(self.file), line, field, message)
 
     def _check(self, field: Field, node: Any, budget: list[int]) -> None:
-        """Remove duplicated, nameless and empty fields. Reject aliases that expand beyond `MAX_NODES`."""
+        """Remove duplicated, nameless and empty fields."""
         budget[0] -= 1
         if budget[0] < 0:
             raise self._mistake(None, f"more than {MAX_NODES} values, expected fewer (aliases count each time)")
@@ -176,10 +223,6 @@ def _wrong_pair(key: Any, value: Any, others: Container[object]) -> str | None:
     if isinstance(value, yaml.ScalarNode) and value.tag == _NULL and not value.value:
         return "empty, expected a value, or no such field"
     return None
-
-
-def _misread(node: Any, field: Field) -> str | None:
-    return misread(node, is_secret=not SECRETS.isdisjoint(field), is_duration=bool(field) and field[-1] in _DURATIONS)
 
 
 def _child(node: Any, part: str | int) -> tuple[Any, int] | None:

@@ -1,23 +1,113 @@
-"""Loads rule files. Every `ConfigError` names the file, line and field."""
+"""Loads rule files, with their tests. Every `ConfigError` names the file, line and field."""
 
 from __future__ import annotations
 
 import hashlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictBool, StrictStr, ValidationError
 
-from limitgate.errors import MOST_MISTAKES, ConfigError, Field
-from limitgate.messages.text import listed
+from limitgate.errors import MOST_MISTAKES, ConfigError, Field as Place
+from limitgate.http.client_ip import canonical
+from limitgate.limits.limit import seconds_of
+from limitgate.messages.text import expected_of, listed
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller, Text
 from limitgate.rules.document import Document
-from limitgate.rules.rule import Rule, RuleSet
-from limitgate.rules.rule_tests import RuleTest, read_rule_test
+from limitgate.rules.rule import METHOD, Name, Rule, RuleSet
+
+_FIELDS = ("given", "expect")
+_LATEST = 10 * 366 * 86400
+_ADDRESS = "an address, expected for example '203.0.113.7' or '2001:db8::1'"
+_EXAMPLE = "{given: {path: /login, method: POST}, expect: {allowed: true}}"
+
+
+def _like(is_right: Callable[[str], object], expected: str) -> AfterValidator:
+    def checked(value: str) -> str:
+        if not is_right(value):
+            raise ConfigError(f"{value!r:.80} is not {expected}")
+        return value
+
+    return AfterValidator(checked)
+
+
+def _duration(value: object) -> object:
+    return seconds_of(value) if isinstance(value, str) else value
+
+
+class Given(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
+    """The request of a test, and its time."""
+
+    path: Annotated[StrictStr, _like(lambda path: path.startswith("/"), "a request path, expected for example '/login'")]
+    """Path of the request, with or without a query."""
+    method: Annotated[StrictStr, _like(METHOD.fullmatch, "a method, expected for example POST")] = "GET"
+    """Method of the request; GET if omitted."""
+    ip: Annotated[StrictStr, _like(canonical, _ADDRESS)] = "192.0.2.1"
+    """Address of the peer, which is the client unless it is a trusted proxy; 192.0.2.1 if omitted."""
+    headers: dict[StrictStr, StrictStr] = {}
+    """Headers of the request by name; none if omitted."""
+    at: Annotated[float | None, Field(strict=True, ge=0, le=_LATEST), BeforeValidator(_duration)] = None
+    """Time of the request: seconds, or text such as ``2m``, after the clock of the tests starts.
+
+    The time of the previous request if omitted.
+
+    The clock starts at midnight UTC on January 1, 2026, which is also the start of a month.
+    """
+
+
+class Expected(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
+    """The expected decision. Only the given fields are compared."""
+
+    allowed: StrictBool = True
+    """False if the request must be refused."""
+    rule: Name | None = None
+    """Rule that decides: the one that refuses, or has the least remaining; null if no rule applies."""
+    remaining: Annotated[int | None, Field(strict=True, ge=0)] = None
+    """Remaining requests in the window with the fewest; null if no rule applies."""
+    tier: Text = "default"
+    """Tier whose rules apply."""
+    retry_after: Annotated[float, Field(strict=True, ge=0), BeforeValidator(_duration)] = 0.0
+    """Seconds to wait, or text such as ``2m``; 0 if allowed. A whole number is compared with the wait rounded up, as in
+    Retry-After.
+    """
+
+
+class RuleTest(NamedTuple):
+    """A test in a rule file."""
+
+    given: Given
+    expect: Expected
+
+
+def read_rule_test(entry: object) -> RuleTest:
+    """Parse an entry of ``tests``. Raises `ConfigError`."""
+    if not isinstance(entry, dict):
+        raise ConfigError(f"expected a mapping, for example {_EXAMPLE}, not {entry!r:.80}")
+    mistakes = [ConfigError(f"unknown field, {expected_of(name, _FIELDS)}", (name,)) for name in entry if name not in _FIELDS]
+    parts: dict[str, Any] = {}
+    for name, model in (("given", Given), ("expect", Expected)):
+        try:
+            parts[name] = _part(model, entry.get(name))
+        except ConfigError as error:
+            mistakes += [ConfigError(each.reason, (name, *each.field)) for each in error.every]
+    if mistakes:
+        raise ConfigError.first_of(mistakes)
+    return RuleTest(**parts)
+
+
+def _part(model: type[BaseModel], value: object) -> BaseModel:
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(f"expected some of {', '.join(model.model_fields)}, for example {_EXAMPLE}")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError.explaining(error, "", model.model_fields) from error
+
 
 T = TypeVar("T")
 
@@ -26,9 +116,7 @@ MAX_RULES = 20_000
 MOST_NOTES = 20
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
+class _File(BaseModel, extra="forbid", hide_input_in_errors=True):
     tier: Text = DEFAULT_TIER
     callers: list[Any] = []
     rules: list[Any] = []
@@ -36,7 +124,7 @@ class _File(BaseModel):
 
 
 class RuleFile(NamedTuple):
-    """Rules, callers and tests of a rule file, by index."""
+    """Entries of a rule file, by index."""
 
     document: Document
     tier: str
@@ -51,8 +139,8 @@ class RuleFiles(NamedTuple):
     rules: RuleSet
     files: Sequence[RuleFile]
 
-    def place_of(self, entry: Rule | KnownCaller | str) -> tuple[Document, Field]:
-        """Return the document and field of a rule or caller, or of the file of a tier. Raises `LookupError`."""
+    def place_of(self, entry: Rule | KnownCaller | str) -> tuple[Document, Place]:
+        """Return the document and field of a rule, caller or tier. Raises `LookupError`."""
         for file in self.files:
             if file.tier == entry:
                 return file.document, ()
@@ -84,10 +172,7 @@ def load_rules(path: str | Path) -> RuleSet:
 
 
 def read_rule_files(path: str | Path) -> RuleFiles:
-    """Return the rule files at a path and their rules. Raises `ConfigError`; its ``others`` are further errors.
-
-    Contradictions between files are checked only if every file can be read.
-    """
+    """Return the rule files at a path and their rules. Raises `ConfigError` with all errors of all files."""
     files: list[RuleFile] = []
     mistakes: list[ConfigError] = []
     paths = files_at(Path(path))
@@ -112,7 +197,7 @@ def read_rule_files(path: str | Path) -> RuleFiles:
 
 
 def digest_of(contents: Iterable[tuple[Path, bytes]]) -> bytes:
-    """Return the digest of rule files, given the digest of each content."""
+    """Return the digest of files, given the digest of each content."""
     return hashlib.sha256(repr([(file.name, content) for file, content in contents]).encode()).digest()
 
 
@@ -122,24 +207,22 @@ def files_at(path: Path) -> list[Path]:
         in_folder = sorted(path.iterdir()) if path.is_dir() else None
     except OSError as error:
         raise ConfigError.in_file(str(path), None, (), f"{error.strerror}, expected a folder that can be read") from error
-    files = [path] if in_folder is None else [file for file in in_folder if _is_named_so(file) and _is_file(file)]
+    files = [path] if in_folder is None else [file for file in in_folder if _is_rule_file(file)]
     if not files:
         raise ConfigError.in_file(str(path), None, (), "no rule file in this folder, expected *.yaml or *.yml")
     return files
 
 
-def _is_named_so(file: Path) -> bool:
-    """Hidden files don't count: Emacs uses them as locks, macOS for attributes."""
-    return file.suffix in SUFFIXES and not file.name.startswith(".")
-
-
-def _is_file(file: Path) -> bool:
+def _is_rule_file(file: Path) -> bool:
     """True also for a dangling link. Raises `ConfigError` for a pipe, which could block forever."""
+    # Hidden files are locks of Emacs and attributes of macOS.
+    if file.suffix not in SUFFIXES or file.name.startswith("."):
+        return False
     try:
         mode = file.stat().st_mode
     except OSError:
         return True
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # reading a named pipe blocks until a writer opens it
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ConfigError.in_file(str(file), None, (), "is a pipe, socket or device, expected a file")
     return stat.S_ISREG(mode)
 
@@ -164,10 +247,7 @@ def rules_of(option: object) -> RuleSet:
 
 
 def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
-    """Read a rule file: None if its top level is invalid, and its errors.
-
-    A stand-in of the same name replaces an invalid rule, so that references to it cause no further errors.
-    """
+    """A stand-in of the same name replaces an invalid rule, so that references to it cause no further errors."""
     try:
         document = Document(file)
     except ConfigError as error:
@@ -177,35 +257,36 @@ def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
         return None, [*document.mistakes, document.mistake((), f"{what} tier, callers and rules")]
     top, wrong = _top(document, document.data)
     mistakes = [*document.mistakes, *wrong]
-    read = RuleFile(document, top.tier, {}, {}, {})
-    for place, entry in enumerate(top.rules):
-        if (
-            rule := _noting(mistakes, document, ("rules", place), _rule, entry, top.tier) or _stand_in(entry, top.tier)
-        ) is not None:
-            read.rules[place] = rule
-    for place, entry in enumerate(top.callers):
-        if (caller := _noting(mistakes, document, ("callers", place), _caller, entry, top.tier)) is not None:
-            read.callers[place] = caller
     latest = 0.0
-    for place, entry in enumerate(top.tests):
-        if (test := _noting(mistakes, document, ("tests", place), read_rule_test, entry)) is not None:
-            read.tests[place] = test
-            at = latest if test.given.at is None else test.given.at
-            if at < latest:
-                message = f"{at:g} s is before the previous test, expected at least {latest:g}"
-                mistakes.append(document.mistake(("tests", place, "given", "at"), message))
-            latest = max(latest, at)
+
+    def test(entry: object) -> RuleTest:
+        nonlocal latest
+        read = read_rule_test(entry)
+        at = latest if read.given.at is None else read.given.at
+        if at < latest:
+            raise ConfigError(f"{at:g} s is before the previous test, expected at least {latest:g}", ("given", "at"))
+        latest = at
+        return read
+
+    rules = _entries(mistakes, document, "rules", top.rules, partial(_rule, tier=top.tier))
+    named = [(place, rules.get(place) or _stand_in(entry, top.tier)) for place, entry in enumerate(top.rules)]
+    callers = _entries(mistakes, document, "callers", top.callers, partial(_caller, tier=top.tier))
+    tests = _entries(mistakes, document, "tests", top.tests, test)
+    read = RuleFile(document, top.tier, {place: rule for place, rule in named if rule}, callers, tests)
     return None if wrong else read, mistakes
 
 
-def _noting(mistakes: list[ConfigError], document: Document, where: Field, make: Callable[..., T], *given: object) -> T | None:
-    if len(mistakes) >= MOST_MISTAKES:
-        return None
-    try:
-        return make(*given)
-    except ConfigError as error:
-        mistakes += _placed(error, document, where)
-        return None
+def _entries(
+    mistakes: list[ConfigError], document: Document, kind: str, entries: Sequence[object], read: Callable[[object], T]
+) -> dict[int, T]:
+    found = {}
+    for place, entry in enumerate(entries):
+        if len(mistakes) < MOST_MISTAKES:
+            try:
+                found[place] = read(entry)
+            except ConfigError as error:
+                mistakes += _placed(error, document, (kind, place))
+    return found
 
 
 def _top(document: Document, data: dict[str, Any]) -> tuple[_File, list[ConfigError]]:
@@ -218,7 +299,7 @@ def _top(document: Document, data: dict[str, Any]) -> tuple[_File, list[ConfigEr
         return _File.model_validate(right), _placed(explained, document, ())
 
 
-def _placed(error: ConfigError, document: Document, where: Field) -> list[ConfigError]:
+def _placed(error: ConfigError, document: Document, where: Place) -> list[ConfigError]:
     fields = [((*where, *each.field), each.reason) for each in error.every]
     return [document.mistake(field, reason) for field, reason in fields if field not in document.misread]
 
@@ -269,7 +350,7 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
 
 
 def _joined(files: Sequence[RuleFile]) -> RuleSet:
-    """If two files contradict each other, the later one is at fault."""
+    """The later of two files that contradict each other is at fault."""
     rules = [(file.document, place, rule) for file in files for place, rule in file.rules.items()]
     callers = [(file.document, place, caller) for file in files for place, caller in file.callers.items()]
     try:

@@ -2,22 +2,123 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
 from inspect import Parameter, Signature, isclass, iscoroutinefunction, isroutine, signature
 from typing import Annotated, Any, Literal, TypedDict, TypeGuard, TypeVar
 
-from pydantic import BaseModel, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, PlainValidator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Priority
-from limitgate.limits.limit import Duration, Limit, limit_of_rule
+from limitgate.limits.limit import Duration, Limit, limit_of_rule, seconds_of
 from limitgate.messages.text import expected_of
 from limitgate.overload.options import Adaptive
-from limitgate.rules.ban import Ban
+
+MOST_REFUSALS = 10_000
+HIGHEST_GROWTH = 100.0
+LONGEST_S = 366 * 86_400.0
+_DAY_S = 86_400.0
+_MISSING = object()
+_EXAMPLE = "{after: 20, within: 10m, for: 1h, growing: 2, most: 24h}"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Ban:
+    """A ban of clients that a rule refuses too often.
+
+    Durations are seconds, or text such as ``10m`` and ``1h``. Raises `ConfigError`, which names each invalid field.
+    """
+
+    after: int
+    """Refusals that lead to a ban: 1 to 10,000."""
+    within: float
+    """Seconds within which the refusals happen: more than 0, at most a year."""
+    duration: float
+    """Seconds of the first ban, ``for`` in rule files: more than 0, at most a year."""
+    growing: float
+    """Each further ban lasts this many times longer: 1 to 100; 1 if omitted."""
+    most: float
+    """Seconds of the longest ban: from ``duration`` to a year; if omitted, the longer of ``duration`` and a day.
+
+    A client that stays unbanned for this time starts at the first ban again.
+    """
+
+    def __init__(
+        self,
+        after: int = _MISSING,  # type: ignore[assignment]  # one error reports every missing field
+        within: Duration = _MISSING,  # type: ignore[assignment]
+        duration: Duration = _MISSING,  # type: ignore[assignment]
+        growing: float = 1.0,
+        most: Duration | None = None,
+    ) -> None:
+        mistakes = [ConfigError.at((field,), said, "ban") for field, said in _mistakes(after, within, duration, growing, most)]
+        if mistakes:
+            raise ConfigError.first_of(mistakes)
+        lasts = seconds_of(duration)
+        longest = max(lasts, _DAY_S) if most is None else seconds_of(most)
+        values = {"after": after, "within": seconds_of(within), "duration": lasts, "growing": float(growing), "most": longest}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+def as_ban(value: object) -> Ban | None:
+    """Parse a `Ban`, a mapping of its fields, or None. Raises `ConfigError`."""
+    if value is None or isinstance(value, Ban):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{value!r:.80} is not a ban, expected a mapping such as {_EXAMPLE}, or in Python Ban(...)")
+    known = ["for" if field.name == "duration" else field.name for field in fields(Ban)]
+    given = {"duration" if name == "for" else str(name): each for name, each in value.items()}
+    unknown = [str(name) for name in value if name not in (*known, "duration")]
+    mistakes = [ConfigError.at((name,), f"unknown field, {expected_of(name, known)}", "ban") for name in unknown]
+    if "for" in value and "duration" in value:
+        mistakes.append(ConfigError.at(("duration",), "duplicates for, expected one of the two", "ban"))
+    try:
+        ban = Ban(**{name: each for name, each in given.items() if name not in unknown})
+    except ConfigError as error:
+        for each in error.every:
+            is_for = each.field == ("duration",) and "duration" not in value
+            mistakes.append(ConfigError.at(("for",) if is_for else each.field, each.reason, "ban"))
+    if mistakes:
+        raise ConfigError.first_of(mistakes)
+    return ban
+
+
+def _mistakes(after: object, within: object, duration: object, growing: object, most: object) -> Iterator[tuple[str, str]]:
+    if type(after) is not int or not 1 <= after <= MOST_REFUSALS:
+        yield "after", f"expected a whole number of refusals from 1 to {MOST_REFUSALS:,}, {_not(after)}"
+    for name, value, example in (("within", within, "10m or 600"), ("duration", duration, "1h or 3600")):
+        if _seconds(value) is None:
+            yield name, f"expected a duration above 0 and up to a year, such as {example}, {_not(value)}"
+    is_number = isinstance(growing, int | float) and not isinstance(growing, bool)
+    if not is_number or not 1 <= growing <= HIGHEST_GROWTH:  # type: ignore[operator]
+        yield "growing", f"expected a factor from 1 to {HIGHEST_GROWTH:g}, such as 2, {_not(growing)}"
+    if most is None:
+        return
+    lasts, longest = _seconds(duration), _seconds(most)
+    if longest is None:
+        yield "most", f"expected a duration above 0 and up to a year, such as 24h, {_not(most)}"
+    elif lasts is not None and longest < lasts:
+        yield "most", f"expected at least as long as the first ban, which lasts {lasts:g} s, {_not(most)}"
+
+
+def _not(value: object) -> str:
+    return "which is missing" if value is _MISSING else f"not {value!r:.80}"
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        seconds = seconds_of(value)
+    except ConfigError:
+        return None
+    return seconds if 0 < seconds <= LONGEST_S and math.ceil(seconds * 1e6) else None
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnError = Literal["open", "closed", "local"]
@@ -125,6 +226,16 @@ class RuleOptions(LimitOptions, total=False):
     reserve: str | float | Fraction | None
 
 
+def each_is(check: Callable[[Any], object]) -> AfterValidator:
+    """Validate each entry of a list. ``check`` raises `ConfigError`."""
+
+    def checked(values: Sequence[Any]) -> Sequence[Any]:
+        ConfigError.check_each(values, check)
+        return values
+
+    return AfterValidator(checked)
+
+
 def gives_limits(value: object) -> TypeGuard[LimitsBy]:
     """True for a callable in place of limits."""
     return callable(value) and not isclass(value)
@@ -156,7 +267,7 @@ def check_takes_request(function: Function) -> Function:
 
 
 def check_refuses(on_denied: Function | None, *parameters: str) -> Function | None:
-    """Return the option ``on_denied`` if it accepts these parameters. Raises `ConfigError`."""
+    """Return ``on_denied`` if it accepts these parameters. Raises `ConfigError`."""
     if on_denied is not None and not accepts(on_denied, len(parameters)):
         name = getattr(on_denied, "__qualname__", None) or type(on_denied).__qualname__
         given = ", ".join(parameters)
@@ -180,7 +291,7 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise Python's `TypeError` for options that a function does not take, with a list of the valid ones."""
+    """Raise Python's `TypeError` for an unknown option, with a list of the valid ones."""
     for name in given:
         if name not in options.__annotations__:
             expected = expected_of(name, options.__annotations__)
@@ -188,7 +299,7 @@ def check_names(function: str, given: Mapping[str, object], options: type) -> No
 
 
 def show_options(function: Callable[..., Any], options: type, defaults: Mapping[str, object]) -> None:
-    """Make ``help`` show each option of a function as a parameter with its default."""
+    """Make ``help`` show each option of a function as a parameter."""
     plain = signature(function)
     own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     annotations = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
@@ -206,7 +317,7 @@ _HEADER_NAME = re.compile(f"(?!(?i:HTTP_)){_HEADER}", re.ASCII)
 
 @lru_cache(maxsize=1024)
 def check_part(name: str) -> tuple[str, ...]:
-    """Return the normalized alternatives in one part of a key. Raises `ConfigError`."""
+    """Return the normalized alternatives in a part of a key. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
     for label in labels:
         if label not in PARTS and not _HEADER_PART.fullmatch(label):
@@ -217,14 +328,14 @@ def check_part(name: str) -> tuple[str, ...]:
 
 
 def check_header(name: str) -> str:
-    """Return the name of a header as it is sent. Raises `ConfigError` if it is invalid, or spelled as in a WSGI environ."""
+    """Return the name of a header. Raises `ConfigError`, also for a spelling of WSGI."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r:.80} is not a header name, expected it as it is sent, such as x-forwarded-for")
     return name
 
 
 def check_secret(secret: str | None) -> bytes:
-    """Return the bytes that key the digests in the store, empty for None. Raises `ConfigError`, which omits the secret."""
+    """Return the key of digests, empty for None. Raises `ConfigError`, which omits the secret."""
     key = (secret or "").encode()
     if secret is not None and not 16 <= len(key) <= 64:
         raise ConfigError("expected a secret of 16 to 64 bytes")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -21,7 +22,6 @@ from pydantic import (
     StrictBool,
     StrictStr,
     ValidationError,
-    field_validator,
 )
 
 from limitgate.algorithms import ALGORITHMS, gcra
@@ -35,9 +35,9 @@ from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule, seconds
 from limitgate.limits.plan import check_cost
 from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
-from limitgate.rules.ban import Ban, as_ban
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.options import (
+    Ban,
     ChargeIf,
     Cost,
     LimitsBy,
@@ -45,8 +45,10 @@ from limitgate.rules.options import (
     Per,
     RuleOptions,
     When,
+    as_ban,
     check_part,
     check_takes_request,
+    each_is,
     gives_limits,
 )
 
@@ -67,7 +69,7 @@ _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT
 _METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 _EVERY_METHOD = ("ALL", "ANY")
 _NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
-"""Options of buckets, which a rule that is only adaptive does not have."""
+"""Options of buckets, which a rule that is only adaptive lacks."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
 
@@ -103,7 +105,6 @@ def _check_pattern(pattern: object) -> None:
 
 
 def _named_parts(value: object) -> object:
-    """Reject common misconceptions about keys."""
     if isinstance(value, list | tuple):
         ConfigError.check_each(value, _check_named_part)
     else:
@@ -118,8 +119,19 @@ def _check_named_part(part: object) -> None:
         raise ConfigError("a mapping, expected text without a space after the colon, such as header:X-Id")
 
 
-def _replaced(value: object) -> object:
-    return (value,) if value == EVERY else value
+def _known_algorithm(algorithm: str | None) -> str | None:
+    if algorithm is not None and algorithm not in NAMES:
+        raise ConfigError(f"{algorithm!r:.80} is not an algorithm, {expected_of(algorithm, NAMES)}")
+    return algorithm
+
+
+def _classes(methods: frozenset[str] | None) -> frozenset[str] | None:
+    if methods is None:
+        return None
+    if not methods or not all(METHOD.fullmatch(method) for method in methods):
+        raise ConfigError(f"{sorted(methods)!s:.80} are not methods, expected for example [GET, POST]")
+    upper = {method.upper() for method in methods}
+    return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
 
 
 def _condition(value: object) -> When | None:
@@ -130,11 +142,10 @@ def _condition(value: object) -> When | None:
 
 
 _placed_rules: WeakValueDictionary[int, Rule] = WeakValueDictionary()
-"""Limits of decorators, dependencies and throttles that are in use."""
 
 
 def placed_rules() -> list[Rule]:
-    """Return the limits of decorators, dependencies and throttles. Throttles by rate appear with their first request."""
+    """Return the limits of decorators, dependencies and throttles; those by rate from their first request on."""
     return list(_placed_rules.values())
 
 
@@ -166,17 +177,17 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Limit requests in flight to what this process sustains: true, or a mapping. See docs/overload.md."""
     path: Annotated[str | tuple[str, ...], PlainValidator(_paths)] = "/**"
     """Paths that the rule applies to: ``/login``, ``/items/{id}``, ``/api/**``, or a list of such patterns."""
-    exclude: tuple[StrictStr, ...] = ()
+    exclude: Annotated[tuple[StrictStr, ...], each_is(_check_pattern)] = ()
     """Patterns of paths to exclude from ``path``."""
-    methods: frozenset[StrictStr] | None = None
+    methods: Annotated[frozenset[StrictStr] | None, AfterValidator(_classes)] = None
     """Methods that the rule applies to; all if omitted. GET covers HEAD and WebSocket handshakes."""
-    clients: tuple[StrictStr, ...] = ()
+    clients: Annotated[tuple[StrictStr, ...], each_is(lambda entry: Networks([entry]))] = ()
     """Addresses and CIDRs of clients that the rule applies to, as seen behind trusted proxies; all if omitted."""
     when: Annotated[When | None, PlainValidator(_condition)] = None
     """Condition, in Python only: a plain function ``(request) -> bool``. All requests if omitted."""
-    replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(_replaced)] = ()
+    replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(lambda value: (value,) if value == EVERY else value)] = ()
     """Names of rules that this rule replaces where it applies; ``"*"`` for all rules with limits, except ``@limit``."""
-    key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts)] = ("ip",)
+    key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts), each_is(check_part)] = ("ip",)
     """Parts of a request that select its bucket. See docs/keys.md."""
     tier: Text | None = None
     """Tier of the rule; in a file, that of the file if omitted."""
@@ -198,7 +209,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Answer matching requests with 403, without a charge; a deny list with ``clients``."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process may take in advance, for limits without their own ``lease``; 0 to ask for each one."""
-    algorithm: StrictStr | None = None
+    algorithm: Annotated[StrictStr | None, AfterValidator(_known_algorithm)] = None
     """Algorithm of limits that name none. See docs/algorithms.md."""
     align: StrictStr | None = None
     """Start of a ``fixed_window``, for limits without their own. With a time zone, only for windows of whole days, if there
@@ -230,55 +241,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         self._limits_by = limits_by  # type: ignore[misc]  # frozen for users only
         self._check()
 
-    @field_validator("exclude")
-    @classmethod
-    def _excluded_are_patterns(cls, exclude: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(exclude, _check_pattern)
-        return exclude
-
-    @field_validator("clients")
-    @classmethod
-    def _clients_are_networks(cls, clients: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(clients, lambda entry: Networks([entry]))
-        return clients
-
-    @field_validator("key")
-    @classmethod
-    def _parts_are_known(cls, key: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(key, check_part)
-        return key
-
-    @field_validator("algorithm")
-    @classmethod
-    def _algorithm_is_known(cls, algorithm: str | None) -> str | None:
-        if algorithm is not None and algorithm not in NAMES:
-            raise ConfigError(f"{algorithm!r:.80} is not an algorithm, {expected_of(algorithm, NAMES)}")
-        return algorithm
-
-    @field_validator("methods")
-    @classmethod
-    def _methods_are_classes(cls, methods: frozenset[str] | None) -> frozenset[str] | None:
-        if methods is None:
-            return None
-        if not methods or not all(METHOD.fullmatch(method) for method in methods):
-            raise ConfigError(f"{sorted(methods)!s:.80} are not methods, expected for example [GET, POST]")
-        upper = {method.upper() for method in methods}
-        return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
-
-    @property
-    def _is_quick(self) -> bool:
-        return any(getattr(self, field) is not None for field in _QUICK)
-
     @property
     def limits_by(self) -> LimitsBy | None:
-        """Callable that returns the limits of a request. The written limits apply if its result is invalid."""
+        """Callable that returns the limits of a request; the written ones apply if its result is invalid."""
         return self._limits_by
 
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
-        """Return this rule with limits given at run time. Raises `ConfigError` if it cannot have them.
-
-        The rule's ``algorithm``, ``align`` and ``lease`` apply as far as the limits support them.
-        """
+        """Return this rule with limits from run time, and its options that they support. Raises `ConfigError`."""
         suited = tuple([self._suited(limit) for limit in limits])
         buckets = self._checked("limits", buckets_of, suited)
         # `model_construct` takes ten times as long, and makes another set and dictionary for each rule.
@@ -288,7 +257,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         become(rule, "__pydantic_fields_set__", self.__pydantic_fields_set__)
         become(rule, "__pydantic_extra__", None)
         become(rule, "__pydantic_private__", _NO_CALLABLE)
-        rule._check_limits()  # noqa: SLF001 - it is one of ours
+        rule._refuse(rule._wrong_limits())  # noqa: SLF001 - it is one of ours
         return rule
 
     @cached_property
@@ -331,30 +300,23 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
         ((field, value),) = option.items()
         if not some and field != "lease" and self.limits_by is None:
-            raise ConfigError.at((field,), self._useless(field, limits), f"rule {self.name!r}")
+            why = f"has no effect, because every limit has its own {field}, expected none here"
+            if field == "align" and not any(limit.algorithm == "fixed_window" for limit in limits):
+                why = "is for a fixed_window, but no limit is one, expected algorithm: fixed_window"
+            raise ConfigError.at((field,), f"{value!r:.80} {why}", f"rule {self.name!r}")
 
         def having(limit: Limit) -> Limit:
             return self._checked(field, lambda given: limit.having(**{field: given}), value)
 
         return [having(limit) if limit in some else limit for limit in limits]
 
-    def _useless(self, field: str, limits: Sequence[Limit]) -> str:
-        value = f"{getattr(self, field)!r:.80}"
-        if field == "align" and not any(limit.algorithm == "fixed_window" for limit in limits):
-            return f"{value} is for a fixed_window, but no limit is one, expected algorithm: fixed_window"
-        return f"{value} has no effect, because every limit has its own {field}, expected none here"
-
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """The limits, grouped by bucket."""
         return self._checked("limits", buckets_of, self.every_limit)
 
-    @property
-    def _has_slots(self) -> bool:
-        return any(bucket.has_slots for bucket in self.buckets)
-
     def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
-        """Return the buckets for a priority: the same ones, with less room if a share is reserved."""
+        """Return the buckets for a priority, with less room if a share is reserved."""
         return self.buckets if self.reserve is None else self._graded[self.priority or priority]
 
     @cached_property
@@ -362,47 +324,47 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
 
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
-        """Call ``make``. Its `ConfigError` names the rule and the field."""
+        """Errors of ``make`` name the rule and the field."""
         try:
             return make(value)
         except ConfigError as error:
             raise ConfigError.at((field, *error.field), error.reason, f"rule {self.name!r}") from error
 
     def key_asks(self, label: str) -> bool:
-        """True if ``label`` is a part of the key, or an alternative in one."""
+        """True if ``label`` is in the key, also as an alternative."""
         return any(label in check_part(part) for part in self.key)
 
     @cached_property
     def kind(self) -> Literal["rule", "limit"]:
-        """Type of the owner in keys: ``limit`` for decorators, dependencies and throttles."""
+        """Type of the owner in keys: ``limit`` for limits in code."""
         return "rule"
 
     @cached_property
     def given_parts(self) -> tuple[str, ...]:
-        """Names of further key parts. The application passes their values with each request."""
+        """Further key parts, whose values the application passes with each request."""
         return ()
 
     @property
     def counted_by(self) -> tuple[str, ...]:
-        """All parts of the keys: those of ``key``, and those that the application passes."""
+        """All parts of the keys."""
         return (*(part for part in self.key if part != "global" or not self.given_parts), *self.given_parts)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields changed. Cached values are computed again."""
+        """Return a copy with some fields changed, without cached values."""
         copied = super().model_copy(update=update, deep=deep)
         for name in vars(copied).keys() - type(self).model_fields.keys() - {"kind", "given_parts"}:
             del vars(copied)[name]
         return copied
 
     def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
-        """Register this rule as the limit of a decorator, a dependency or a throttle, and return it."""
+        """Register this rule as a limit in code, and return it."""
         vars(self).update(kind="limit", given_parts=given_parts)
         _placed_rules[id(self)] = self
         return self
 
     @cached_property
     def rule_set(self) -> RuleSet:
-        """The rule set that contains the rule. A rule outside of any set has its own."""
+        """The rule set that contains the rule, or one with the rule alone."""
         return RuleSet([self])
 
     @cached_property
@@ -461,7 +423,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def needs_asyncio(self) -> str | None:
-        """Option that needs an event loop of asyncio in async code; None for a rule that needs none."""
+        """Option that needs asyncio in async code; None if the rule needs none."""
         needed = {"max_delay": self.max_delay is not None, "adaptive": self.adaptive is not None, "per": self.per == "message"}
         return next((option for option, is_given in needed.items() if is_given), None)
 
@@ -475,7 +437,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self.methods is None or method in self.methods
 
     def misspelt_methods(self) -> Iterator[tuple[str, str]]:
-        """Yield methods that are probably misspelt, each with a suggestion. Any name is valid."""
+        """Yield methods that are probably misspelt, each with a suggestion."""
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
             if method in _EVERY_METHOD:
                 yield method, "no methods, which means all"
@@ -484,16 +446,16 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_own_cost(self) -> bool:
-        """True if the rule counts units other than requests, so that `Decision.settle` applies to it."""
+        """True if the rule counts units other than requests, so that `Decision.settle` applies."""
         return self.cost != 1
 
     @property
     def max_wait_us(self) -> int:
-        """Longest delay, in whole µs; 0 if requests don't wait."""
+        """Longest delay in µs, 0 for none."""
         return math.ceil((self.max_delay or 0) * 1_000_000)
 
     def cost_of(self, request: Request) -> int:
-        """Return the cost of a request. Raises `TypeError` or `ValueError` if a callable returns an invalid one."""
+        """Return the cost of a request. Raises `TypeError` or `ValueError` for an invalid one."""
         if not callable(self.cost):
             return self.cost
         cost = self.cost(request)
@@ -505,125 +467,104 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def _check(self) -> None:
         mistakes = []
-        for check in (self._check_requests, self._check_charges if self.has_limits else self._check_without_limits):
+        for wrong in (self._wrong_requests(), self._wrong_charges() if self.has_limits else self._wrong_without_limits()):
             try:
-                check()
+                self._refuse(wrong)
             except ConfigError as error:
                 mistakes.append(error)
         if mistakes:
             raise ConfigError.first_of(mistakes)
 
-    def _check_charges(self) -> None:
+    def _refuse(self, mistakes: Iterable[tuple[str, str]]) -> None:
+        for field, what in mistakes:
+            raise ConfigError(f"rule {self.name!r} {what}", (field,))
+
+    def _wrong_charges(self) -> Iterator[tuple[str, str]]:
         if self.charge_if and self.per == "message":
-            message = f"rule {self.name!r} counts messages, which have no status, expected no charge_if"
-            raise ConfigError(message, ("charge_if",))
+            yield "charge_if", "counts messages, which have no status, expected no charge_if"
         if self.adaptive is not None:
-            self._check_adaptive()
+            yield from self._wrong_adaptive()
         elif not self.has_counts:
-            raise ConfigError(
-                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd, concurrency or adaptive", ("limits",)
-            )
-        self._check_limits()
+            yield "limits", "has no limit, expected limits, qps, qpm, qph, qpd, concurrency or adaptive"
+        yield from self._wrong_limits()
         for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
             if isinstance(self.cost, int) and self.cost > limit.most and limit.period and limit.count:
-                raise ConfigError(
-                    f"rule {self.name!r}: cost {self.cost} exceeds {limit}, expected at most {limit.most}",
-                    ("cost",),
-                )
+                message = f"rule {self.name!r}: cost {self.cost} exceeds {limit}, expected at most {limit.most}"
+                raise ConfigError(message, ("cost",))
 
-    def _check_adaptive(self) -> None:
+    def _wrong_adaptive(self) -> Iterator[tuple[str, str]]:
         if self.per == "message":
-            message = f"rule {self.name!r} is adaptive, so it limits requests in flight and not messages, expected no per"
-            raise ConfigError(message, ("per",))
-        for field in _NEED_COUNTS if not (self.limits or self._is_quick or self.limits_by) else ():
+            yield "per", "is adaptive, so it limits requests in flight and not messages, expected no per"
+        for field in () if self.limit_fields or self.limits_by else _NEED_COUNTS:
             if field in self.model_fields_set and (field == "key" or getattr(self, field) != DEFAULTS[field]):
                 what = "is adaptive, so it limits all requests of a process together"
-                message = f"rule {self.name!r} {what}, expected no {field}, or an additional limit that uses it"
-                raise ConfigError(message, (field,))
+                yield field, f"{what}, expected no {field}, or an additional limit that uses it"
 
-    def _check_limits(self) -> None:
-        _ = self.buckets
+    def _wrong_limits(self) -> Iterator[tuple[str, str]]:
         if self.charge_if and any(bucket.lease for bucket in self.buckets):
-            message = f"rule {self.name!r} has a lease, which can't be refunded exactly, expected no charge_if"
-            raise ConfigError(message, ("charge_if",))
-        if self._has_slots and (self.charge_if or self.per == "message"):
+            yield "charge_if", "has a lease, which can't be refunded exactly, expected no charge_if"
+        if any(bucket.has_slots for bucket in self.buckets) and (self.charge_if or self.per == "message"):
             field = "charge_if" if self.charge_if else "per"
-            message = f"rule {self.name!r} limits requests in flight, where {field} has no effect, expected no {field}"
-            raise ConfigError(message, (field,))
+            yield field, f"limits requests in flight, where {field} has no effect, expected no {field}"
         if self.max_delay is not None:
-            self._check_delay()
-        self._check_reserve()
+            yield from self._wrong_delay(self.max_delay)
+        yield from self._wrong_reserve()
         _ = self.buckets_for("low")
 
-    def _check_requests(self) -> None:
+    def _wrong_requests(self) -> Iterator[tuple[str, str]]:
         for field in ("clients", "exclude", "replaces"):
             if not getattr(self, field) and field in self.model_fields_set:
                 raise ConfigError(f"rule {self.name!r}: {field} is empty, expected values, or no {field}", (field,))
         around = [segments(pattern) for pattern in self.exclude]
         if around and all(any(covers(each, segments(path)) for each in around) for path in self.paths):
-            raise ConfigError(f"rule {self.name!r} excludes all of its path, expected some paths to remain", ("exclude",))
+            yield "exclude", "excludes all of its path, expected some paths to remain"
         if self.name in self.replaces:
-            raise ConfigError(f"rule {self.name!r} replaces itself, expected other rules", ("replaces",))
+            yield "replaces", "replaces itself, expected other rules"
 
-    def _check_without_limits(self) -> None:
-        what = "is exempt" if self.exempt else "denies"
+    def _wrong_without_limits(self) -> Iterator[tuple[str, str]]:
+        field, what = ("exempt", "is exempt") if self.exempt else ("deny", "denies")
         if self.exempt and self.deny:
-            raise ConfigError(f"rule {self.name!r} is exempt and denies, expected one or the other", ("deny",))
+            yield "deny", "is exempt and denies, expected one or the other"
         if self.has_counts or self.adaptive is not None:
-            field = "exempt" if self.exempt else "deny"
-            raise ConfigError(f"rule {self.name!r} {what} and has limits, expected one or the other", (field,))
-        for field in ("charge_if", "ban", "max_delay", "reserve", "priority", "replaces"):
-            if getattr(self, field):
-                raise ConfigError(f"rule {self.name!r} {what}, expected no {field}, because it has no limits", (field,))
-        if self.per == "message":
-            raise ConfigError(f"rule {self.name!r} {what}, expected no per, because it has no limits", ("per",))
+            yield field, f"{what} and has limits, expected one or the other"
+        for field in ("charge_if", "ban", "max_delay", "reserve", "priority", "replaces", "per"):
+            if getattr(self, field) not in (None, (), 0, "request"):
+                yield field, f"{what}, expected no {field}, because it has no limits"
 
-    def _check_reserve(self) -> None:
+    def _wrong_reserve(self) -> Iterator[tuple[str, str]]:
         if self.reserve is None:
             if self.priority is not None and not (self.adaptive and self.max_delay):
-                message = f"rule {self.name!r} has no reserve, expected no priority, or a reserve"
-                raise ConfigError(message, ("priority",))
-            return
-        what = None
-        if any(limit.lease for limit in self.every_limit):
-            what = "has a lease, which all priorities share"
+                yield "priority", "has no reserve, expected no priority, or a reserve"
+        elif any(limit.lease for limit in self.every_limit):
+            yield "reserve", "has a lease, which all priorities share, expected no reserve"
         elif any(limit.borrow for limit in self.every_limit):
-            what = "has a limit with borrow, which lets any priority use everything"
+            yield "reserve", "has a limit with borrow, which lets any priority use everything, expected no reserve"
         elif self.max_delay and self.has_counts:
-            what = "has a max_delay, which queues requests regardless of priority"
-        if what is not None:
-            raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
+            yield "reserve", "has a max_delay, which queues requests regardless of priority, expected no reserve"
 
-    def _check_delay(self) -> None:
-        """Only some buckets can book turns, one at a time."""
-        if not self.max_delay:
+    def _wrong_delay(self, max_delay: float) -> Iterator[tuple[str, str]]:
+        if not max_delay:  # 0 is valid beside ``adaptive``, and the default of `Limiter.adaptive`
             if self.adaptive is None:
-                message = f"rule {self.name!r}: max_delay: {self.max_delay:g} is not a delay, {_DELAY_EXPECTED}"
+                message = f"rule {self.name!r}: max_delay: {max_delay:g} is not a delay, {_DELAY_EXPECTED}"
                 raise ConfigError(message, ("max_delay",))
-            return  # 0 is valid, and the default of `Limiter.adaptive`
+            return
         unable = next((limit for limit in self.every_limit if limit.count and not ALGORITHMS[limit.algorithm].CAN_WAIT), None)
         if unable is not None:
             able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.CAN_WAIT)
-            what, expected = f"has a {unable.algorithm}, which can't queue requests", f"{able}, or no max_delay"
+            yield "max_delay", f"has a {unable.algorithm}, which can't queue requests, expected {able}, or no max_delay"
         elif any(bucket.lease for bucket in self.buckets):
-            what, expected = "has a lease, which admits requests without a delay", "no lease, or no max_delay"
+            yield "max_delay", "has a lease, which admits requests without a delay, expected no lease, or no max_delay"
         elif self.per == "message":
-            what, expected = "counts messages, which cannot wait", "no max_delay"
+            yield "max_delay", "counts messages, which cannot wait, expected no max_delay"
         elif self.shadow:
-            what, expected = "is in shadow mode, which never delays requests", "no max_delay"
+            yield "max_delay", "is in shadow mode, which never delays requests, expected no max_delay"
         elif (longest := min([bucket.longest_wait_us for bucket in self.buckets], default=self.max_wait_us)) < self.max_wait_us:
-            what = "has a limit that stores each queued request"
             expected = f"a max_delay of at most {longest / 1_000_000:g} s, the longest queue that it supports"
-        else:
-            return
-        raise ConfigError(f"rule {self.name!r} {what}, expected {expected}", ("max_delay",))
+            yield "max_delay", f"has a limit that stores each queued request, expected {expected}"
 
 
 def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:
-    """Return the rules and decorators that apply to a request: those that no other one replaces.
-
-    A replaced rule replaces nothing. If rules replace each other, the first one applies; decorators come first.
-    """
+    """Return the rules and decorators that apply to a request. Of those that replace each other, the first applies."""
     left = [*decorators, *rules]
     listed, applying = set(map(id, rules)), set[int]()
 
@@ -693,15 +634,10 @@ class RuleSet:
         for rule in listed:
             vars(rule)["rule_set"] = self
         self.source = ""
-        """Path that the rules were read from; empty if none."""
         self.files_digest = b""
-        """Digest of the names and contents of these files."""
 
     def detach(self) -> None:
-        """Remove the references from rules to this set, so that reference counting frees it.
-
-        Only for sets whose rules are not used elsewhere: their `Rule.rule_set` is another set afterwards.
-        """
+        """Remove references from rules to this set, so that reference counting frees it, if no one else uses the rules."""
         for of_tier in self.tiers.values():
             for rule in of_tier:
                 vars(rule).pop("rule_set", None)

@@ -1,7 +1,4 @@
-"""The options of a gate: from code, ``LIMITGATE_*`` variables, a file of variables, or the default, in this order.
-
-The only module that reads the environment.
-"""
+"""The options of a gate: from code, ``LIMITGATE_*`` variables, a file of variables, or the default, in this order."""
 
 from __future__ import annotations
 
@@ -12,10 +9,11 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from dotenv import dotenv_values
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ImportString,
@@ -33,24 +31,28 @@ from limitgate.http.rate_fields import STYLES, Style, renamed_styles
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant
-from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request
+from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request, each_is
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
-"""Variable with the path of a file of further variables."""
 
 SHORTEST_RELOAD = 0.01
 
 
+def _json(value: str, start: str, expected: str) -> Any:
+    """Parse JSON that starts so; None for other text."""
+    try:
+        return json.loads(value) if value.lstrip().startswith(start) else None
+    except ValueError as error:
+        raise ConfigError(expected) from error
+
+
 def _listed(value: object) -> object:
-    """JSON, or separated by commas."""
     if not isinstance(value, str):
         return value
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ConfigError('expected a list, in JSON ["10.0.0.1", "::1"] or separated by commas 10.0.0.1, ::1') from error
+    listed = _json(value, "[", 'expected a list, in JSON ["10.0.0.1", "::1"] or separated by commas 10.0.0.1, ::1')
+    if listed is not None:
+        return listed
     items = [item for item in (part.strip() for part in value.split(",")) if item]
     if spaced := next((item for item in items if len(item.split()) > 1), None):
         raise ConfigError(f"{spaced!r:.80} contains spaces, expected commas between entries")
@@ -58,14 +60,11 @@ def _listed(value: object) -> object:
 
 
 def _mapped(value: object) -> object:
-    """JSON, or ``A=B`` pairs separated by commas."""
     if not isinstance(value, str):
         return value
-    if value.lstrip().startswith("{"):
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ConfigError('expected a mapping, as JSON {"A": "B"}, or without braces A=B, C=D') from error
+    mapped = _json(value, "{", 'expected a mapping, as JSON {"A": "B"}, or without braces A=B, C=D')
+    if mapped is not None:
+        return mapped
     pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
     if any(not equals for _, equals, _ in pairs):
         raise ConfigError("expected a mapping such as A=B, C=D")
@@ -73,7 +72,6 @@ def _mapped(value: object) -> object:
 
 
 def _duration(value: object) -> object:
-    """Numbers stay as they are, also as text."""
     if isinstance(value, str):
         with suppress(ValueError):
             float(value)
@@ -87,15 +85,29 @@ def _duration(value: object) -> object:
 
 
 def _no_bool(value: object) -> object:
-    """Python counts true and false as numbers."""
     if isinstance(value, bool):
         raise ConfigError(f"expected a number, not {value!r}")
     return value
 
 
+def _polling(reload: float) -> float:
+    if 0 < reload < SHORTEST_RELOAD:
+        raise ConfigError(f"expected at least {SHORTEST_RELOAD:g} seconds between polls, or 0 for none")
+    return reload
+
+
+def _fitting(secret: SecretStr | None) -> SecretStr | None:
+    check_secret(None if secret is None else secret.get_secret_value())
+    return secret
+
+
+def _check_style(style: str) -> None:
+    if style not in STYLES:
+        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, STYLES)}")
+
+
 WholeNumber = Annotated[int, BeforeValidator(_no_bool)]
-
-
+HeaderName = Annotated[str, Field(min_length=1), AfterValidator(check_header)]
 Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
 
 
@@ -106,12 +118,10 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        extra="ignore",
-        frozen=True,
-        arbitrary_types_allowed=True,
-        hide_input_in_errors=True,
+        env_prefix=PREFIX, extra="ignore", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
     )
+
+    _dotenv: ClassVar[str | None] = ".env"
 
     enabled: bool = True
     """``False`` disables middleware and decorators."""
@@ -125,19 +135,19 @@ class Settings(BaseSettings):
     """Number of processes that serve together. While the store fails, ``local`` grants each process its share of the limits."""
     timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
     """Seconds, or text such as ``100ms``, that a request may wait for the store in total."""
-    trusted_proxies: Strings = ()
+    trusted_proxies: Annotated[Strings, each_is(lambda entry: TrustedProxies([entry], "x-forwarded-for"))] = ()
     """Addresses and CIDRs of proxies whose forwarding header is accepted, named lists such as ``cloudflare``, ``file:PATH``
     for your own list, and ``unix`` for a peer on a unix socket.
     """
-    forwarded_header: Annotated[str, Field(min_length=1)] = "x-forwarded-for"
+    forwarded_header: HeaderName = "x-forwarded-for"
     """The header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
     ipv6_prefix: Annotated[WholeNumber, Field(ge=32, le=128)] = 64
     """Prefix length that groups IPv6 clients."""
-    api_key_header: Annotated[str, Field(min_length=1)] = "x-api-key"
+    api_key_header: HeaderName = "x-api-key"
     """Header with the API key; ``authorization`` reads a Bearer token (RFC 6750)."""
-    identify: ImportString[Callable[..., Any]] | None = None
+    identify: Annotated[ImportString[Callable[..., Any]], AfterValidator(check_takes_request)] | None = None
     """Returns the caller of a request: ``(request) -> Caller | None``. May be async on ASGI."""
-    headers: Strings = ("x-ratelimit",)
+    headers: Annotated[Strings, each_is(_check_style)] = ("x-ratelimit",)
     """Styles of rate limit headers to send."""
     header_names: Annotated[dict[str, str], NoDecode, BeforeValidator(_mapped)] = {}
     """Other names for rate limit headers: ``{X-RateLimit-Limit: X-Quota}``."""
@@ -153,7 +163,9 @@ class Settings(BaseSettings):
     """Prefix of every key in the store."""
     require_store: bool = False
     """Fail at start if the store does not answer within 5 seconds, instead of starting under ``on_error``."""
-    reload: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False), BeforeValidator(_duration)] = 0.0
+    reload: Annotated[
+        float, Field(ge=0, le=86_400, allow_inf_nan=False), BeforeValidator(_duration), AfterValidator(_polling)
+    ] = 0.0
     """Polling interval of rule files: seconds, or text such as ``2s``; 0 disables polling."""
     names: Names = "masked"
     """How log lines about refusals show clients: ``masked`` to the first and last characters, in ``full``, or ``off``."""
@@ -161,7 +173,7 @@ class Settings(BaseSettings):
     """Log lines per minute about buckets that start or stop refusing, in each process; 0 for none."""
     observers: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_listed)] = ()
     """Receivers of metrics: ``prometheus``, ``opentelemetry``, or an `Observer`. See docs/observing.md."""
-    secret: SecretStr | None = None
+    secret: Annotated[SecretStr | None, AfterValidator(_fitting)] = None
     """16 to 64 bytes that key the digests in the store, so that guesses cannot be checked against them."""
 
     def __init__(self, **options: Any) -> None:
@@ -174,7 +186,7 @@ class Settings(BaseSettings):
         if unknown:
             raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(type(self).model_fields))}")
         try:
-            super().__init__(_env_file=self._env_file(), **options)
+            super().__init__(_env_file=named_env_file() or self._dotenv, **options)
         except ValidationError as error:
             mistake = ConfigError.explaining(error, "options", type(self).model_fields)
             if not mistake.field or mistake.field[0] in options:
@@ -185,32 +197,6 @@ class Settings(BaseSettings):
             message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
             raise ConfigError(message) from error
 
-    @staticmethod
-    def _env_file() -> str | None:
-        return named_env_file() or ".env"
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _proxies_are_networks(cls, trusted: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(trusted, lambda entry: TrustedProxies([entry], "x-forwarded-for"))
-        return trusted
-
-    @field_validator("forwarded_header", "api_key_header")
-    @classmethod
-    def _are_names_of_headers(cls, name: str) -> str:
-        return check_header(name)
-
-    @field_validator("identify")
-    @classmethod
-    def _takes_a_request(cls, identify: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        return None if identify is None else check_takes_request(identify)
-
-    @field_validator("headers")
-    @classmethod
-    def _styles_are_known(cls, styles: tuple[str, ...]) -> tuple[str, ...]:
-        ConfigError.check_each(styles, _check_style)
-        return styles
-
     @field_validator("header_names")
     @classmethod
     def _names_are_of_styles(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
@@ -220,22 +206,9 @@ class Settings(BaseSettings):
             renamed_styles(info.data["headers"], names)
         return names
 
-    @field_validator("reload")
-    @classmethod
-    def _looks_are_apart(cls, reload: float) -> float:
-        if 0 < reload < SHORTEST_RELOAD:
-            raise ConfigError(f"expected at least {SHORTEST_RELOAD:g} seconds between polls, or 0 for none")
-        return reload
-
-    @field_validator("secret")
-    @classmethod
-    def _secret_fits(cls, secret: SecretStr | None) -> SecretStr | None:
-        check_secret(None if secret is None else secret.get_secret_value())
-        return secret
-
     @property
     def header_styles(self) -> tuple[Style, ...]:
-        """The styles of rate headers, under the names that are wanted."""
+        """The styles of rate headers, with ``header_names``."""
         return renamed_styles(self.headers, self.header_names)
 
     @property
@@ -247,26 +220,19 @@ class Settings(BaseSettings):
 class GateSettings(Settings):
     """Options of a gate. Reads no ``.env`` from the working folder."""
 
+    _dotenv = None
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
 
-    @staticmethod
-    def _env_file() -> str | None:
-        return named_env_file()
-
 
 def naming_variable(error: ConfigError, option: str, given: Container[str]) -> ConfigError:
-    """Return the error of an option that is checked later, with its variable unless the option was given in code."""
+    """Return the error of an option, with its variable unless the option was given in code."""
     return error if option in given else ConfigError(f"{error} (from the variable {PREFIX}{option.upper()})", (option,))
 
 
-def _check_style(style: str) -> None:
-    if style not in STYLES:
-        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, STYLES)}")
-
-
 def named_env_file() -> str | None:
-    """Return the file that ``LIMITGATE_ENV_FILE`` names, or None. Raises `ConfigError` if the file does not exist."""
+    """Return the file that ``LIMITGATE_ENV_FILE`` names. Raises `ConfigError` if it does not exist."""
     name = os.environ.get(ENV_FILE)
     if name and not os.path.isfile(name):  # noqa: PTH113 - the name stays text
         raise ConfigError(f"{ENV_FILE}: {name!r:.200} is not a file, expected the path of one")
@@ -288,7 +254,7 @@ def warn_about_environment() -> None:
 
 
 def server_options() -> list[str]:
-    """Return the server's options, as far as the command line and ``GUNICORN_CMD_ARGS`` show them."""
+    """Return the options on the server's command line and in ``GUNICORN_CMD_ARGS``."""
     return [*sys.argv[1:], *os.environ.get("GUNICORN_CMD_ARGS", "").split()]
 
 
@@ -301,12 +267,12 @@ def _values(option: str, *variables: str) -> list[str]:
 
 
 def trusted_by_server() -> list[str]:
-    """Return the proxies whose forwarding header the server accepts, as far as command line and environment show them."""
+    """Return the proxies whose forwarding header the server accepts, as far as its options show them."""
     return [value for value in _values("--forwarded-allow-ips", "FORWARDED_ALLOW_IPS") if value]
 
 
 def workers_of_server() -> int:
-    """Return the number of the server's workers, as far as command line and environment show it."""
+    """Return the number of the server's workers, as far as its options show it."""
     short = [each.removeprefix("-w") for each in server_options() if each.startswith("-w")]
     told = [*_values("--workers", "WEB_CONCURRENCY"), *_values("-w"), *short]
     return max((int(count) for count in told if count.isascii() and count.isdigit()), default=1)

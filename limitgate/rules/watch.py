@@ -1,7 +1,4 @@
-"""Polls rule files. A change counts after two consecutive polls agree.
-
-Polling detects every kind of change, also by links (a ConfigMap in Kubernetes) and on network file systems.
-"""
+"""Polls rule files, which detects every change, also by links (ConfigMaps) and on network file systems."""
 
 from __future__ import annotations
 
@@ -18,94 +15,50 @@ from limitgate.rules.files import digest_of, files_at, load_rules
 from limitgate.rules.rule import RuleSet
 
 SETTLED = 3.0
-"""Seconds for which every poll reads the contents after the file times have changed.
-
-Some file systems' clocks tick every 2 s, so a second change may keep the times.
-"""
+"""Seconds after a change for which polls read the contents, as some file systems' clocks tick every 2 s."""
 
 
 class RuleSource(Protocol):
-    """A place that holds a rule set, which may change."""
+    """A place of a rule set that may change."""
 
     name: str
-    """Name of the place in log lines."""
 
     def has_changed(self) -> bool:
         """True once for each new content that two consecutive polls agree on."""
 
     def load(self) -> RuleSet | None:
-        """Return the rule set, or None if it has changed since the poll. Raises `ConfigError` if it is invalid."""
+        """Return the rule set, or None if it has changed since the poll. Raises `ConfigError`."""
 
     def forget(self) -> None:
         """Treat the current content as changed."""
 
 
-class Stamp(NamedTuple):
-    """Identity of a file. A change alters at least one field, unless the clock has not advanced."""
-
-    name: str
-    real_path: str
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int
-    """No tool resets it."""
+Stamp = tuple[str, str, int, int, int, int, int]
+"""Identity of a file: name, real path, device, inode, size, and ns of modification and change, which no tool resets."""
 
 
 class Reading(NamedTuple):
     """Result of one poll."""
 
     stamps: tuple[Stamp | str, ...]
-    """A stamp for each file, or the reason why there is none."""
+    """Stamps of files, or the reasons why there are none."""
     digest: bytes
 
 
-class Watch:
-    """Detects new content from consecutive readings. Pure: times are seconds on one monotonic clock.
+class WatchedFiles:
+    """Polled files. ``list_files`` returns the current ones, or raises `ConfigError`. ``known`` is the digest of their content.
 
-    ``known`` is the digest of the content in use; None if any content is new.
+    New content counts when two readings in a row are equal.
     """
 
-    def __init__(self, known: bytes | None) -> None:
-        self.known = known
-        self._last: Reading | None = None
-        self._changed_at = 0.0
-
-    def knows(self, stamps: tuple[Stamp | str, ...], at: float) -> bool:
-        """True if the stamps show no change, so the contents need not be read."""
-        last = self._last
-        return last is not None and last == (stamps, self.known) and at - self._changed_at > SETTLED
-
-    def note(self, reading: Reading, at: float) -> bool:
-        """Record a reading. Return True if it is the second of new content, which is known from then on."""
-        if reading != self._last:
-            if self._last is None or reading.stamps != self._last.stamps:
-                self._changed_at = at
-            self._last = reading
-            return False
-        if reading.digest == self.known:
-            return False
-        self.known = reading.digest
-        return True
-
-    def forget(self) -> None:
-        """Treat any content as new."""
-        self.known = None
-
-
-class WatchedFiles:
-    """Polled files. ``list_files`` returns the current ones, or raises `ConfigError`."""
-
     def __init__(
-        self,
-        list_files: Callable[[], Sequence[Path]],
-        known: bytes | None = None,
-        clock: Callable[[], float] = monotonic,
+        self, list_files: Callable[[], Sequence[Path]], known: bytes | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
         self._list_files = list_files
         self._clock = clock
-        self._watch = Watch(known)
+        self._known = known
+        self._last: Reading | None = None
+        self._changed_at = 0.0
 
     def has_changed(self) -> bool:
         """See `RuleSource`."""
@@ -113,18 +66,29 @@ class WatchedFiles:
         try:
             files = self._list_files()
         except ConfigError as error:
-            missing = str(error)
-            return self._watch.note(Reading((missing,), missing.encode(errors="backslashreplace")), at)
+            return self._is_new(Reading((str(error),), _encoded(error)), at)
         stamps = tuple(map(_stamp, files))
-        return not self._watch.knows(stamps, at) and self._watch.note(Reading(stamps, _digest(files)), at)
+        if self._last == (stamps, self._known) and at - self._changed_at > SETTLED:
+            return False
+        return self._is_new(Reading(stamps, _digest(files)), at)
+
+    def _is_new(self, reading: Reading, at: float) -> bool:
+        if reading != self._last:
+            if self._last is None or reading.stamps != self._last.stamps:
+                self._changed_at = at
+            self._last = reading
+            return False
+        is_new = reading.digest != self._known
+        self._known = reading.digest
+        return is_new
 
     def is_known(self, digest: bytes | None) -> bool:
         """True if a digest is that of the last content."""
-        return digest == self._watch.known
+        return digest == self._known
 
     def forget(self) -> None:
         """See `RuleSource`."""
-        self._watch.forget()
+        self._known = None
 
 
 class WatchedRules(WatchedFiles):
@@ -150,11 +114,10 @@ class WatchedRules(WatchedFiles):
         return rules
 
     def _stand_still(self) -> bool:
-        """True if the content is that of the last poll."""
         try:
             return self.is_known(_digest(files_at(self._path)))
         except ConfigError as error:
-            return self.is_known(str(error).encode(errors="backslashreplace"))
+            return self.is_known(_encoded(error))
 
 
 def _stamp(file: Path) -> Stamp | str:
@@ -163,16 +126,18 @@ def _stamp(file: Path) -> Stamp | str:
         real_path = os.path.realpath(file)
     except OSError as error:
         return f"{file}: {error.strerror}"
-    return Stamp(str(file), real_path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return str(file), real_path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _digest(files: Iterable[Path]) -> bytes:
-    return digest_of([(file, _content(file)) for file in files])
+    def content(file: Path) -> bytes:
+        try:
+            return read_bytes(file)
+        except OSError as error:
+            return _encoded(f"{file}: {error.strerror}")
+
+    return digest_of([(file, hashlib.sha256(content(file)).digest()) for file in files])
 
 
-def _content(file: Path) -> bytes:
-    try:
-        content = read_bytes(file)
-    except OSError as error:
-        content = f"{file}: {error.strerror}".encode(errors="backslashreplace")
-    return hashlib.sha256(content).digest()
+def _encoded(text: object) -> bytes:
+    return str(text).encode(errors="backslashreplace")

@@ -21,7 +21,7 @@ from limitgate.algorithms.fixed_window import longest_days
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb, refund
-from limitgate.rules.review.lint import most_within
+from limitgate.rules.lint import most_within
 from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES

@@ -36,7 +36,7 @@ from limitgate import (
 from limitgate.command.group import limitgate
 from limitgate.limits.limit import NAMES
 from limitgate.prometheus import PrometheusObserver
-from limitgate.rules.review.review import review
+from limitgate.rules.review import review
 from tests.behaviours.test_failure import Flaky
 from tests.support.clock import Clock
 from tests.support.command_line import CliRunner

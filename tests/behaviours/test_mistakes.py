@@ -47,7 +47,7 @@ from limitgate import (
     load_rules,
     usage,
 )
-from limitgate.django.options import options as django_options
+from limitgate.django.middleware import options as django_options
 from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
@@ -698,14 +698,14 @@ def test_a_slot_that_nobody_enters_is_told(kind: type[Limiter | AsyncLimiter]) -
 
 @pytest.mark.parametrize("settled", ["RULES", "STORE"])
 def test_an_option_that_is_a_setting_of_django_by_itself_is_told(monkeypatch: pytest.MonkeyPatch, settled: str) -> None:
-    monkeypatch.setattr("limitgate.django.options.settings", type("Fake", (), {f"LIMITGATE_{settled}": "config/"}))
+    monkeypatch.setattr("limitgate.django.middleware.settings", type("Fake", (), {f"LIMITGATE_{settled}": "config/"}))
     with pytest.raises(ConfigError, match=rf"LIMITGATE_{settled}, which nobody reads, expected LIMITGATE = {{'{settled}'"):
         django_options()
 
 
 def test_an_option_of_django_that_there_is_not_is_told_with_the_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(django.conf, "settings", type("Fake", (), {"LIMITGATE": {"RULES": [], "STORAGE_URI": "redis://h"}}))
-    monkeypatch.setattr("limitgate.django.options.settings", django.conf.settings)
+    monkeypatch.setattr("limitgate.django.middleware.settings", django.conf.settings)
     with pytest.raises(ValueError, match=r"unknown option 'STORAGE_URI', did you mean 'store'[?]"):
         django_options()
 

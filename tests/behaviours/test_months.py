@@ -11,10 +11,9 @@ import pytest
 
 from limitgate import Caller, ConfigError, Limit, Limiter, MemoryStore, Rule, load_rules
 from limitgate.observing.series import windows_of
-from limitgate.rules.changes import changes
-from limitgate.rules.digest import digest
-from limitgate.rules.review.lint import most_within
-from limitgate.rules.review.review import review
+from limitgate.rules.lint import most_within
+from limitgate.rules.review import review
+from limitgate.rules.revision import changes, digest
 from limitgate.rules.rule import RuleSet
 from tests.support.clock import Clock
 from tests.support.doors import SITES, Site

@@ -14,7 +14,7 @@ from django.urls import path
 
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, Rule, exempt, limit
 from limitgate.django import LimitGateMiddleware
-from limitgate.django.checks import check
+from limitgate.django.apps import check
 from tests.support.django_app import AUTHENTICATION, GATE, LOCALE, SESSIONS, WAYS, AsyncOnly, hello
 
 RULES = {"RULES": [Rule("api", "9/minute")], "STORE": "redis://localhost:6379/0"}

@@ -24,7 +24,7 @@ from django.views.decorators.http import require_GET
 from django.views.generic import TemplateView
 
 from limitgate import ConfigError, MemoryStore, Rule, exempt, limit
-from limitgate.django.request import DjangoRequest
+from limitgate.django.middleware import DjangoRequest
 from limitgate.routes.django import DjangoRoutes
 from tests.support.clock import Clock
 from tests.support.django_app import CHANGING, LOCALE, WAYS, Changing, Project, Way, rate

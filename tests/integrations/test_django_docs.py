@@ -13,7 +13,7 @@ from django.core.checks import run_checks
 from django.test import Client, override_settings
 from django.urls import path
 
-import limitgate.django.checks
+import limitgate.django.apps
 from limitgate import Limiter, MemoryStore, Rule
 from tests.support.clock import Clock
 from tests.support.django_app import AUTHENTICATION, SESSIONS, WAYS, Project, hello
@@ -168,7 +168,7 @@ def test_every_block_is_tested() -> None:
 
 def test_the_table_of_checks_is_complete() -> None:
     """Every id that is in the code is in the table, in order."""
-    code = Path(limitgate.django.checks.__file__).read_text()
+    code = Path(limitgate.django.apps.__file__).read_text()
     assert re.findall(r"^\| `(limitgate\.[EW]\d{3})` \|", PAGE, re.MULTILINE) == sorted(
         set(re.findall(r'"(limitgate\.[EW]\d{3})"', code))
     )

@@ -13,7 +13,7 @@ import pytest
 from limitgate import AsyncLimiter, Caller, Limit, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule, StoreError, limit
 from limitgate.fastapi import RateLimit
 from limitgate.observing.counts import LIMITER
-from limitgate.rules.digest import revision
+from limitgate.rules.revision import revision
 from tests.support.clock import Clock
 from tests.support.doors import (
     SITES,

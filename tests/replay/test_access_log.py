@@ -19,7 +19,6 @@ from limitgate.replay.access_log import (
     format_of,
     parse_json,
     parser_of,
-    text_parser,
     why_unread,
 )
 
@@ -41,7 +40,7 @@ TIME = b"[17/May/2015:10:05:03 +0000]"
 )
 def test_lines_of_the_common_and_combined_format(line: bytes, entry: Entry) -> None:
     """Client, time with its zone, method and decoded path; no query, and no host of a request to a proxy."""
-    assert text_parser()(line) == entry
+    assert TextParser()(line) == entry
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_lines_of_the_common_and_combined_format(line: bytes, entry: Entry) -> N
 )
 def test_what_stands_before_a_line_is_not_the_client(before: bytes, client: bytes) -> None:
     """A virtual host, or what syslog, Kubernetes, Docker and servers put there; nor is an address in a user's name."""
-    assert text_parser()(b'%b %b "GET / HTTP/1.1" 200 12' % (before, TIME)) == Entry(AT, client, "GET", "/", 200)
+    assert TextParser()(b'%b %b "GET / HTTP/1.1" 200 12' % (before, TIME)) == Entry(AT, client, "GET", "/", 200)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_what_stands_before_a_line_is_not_the_client(before: bytes, client: byte
 )
 def test_a_client_is_not_guessed(line: bytes, why: str | None) -> None:
     """A line whose client is not told from a host or a process is not read; one with a request in it says why."""
-    assert text_parser()(line) is None
+    assert TextParser()(line) is None
     told = why_unread(line)
     assert told is None if why is None else told is not None and told.startswith(why)
 
@@ -183,7 +182,7 @@ def test_long_lines_take_no_long_time(line: bytes) -> None:
 )
 def test_other_lines_are_of_no_request(line: bytes) -> None:
     """They are skipped, whatever the line before was."""
-    parse = text_parser()
+    parse = TextParser()
     assert parse(b'h - - %b "GET / HTTP/1.1" 200 1' % TIME)
     assert parse(line) is None
 

@@ -11,7 +11,7 @@ import pytest
 
 from limitgate import Ban, ConfigError, Rule, RuleSet, load_rules
 from limitgate.limits.limit import Limit
-from limitgate.rules.digest import digest
+from limitgate.rules.revision import digest
 
 GIVEN = {"after": 20, "within": "10m", "for": "1h", "growing": 2, "most": "24h"}
 

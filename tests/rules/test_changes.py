@@ -6,7 +6,7 @@ import pytest
 
 from limitgate import Limit, Rule, RuleSet
 from limitgate.rules.callers import KnownCaller
-from limitgate.rules.changes import changes
+from limitgate.rules.revision import changes
 
 API = Rule("api", "5/second", path="/api/**")
 

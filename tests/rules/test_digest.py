@@ -11,7 +11,7 @@ import pytest
 
 from limitgate import Limit, Rule, RuleSet, load_rules
 from limitgate.rules.callers import KnownCaller
-from limitgate.rules.digest import canonical, digest, revision
+from limitgate.rules.revision import canonical, digest, revision
 
 YAML = """
 tier: vip
@@ -94,7 +94,7 @@ def test_callables_stand_by_their_names() -> None:
 def test_processes_agree() -> None:
     """Neither the order of sets nor the seed of hashes shows."""
     program = (
-        "from limitgate import Rule, RuleSet; from limitgate.rules.digest import revision; "
+        "from limitgate import Rule, RuleSet; from limitgate.rules.revision import revision; "
         "print(revision(RuleSet([Rule('a', '1/second', methods=['GET', 'POST', 'PUT', 'DELETE'])])))"
     )
     runs = [

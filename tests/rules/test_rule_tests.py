@@ -8,8 +8,7 @@ import pytest
 
 from limitgate import load_rules
 from limitgate.errors import ConfigError
-from limitgate.rules.files import read_rule_files
-from limitgate.rules.rule_tests import read_rule_test
+from limitgate.rules.files import read_rule_files, read_rule_test
 
 FILE = "rules:\n  - {name: a, qps: 5}\ntests:\n  - "
 

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, load_rules
 from limitgate.rules import watch
-from limitgate.rules.watch import SETTLED, Reading, Watch, WatchedFiles, WatchedRules
+from limitgate.rules.watch import SETTLED, Reading, WatchedFiles, WatchedRules
 
 OLD, NEW, NEWER = (f"rules:\n- {{name: api, qps: {count}}}\n" for count in (5, 6, 7))
 VIP = "tier: vip\nrules:\n- {name: api, qps: 50}\n"
@@ -366,9 +366,9 @@ def test_any_content_is_new_where_none_is_known(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2))))
 def test_what_is_believed_was_seen_twice_in_a_row_and_is_new_property(looks: list[tuple[int, int]]) -> None:
     """By a model: a reading equal to the one before it, of a content other than the one believed last."""
-    judge, known, last = Watch(b"0"), b"0", None
+    judge, known, last = WatchedFiles(list, b"0"), b"0", None
     for at, (stamp, content) in enumerate(looks):
         reading = Reading((str(stamp),), str(content).encode())
         expected = reading == last and reading.digest != known
-        assert judge.note(reading, float(at)) is expected
+        assert judge._is_new(reading, float(at)) is expected
         known, last = (reading.digest if expected else known), reading

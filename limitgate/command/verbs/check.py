@@ -4,25 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
-from limitgate.command.findings import Finding, found, shown_path
+from limitgate.command.applications import is_in_python, rules_named
 from limitgate.command.output import FOUND, print_json, say
-from limitgate.command.rule_sets import is_in_python, rules_named
-from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
+from limitgate.errors import MOST_MISTAKES, ConfigError, Field, spelled
 from limitgate.observing.series import series
-from limitgate.rules.files import RuleFiles, read_rule_files
-from limitgate.rules.review.review import Oddity, review
+from limitgate.rules.document import Document
+from limitgate.rules.files import read_rule_files
+from limitgate.rules.review import Oddity, review
 from limitgate.rules.rule import Rule
 
+Level = Literal["error", "warning"]
 
-class _Checked(NamedTuple):
-    path: Path
-    findings: list[Finding]
-    series: int | None
-    """None if the rules cannot be read."""
+
+class _Finding(NamedTuple):
+    file: str | None
+    line: int | None
+    field: str | None
+    level: Level
+    message: str
+
+    @property
+    def text(self) -> str:
+        """``file:line: field: message``, as compilers print it."""
+        file = None if self.file is None else _shown_path(self.file)
+        place = f"{file}:{self.line}" if self.line else file
+        parts = [place, "warning" if self.level == "warning" else None, self.field, self.message]
+        return ": ".join(part for part in parts if part)
+
+    @property
+    def annotation(self) -> str:
+        # Workflow commands of GitHub Actions (docs.github.com); escapes as in ``@actions/core``.
+        properties = {"file": self.file, "line": self.line, "title": "limitgate check"}
+        given = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items() if value is not None)
+        return f"::{self.level} {given}::{_escaped(f'{self.field}: {self.message}' if self.field else self.message)}"
 
 
 @click.command("check")
@@ -46,95 +64,84 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: boo
 
     For example: limitgate check config/
     """
-    checked = [_look_at(path, identifies=identifies) for path in paths]
-    findings = [finding for each in checked for finding in each.findings]
+    checked = [(path, *_look_at(path, identifies=identifies)) for path in paths]
+    findings = [finding for _, found, _ in checked for finding in found]
     form = "json" if is_json else form
-    _FORMS[form](findings)
-    for each in checked:
-        if each.series is not None:
-            say(f"{shown_path(str(each.path))}: {_sum(each)}", err=form != "text")  # programs read findings only
+    if form == "json":
+        print_json([each._asdict() for each in findings])
+    else:
+        for each in findings:
+            say(each.annotation if form == "github" else each.text)
+    for path, found, number in checked:
+        if number is not None:
+            say(f"{_shown_path(str(path))}: {_sum(found)}, {number:,} metric series", err=form != "text")  # for people only
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
         say(f"limitgate: there may be more errors; the search stops after {MOST_MISTAKES} in a rule set", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
-def _sum(checked: _Checked) -> str:
-    levels = [finding.level for finding in checked.findings]
+def _sum(findings: list[_Finding]) -> str:
+    levels = [finding.level for finding in findings]
     mistakes, warnings = levels.count("error"), levels.count("warning")
-    parts = [f"{mistakes or 'no'} error{'' if mistakes == 1 else 's'}"]
-    parts += [f"{warnings} warning{'' if warnings == 1 else 's'}"] if warnings else []
-    return ", ".join([*parts, f"{checked.series:,} metric series"])
+    told = f"{mistakes or 'no'} error{'' if mistakes == 1 else 's'}"
+    return f"{told}, {warnings} warning{'' if warnings == 1 else 's'}" if warnings else told
 
 
-def _look_at(path: Path, *, identifies: bool) -> _Checked:
+def _look_at(path: Path, *, identifies: bool) -> tuple[list[_Finding], int | None]:
+    """Findings, and metric series, None of rules that cannot be read."""
     if is_in_python(str(path)):
-        return _look_at_python(path, identifies=identifies)
+        return _look_at_python(str(path), identifies=identifies)
     try:
         read = read_rule_files(path)
     except ConfigError as error:
-        return _Checked(path, _in_order(found(error)), None)
+        return _in_order(_found(error)), None
     callers = [caller for file in read.files for caller in file.callers.values()]
-    odd = [_warning(read, oddity) for oddity in review(read.rules, callers, identifies=identifies)]
-    return _Checked(path, _in_order([*odd, *_failed_tests(read)]), series(read.rules))
+    places = [(oddity, *read.place_of(oddity.about)) for oddity in review(read.rules, callers, identifies=identifies)]
+    odd = [_located(document, (*where, *each.field), each.message, "warning") for each, document, where in places]
+    if any(file.tests for file in read.files):
+        from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
+
+        odd += [_located(*failure, "error") for failure in failures(read)]
+    return _in_order(odd), series(read.rules)
 
 
-def _look_at_python(name: Path, *, identifies: bool) -> _Checked:
+def _look_at_python(name: str, *, identifies: bool) -> tuple[list[_Finding], int | None]:
     try:
-        rules = rules_named(str(name))
+        rules = rules_named(name)
     except ConfigError as error:
-        mistakes = [
-            each if each.file else each._replace(file=str(name), field=_place_of(mistake))
-            for each, mistake in zip(found(error), error.every)
-        ]
-        return _Checked(name, mistakes, None)
-    odd = [
-        Finding(str(name), None, ": ".join(filter(None, (_about(each), spelled(each.field)))), "warning", each.message)
-        for each in review(rules, rules.listed_callers, identifies=identifies)
-    ]
-    return _Checked(name, odd, series(rules))
+        places = [str(each).removesuffix(each.reason).removesuffix(": ") or None for each in error.every]
+        found = zip(_found(error), places)
+        return [each if each.file else each._replace(file=name, field=place) for each, place in found], None
+    oddities = review(rules, rules.listed_callers, identifies=identifies)
+    return [_Finding(name, None, _place(each), "warning", each.message) for each in oddities], series(rules)
 
 
-def _place_of(mistake: ConfigError) -> str | None:
-    return str(mistake).removesuffix(mistake.reason).removesuffix(": ") or None
-
-
-def _about(oddity: Oddity) -> str:
+def _place(oddity: Oddity) -> str:
     about = oddity.about
-    if isinstance(about, str):
-        return f"tier {about!r}"
-    return f"rule {about.name!r}" if isinstance(about, Rule) else f"caller {about.id!r}"
+    what = f"tier {about!r}"
+    if not isinstance(about, str):
+        what = f"rule {about.name!r}" if isinstance(about, Rule) else f"caller {about.id!r}"
+    return ": ".join(filter(None, (what, spelled(oddity.field))))
 
 
-def _failed_tests(read: RuleFiles) -> Iterable[Finding]:
-    if not any(file.tests for file in read.files):
-        return ()
-    from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
-
-    return failures(read)
+def _located(document: Document, field: Field, message: str, level: Level) -> _Finding:
+    return _Finding(str(document.file), document.line_of(field), spelled(field) or None, level, message)
 
 
-def _warning(read: RuleFiles, oddity: Oddity) -> Finding:
-    document, where = read.place_of(oddity.about)
-    field = (*where, *oddity.field)
-    return Finding(str(document.file), document.line_of(field), spelled(field) or None, "warning", oddity.message)
-
-
-def _in_order(findings: Iterable[Finding]) -> list[Finding]:
+def _in_order(findings: Iterable[_Finding]) -> list[_Finding]:
     return sorted(findings, key=lambda each: (each.file or "", each.line or 0))
 
 
-def _print_text(findings: list[Finding]) -> None:
-    for each in findings:
-        say(each.text)
+def _shown_path(path: str) -> str:
+    """``::`` at the start of a line would be a workflow command of GitHub."""
+    return f"./{path}" if path.lstrip().startswith("::") else path
 
 
-def _print_annotations(findings: list[Finding]) -> None:
-    for each in findings:
-        say(each.annotation)
+def _found(error: ConfigError) -> list[_Finding]:
+    return [_Finding(each.file, each.line, spelled(each.field) or None, "error", each.reason) for each in error.every]
 
 
-def _print_json(findings: list[Finding]) -> None:
-    print_json([each._asdict() for each in findings])
-
-
-_FORMS = {"text": _print_text, "github": _print_annotations, "json": _print_json}
+def _escaped(text: str, more: Iterable[str] = ()) -> str:
+    for character in ("%", "\r", "\n", *more):
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

@@ -6,24 +6,25 @@ import math
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any, Unpack
+from typing import Any
 
 import click
 
 from limitgate.algorithms.ban import FOR_EVER
-from limitgate.command.client_state import (
-    StateOptions,
-    StoreOptions,
-    change_options,
-    on_store,
-    state_of,
-    state_options,
-    store_options,
+from limitgate.command.client_state import ban_fields, change_options, on_store, state_of, state_options, store_options
+from limitgate.command.output import (
+    FOUND,
+    ban_in_force,
+    decision_fields,
+    is_banned,
+    print_decision,
+    print_json,
+    print_table,
+    say,
+    seconds,
 )
-from limitgate.command.decisions import decision_fields, print_decision, seconds
-from limitgate.command.output import FOUND, print_json, print_table, say
 from limitgate.errors import ConfigError
-from limitgate.gate.journal import Ban, Journal
+from limitgate.gate.journal import Journal
 from limitgate.limits.limit import seconds_of
 
 _LONGEST = FOR_EVER / 1e6
@@ -31,7 +32,7 @@ _LONGEST = FOR_EVER / 1e6
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Raises `click.Abort` if the answer is no, and `click.UsageError` if standard input is closed."""
+    """Raises `click.Abort` for no, and `click.UsageError` if standard input is closed."""
     if yes:
         return
     unconfirmed = click.UsageError(f"{question} Standard input is closed, expected -y")
@@ -74,7 +75,7 @@ def _say_hint(hint: str | None) -> None:
 @state_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
-def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) -> None:
+def peek(ctx: click.Context, /, *, as_json: bool, **options: Any) -> None:
     """Show one client's state, and whether a request would be admitted. Charges nothing.
 
     Name the client by a rule and the parts of its key, or by a Limiter's key and limits. Exit status 1: a request would be
@@ -84,7 +85,7 @@ def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
     """
     with on_store(options, options["rules"]) as opened:
         state = state_of(opened, options, "peek")
-        decision, hint = state.peek(), state.hint()
+        decision, hint = state.bucket.peek(), state.hint()
     if as_json:
         print_json(decision_fields(decision))
     elif len(options["words"]) == 1 and decision.allowed:
@@ -98,7 +99,7 @@ def peek(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
 @click.command("reset")
 @change_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]) -> None:
+def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:
     """Reset one client's usage, so that its buckets are full. Doesn't lift a ban: see pardon.
 
     Name the client by a rule and the parts of its key, or by a Limiter's key and limits.
@@ -109,10 +110,10 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
         state = state_of(opened, options, "reset")
         hint = state.hint()
         if dry_run:
-            decision = state.peek()
+            decision = state.bucket.peek()
         else:
             _confirm(f"Reset the usage of {state.name}?", yes=yes)
-            decision = state.reset(reason)
+            decision = state.bucket.reset(reason=reason)
             opened.journal.note("reset", state.name, state.keys, reason)
     if as_json:
         print_json(decision_fields(decision))
@@ -126,9 +127,7 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
 @change_options
 @click.option("--for", "duration", type=_DURATION, metavar="DURATION", help="Such as 90s, 30m, 1h or 7d; default: permanently.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def ban(
-    *, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]
-) -> None:
+def ban(*, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:
     """Refuse all requests of one client under a rule, or of a Limiter's key. Doesn't shorten an existing ban.
 
     Takes effect in every process within a second. Keeps the client's usage.
@@ -142,7 +141,7 @@ def ban(
         hint = state.hint()
         if not dry_run:
             _confirm(f"Ban {state.name} {how_long}?", yes=yes)
-            in_force = state.ban(duration, reason)
+            in_force = ban_in_force(state.bucket.ban(duration, reason=reason))
             opened.journal.note("ban", state.name, state.keys, reason, duration, bans=True)
     if as_json:
         print_json({"key": state.name, "retry_after": in_force, "reason": reason})
@@ -161,9 +160,7 @@ def _how_long(duration: float | None) -> str:
 @change_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
-def pardon(
-    ctx: click.Context, *, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Unpack[StateOptions]
-) -> None:
+def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:
     """Lift the ban of one client. Keeps the client's usage: see reset.
 
     Processes that have just refused the client may do so for one more second. Exit status 1: the client was not banned.
@@ -172,10 +169,10 @@ def pardon(
     """
     with on_store(options, options["rules"]) as opened:
         state = state_of(opened, options, "ban")
-        was_banned = state.is_banned
+        was_banned = is_banned(state.bucket.peek())
         if not dry_run:
             _confirm(f"Lift the ban of {state.name}?", yes=yes)
-            state.pardon(reason)
+            state.bucket.pardon(reason=reason)
             if was_banned:
                 opened.journal.note("pardon", state.name, state.keys, reason)
             else:
@@ -193,7 +190,7 @@ def pardon(
 @store_options
 @click.option("--log", "events", is_flag=True, help="Show the latest bans, pardons and resets instead, newest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def bans(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> None:
+def bans(*, events: bool, as_json: bool, **options: Any) -> None:
     """List the bans set by this command: the client (masked), the remaining time, and the reason.
 
     Doesn't list bans that a program sets with a Limiter.
@@ -207,17 +204,12 @@ def bans(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> Non
         bans = opened.journal.bans()
     now = time.time()
     if as_json:
-        print_json([_listed(ban, now) for ban in bans])
+        print_json([{**ban_fields(ban, now), "digest": ban.digest} for ban in bans])
     elif bans:
         rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
         print_table(("Client", "Ends in", "By", "Reason"), rows)
     else:
         say("no client is banned by this command")
-
-
-def _listed(ban: Ban, now: float) -> dict[str, Any]:
-    left = ban.retry_after(now)
-    return {"key": ban.key, "retry_after": left, "reason": ban.reason, "by": ban.by, "digest": ban.digest}
 
 
 def _print_events(journal: Journal, *, as_json: bool) -> None:

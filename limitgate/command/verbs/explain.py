@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypedDict, Unpack
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote
 
 import click
 
 from limitgate.command import refusal
+from limitgate.command.applications import RULES
 from limitgate.command.client_state import app_option, header_of, target_of, tell_of_routes, timeout_option
-from limitgate.command.decisions import decision_fields, print_decision, window_fields
-from limitgate.command.output import FOUND, print_json, print_table, say
-from limitgate.command.rule_sets import RULES
-from limitgate.command.service import Service, lenient, service, tell_unidentified
-from limitgate.command.stores import store_of
+from limitgate.command.output import (
+    FOUND,
+    decision_fields,
+    logs_from,
+    print_decision,
+    print_json,
+    print_table,
+    say,
+    window_fields,
+)
+from limitgate.command.service import Service, lenient, service, store_of, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
 from limitgate.gate.lifecycle.build import build_gate
@@ -30,27 +36,8 @@ from limitgate.stores import MemoryStore, SyncStore, open_sync_store
 
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Z-]+")
 """A token of RFC 9110 section 5.6.2, in upper case."""
-_OF_THE_PROCESS = {
-    "headers": None,
-    "observers": (),
-    "on_denied": None,
-    "refusal_logs": 0,
-    "reload": 0,
-    "require_store": False,
-}
+_OF_THE_PROCESS = {"headers": None, "observers": (), "on_denied": None, "refusal_logs": 0, "reload": 0, "require_store": False}
 """Options without influence on a single decision, and their values in a gate made to explain one."""
-
-
-class Described(TypedDict):
-    """A request described on the command line."""
-
-    method: str | None
-    path: str | None
-    ip: str
-    header: tuple[str, ...]
-    user: str | None
-    caller: str | None
-    tier: str | None
 
 
 @click.command("explain")
@@ -72,6 +59,7 @@ class Described(TypedDict):
 @click.pass_context
 def verb(  # noqa: PLR0917 - click passes them by name
     ctx: click.Context,
+    /,
     refused: str | None,
     logs: tuple[str, ...],
     rules: str | None,
@@ -81,7 +69,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
     timeout: float,
     *,
     as_json: bool,
-    **described: Unpack[Described],
+    **described: Any,
 ) -> None:
     """Explain how the service would decide on a request: its client, the rules that apply and why, and the response.
 
@@ -90,7 +78,9 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
     For example: limitgate explain GET /api/hello --rules config/ --ip 203.0.113.7 -H 'X-API-Key: demo-vip-key'
     """
-    asked = service(_rules(ctx, rules, app), app, store=store, trusted_proxies=trusted_proxy or None)
+    if app is not None and ctx.get_parameter_source("rules") == click.core.ParameterSource.ENVIRONMENT:
+        rules = None  # those of the application's gate override LIMITGATE_RULES
+    asked = service(rules, app, store=store, trusted_proxies=trusted_proxy or None)
     if refused is not None:
         if described["method"] is not None:
             raise click.UsageError("expected either METHOD and PATH, or --id, not both")
@@ -107,7 +97,9 @@ def verb(  # noqa: PLR0917 - click passes them by name
         if opened is not None:
             opened.close()
     if opened is not None and not asked.knows_routes:
-        _tell_of_routes(found, asked)
+        applied = {rule.name for rule in found.rules if rule.applies}
+        for rule in [rule for rule in asked.rules.tiers[found.tier] if rule.name in applied]:
+            tell_of_routes(rule, "--app MODULE:APP, which knows the routes, or limitgate peek --path ROUTE")
     if as_json:
         print_json(_as_json(found))
     else:
@@ -115,13 +107,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
     ctx.exit(0 if found.status is None else FOUND)
 
 
-def _rules(ctx: click.Context, rules: str | None, app: str | None) -> str | None:
-    """With an application, its gate's rules override LIMITGATE_RULES."""
-    is_by_variable = ctx.get_parameter_source("rules") == click.core.ParameterSource.ENVIRONMENT
-    return None if app is not None and is_by_variable else rules
-
-
-def _explained(asked: Service, store: SyncStore, described: Described, timeout: float) -> Explanation:
+def _explained(asked: Service, store: SyncStore, described: Mapping[str, Any], timeout: float) -> Explanation:
     settings = asked.settings
     if not settings.enabled:
         raise ConfigError("LimitGate is disabled (enabled, LIMITGATE_ENABLED), expected it enabled")
@@ -131,7 +117,7 @@ def _explained(asked: Service, store: SyncStore, described: Described, timeout: 
         options["identify"] = lambda _: caller
     elif settings.identify is not None:
         options["identify"] = lenient(settings.identify)
-    with _unannounced():
+    with logs_from(logging.WARNING):
         gate = build_gate(asked.routes, open_sync_store, **options).gate
     if gate is None:
         raise TypeError("a gate that is switched on was not built")
@@ -143,20 +129,7 @@ def _explained(asked: Service, store: SyncStore, described: Described, timeout: 
     return found
 
 
-@contextmanager
-def _unannounced() -> Iterator[None]:
-    """Keep the application's log from a gate that serves no requests."""
-    log = logging.getLogger("limitgate")
-    level = log.level
-    log.setLevel(max(level, logging.WARNING))
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-def _caller(described: Described, asked: Service) -> Caller | None:
-    """The caller named on the command line."""
+def _caller(described: Mapping[str, Any], asked: Service) -> Caller | None:
     name, tier, tiers = described["caller"], described["tier"], asked.rules.tiers
     if name is None and tier is not None:
         raise click.UsageError("--tier needs --caller, expected both")
@@ -170,14 +143,6 @@ def _caller(described: Described, asked: Service) -> Caller | None:
     return known or Caller(name, tier or DEFAULT_TIER)
 
 
-def _tell_of_routes(found: Explanation, asked: Service) -> None:
-    """Warn of rules that a service with known routes counts in other buckets."""
-    applied = {rule.name for rule in found.rules if rule.applies}
-    for rule in asked.rules.tiers[found.tier]:
-        if rule.name in applied:
-            tell_of_routes(rule, "--app MODULE:APP, which knows the routes, or limitgate peek --path ROUTE")
-
-
 def _explain_refusal(
     ctx: click.Context, refused: str, asked: Service, logs: tuple[str, ...], timeout: float, *, as_json: bool
 ) -> None:
@@ -187,10 +152,11 @@ def _explain_refusal(
         print_json(refusal.as_json(found))
     else:
         refusal.show(found)
-    ctx.exit(0 if found.found and all(each.is_admitting or not found.is_state_known for each in found.found) else FOUND)
+    is_open = [each.is_certain and each.decision is not None and each.decision.allowed for each in found.found]
+    ctx.exit(0 if is_open and (all(is_open) or not found.is_state_known) else FOUND)
 
 
-def _request(described: Described, asked: Service) -> Any:
+def _request(described: Mapping[str, Any], asked: Service) -> Any:
     headers = [header_of(text) for text in described["header"]]
     if described["method"] is None or described["path"] is None:
         raise click.UsageError("expected METHOD and PATH of a request, or --id with the id of a refusal")

@@ -13,24 +13,21 @@ from urllib.parse import quote
 
 import click
 
+from limitgate.command.applications import RULES, is_in_python, rules_named
 from limitgate.command.output import print_json, print_table, say
-from limitgate.command.rule_sets import RULES, is_in_python, rules_named
 from limitgate.command.service import Service, service
 from limitgate.http.request import Request
 from limitgate.messages.text import shortened
 from limitgate.replay.access_log import Format, Log
-from limitgate.replay.engine import Engine
-from limitgate.replay.figures import Figures, name_of
-from limitgate.replay.shares import Comparison, Progress, counts_by_client, replay, replay_shared
+from limitgate.replay.engine import Comparison, Engine, Figures, Progress, counts_by_client, name_of, replay, replay_shared
 from limitgate.replay.suggestion import Arrivals
 from limitgate.rules.rule import RuleSet
 
 _WORTH_PROCESSES = 100 << 20
-"""Bytes of a log from which several processes are faster than one."""
+"""Bytes from which several processes are faster than one."""
 _SHOWN = 120
-"""Characters of an unread line in the output."""
 _MOST_CLIENTS = 10_000
-"""Clients in JSON output. A list of a million would need too much memory."""
+"""In JSON output, as a million would need too much memory."""
 
 
 @click.command("replay")
@@ -84,7 +81,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
         with _progress(opened) as progress:
             found = replay(opened, first, others[0] if others else None, progress=progress)
     suggestions = None if arrivals is None else arrivals.suggestions()
-    late = [rule.name for rule in asked.every_late_limit]
+    late = asked.every_late_limit
     if as_json:
         value = _as_json(found, suggestions, _MOST_CLIENTS if clients is None else clients)
         print_json({**value, "unevaluated": late})
@@ -107,7 +104,6 @@ def _engine(rules: RuleSet, asked: Service) -> Engine:
 
 
 def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, can_share: bool) -> int:
-    """Raises `click.UsageError` if several processes cannot give exact results."""
     can_share = can_share and log.is_file and all(map(counts_by_client, sets))
     if wished is not None and wished > 1 and not can_share:
         raise click.UsageError(
@@ -206,33 +202,25 @@ def _print_unread(figures: Figures) -> None:
 
 
 def _print_peaks(figures: Figures) -> None:
-    for unit, peak in figures.peaks.as_json().items():
+    for unit, peak in figures.highest().items():
         if peak["requests"]:
             say(f"Highest rate of one client: {peak['requests']:,} in a {unit} ({shortened(peak['client'])})")
 
 
 def _print_rules(figures: Figures, tried: Figures | None) -> None:
-    if tried is None:
-        print_table(("Rule", "Admitted", "Refused"), [(name, f"{a:,}", f"{r:,}") for name, (a, r) in figures.rules.items()])
-        return
-    names = dict.fromkeys([*figures.rules, *tried.rules])
+    every = [figures, *([] if tried is None else [tried])]
     heads = "Rule", "Admitted", "Refused", "Admitted against", "Refused against"
-    print_table(heads, [(name, *_numbers(figures, name), *_numbers(tried, name)) for name in names])
-
-
-def _numbers(figures: Figures, rule: str) -> tuple[str, str]:
-    admitted, refused = figures.rules.get(rule, (None, None))
-    return tuple(["-" if number is None else f"{number:,}" for number in (admitted, refused)])  # type: ignore[return-value]
+    names = dict.fromkeys(name for each in every for name in each.rules)
+    numbers = {name: [number for each in every for number in each.rules.get(name, (None, None))] for name in names}
+    rows = [(name, *("-" if number is None else f"{number:,}" for number in numbers[name])) for name in names]
+    print_table(heads[: 2 * len(every) + 1], rows)
 
 
 def _print_clients(figures: Figures, tried: Figures | None, most: int) -> None:
-    if tried is None:
-        rows = [(shortened(each.client), f"{each.requests:,}", f"{each.refused:,}") for each in figures.clients(most)]
-        print_table(("Client", "Requests", "Refused"), rows)
-        return
-    numbers = tried.requests_by, figures.refused_by, tried.refused_by
-    both = [(shortened(name_of(each)), *(f"{by[each]:,}" for by in numbers)) for each in tried.first_clients(most)]
-    print_table(("Client", "Requests", "Refused", "Refused against"), both)
+    numbers = [figures.requests_by, figures.refused_by, *([] if tried is None else [tried.refused_by])]
+    first = (figures if tried is None else tried).clients(most)
+    heads = "Client", "Requests", "Refused", "Refused against"
+    print_table(heads[: len(numbers) + 1], [(shortened(name_of(each)), *(f"{by[each]:,}" for by in numbers)) for each in first])
 
 
 def _moment(at: int) -> str:

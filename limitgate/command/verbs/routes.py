@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.applications import application, inwards, is_of_django, look_here, routes_of
-from limitgate.command.gates import gates
+from limitgate.command.applications import application, gates, inwards, is_of_django, look_here, routes_of, rules_named
 from limitgate.command.output import FOUND, print_json, say
-from limitgate.command.rule_sets import rules_named
 from limitgate.routes import starlette
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched
 from limitgate.rules.files import rules_of
@@ -118,7 +116,7 @@ def _django(settings: str | None) -> _Application:
         django.setup()
     except Exception as error:  # settings run arbitrary code
         raise click.UsageError(f"{settings}: {error}, expected MODULE:APP, or the module of Django's settings") from error
-    from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
+    from limitgate.django.middleware import options  # noqa: PLC0415 - needs the settings
     from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
 
     if not hasattr(django.conf.settings, "ROOT_URLCONF"):

@@ -16,8 +16,7 @@ from limitgate.internal_errors import internal_error
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.observing.audit import rules_changed
 from limitgate.process.poller import Pollable, Poller
-from limitgate.rules.changes import changes
-from limitgate.rules.digest import revision
+from limitgate.rules.revision import changes, revision
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, named_env_file
 from limitgate.rules.watch import RuleSource, WatchedFiles, WatchedRules

@@ -17,8 +17,8 @@ from limitgate.limits.limit import Limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan
 from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import Counts
-from limitgate.rules.ban import Ban
 from limitgate.rules.callers import DEFAULT_TIER
+from limitgate.rules.options import Ban
 from limitgate.rules.rule import Rule
 
 

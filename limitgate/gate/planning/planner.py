@@ -35,9 +35,9 @@ from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.text import Names, listed
 from limitgate.observing.counts import Counts
 from limitgate.routes import NoRoutes, Routes, fills_with_nothing, mounts_of
+from limitgate.rules import lint
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
-from limitgate.rules.review import lint
 from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200

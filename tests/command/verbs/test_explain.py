@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, Request, Rule
-from limitgate.command import rule_sets
+from limitgate.command import service
 from limitgate.command.group import limitgate
 from limitgate.http.response import RefusalKey
 from tests.support.command_line import CliRunner
@@ -274,7 +274,7 @@ def test_an_id_leads_to_the_log_line_and_to_the_client(
 def test_an_id_leads_to_the_client_of_a_route(app: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where the key has a route; headers of a log of JSON lead to callers."""
     # Other tests may have limits in code with the same name.
-    monkeypatch.setattr(rule_sets, "placed_rules", list)
+    monkeypatch.setattr(service, "placed_rules", list)
     monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
     keyed = json.dumps({"time": 1, "client": "h", "method": "GET", "path": "/api/x", "headers": {"X-API-Key": "demo-vip-key"}})
     lines = [LINE.format(client="203.0.113.7", method="GET", path="/api/items/5"), f"{keyed}\n"]

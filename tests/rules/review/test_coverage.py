@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 
 from limitgate import Limit, Rule, RuleSet
 from limitgate.errors import ConfigError
-from limitgate.rules.review import idle, lint, review
-from limitgate.rules.review.coverage import Coverage
+from limitgate.rules import review
+from limitgate.rules.review import Coverage
 
 PATHS = ["/**", "/a", "/a/**", "/a/b", "/{x}/b", "/{x}/**", "/{x}", "/"]
 SLIDING = [Limit(text, algorithm="sliding_window") for text in ("5/s", "9/s", "9/minute")]
@@ -86,13 +86,10 @@ def rule_set(drawn_rules: list[Any]) -> RuleSet | None:
 def told(rules: RuleSet) -> dict[str, Any]:
     """What is found out about rules that others leave nothing for; of idle ones only which, as several others may be why."""
     return {
-        "shadowed": [
-            (one.name, other.name)
-            for one, other in lint.shadowed(rules, {"default"}, lambda exempt: review.Coverage(exempt).around)
-        ],
+        "shadowed": [(one.name, other.name) for one, other in review.shadowed(rules, {"default"})],
         "denied": [(one.name, other.name) for one, other in review.denied(rules, {"default"})],
         "replaced": [(one.name, other.name) for one, other in review.replaced(rules, {"default"})],
-        "idle": [rule.name for rule, _ in idle.idle_rules(rules.tiers["default"])],
+        "idle": [rule.name for rule, _ in review.idle_rules(rules.tiers["default"])],
         "invented": [(each.about.name, each.field) for each in review._inventable(rules, identifies=False)],
     }
 
@@ -105,9 +102,8 @@ def test_nothing_is_overlooked_property(drawn_rules: list[Any]) -> None:
         return
     found = told(rules)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (idle, review):
-            patch.setattr(module, "Coverage", Each)
-        patch.setattr(idle, "_Ranked", AnyOrder)
+        patch.setattr(review, "Coverage", Each)
+        patch.setattr(review, "_Ranked", AnyOrder)
         assert found == told(rules)
 
 
@@ -159,11 +155,9 @@ SETS = {
 def test_few_of_many_rules_are_compared(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not each with each, whatever is different about them."""
     compared = []
-    for module in (idle, review):
-        monkeypatch.setattr(module, "is_for_all_of", counting(idle.is_for_all_of, compared))
-    monkeypatch.setattr(idle, "is_tighter", counting(idle.is_tighter, compared))
-    monkeypatch.setattr(lint, "covers", counting(lint.covers, compared))
-    monkeypatch.setattr(idle, "MOST_COMPARED", 4)
+    for name in ("is_for_all_of", "is_tighter", "covers"):
+        monkeypatch.setattr(review, name, counting(getattr(review, name), compared))
+    monkeypatch.setattr(review, "MOST_COMPARED", 4)
     list(review.review(RuleSet([make(number) for number in range(MANY)])))
     assert len(compared) < 16 * MANY
 
@@ -180,4 +174,4 @@ def test_a_service_starts_without_the_index() -> None:
     """`limitgate check` reports rules without effect."""
     code = "import sys, limitgate, limitgate.middleware, limitgate.gate.lifecycle.build; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert not {f"limitgate.rules.review.{each}" for each in ("coverage", "idle", "review")} & set(done.stdout.split())
+    assert "limitgate.rules.review" not in done.stdout.split()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import Limit, Limiter, MemoryStore, Rule
-from limitgate.rules.review.idle import idle_limits, idle_rules, is_tighter
+from limitgate.rules.review import idle_limits, idle_rules, is_tighter
 
 ALGORITHMS = ("gcra", "fixed_window", "sliding_window", "sliding_log")
 some = st.builds(

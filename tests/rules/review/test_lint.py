@@ -9,7 +9,7 @@ from limitgate import Limit, Rule
 from limitgate.algorithms import gcra
 from limitgate.http.paths import ANY, PathIndex, covers, meet, segments
 from limitgate.limits.bucket import bucket_of
-from limitgate.rules.review.lint import most_within, overshooting
+from limitgate.rules.lint import most_within, overshooting
 
 
 def greedy(period: int, *limits: Limit) -> int:

@@ -12,7 +12,7 @@ import pytest
 from limitgate import RuleSet
 from limitgate.errors import spelled
 from limitgate.rules.files import read_rule_files
-from limitgate.rules.review.review import review
+from limitgate.rules.review import review
 
 KEY = f'api_key: "sha256:{hashlib.sha256(b"key").hexdigest()}"'
 CONFIG = Path(__file__).parents[3] / "config"

@@ -1,0 +1,37 @@
+"""Finds limits that admit more than they seem to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.limits.limit import SECONDS, Limit
+from limitgate.rules.rule import Rule
+
+_SHORTER = 3 * SECONDS["day"]
+"""Maximum difference in seconds between calendar months."""
+
+
+def most_within(period: int, limits: Sequence[Limit]) -> int:
+    """Return the maximum that limits together admit in any half-open interval of ``period`` seconds."""
+    return min(_most_within(period, limit) for limit in limits if limit.period)
+
+
+def _most_within(period: int, limit: Limit) -> int:
+    shortest = limit.period - _SHORTER if limit.months else limit.period
+    periods = -(-period // shortest)
+    if limit.algorithm == "sliding_log":
+        return limit.count * periods
+    # The periods overlap one more window of the calendar.
+    if limit.algorithm in ("fixed_window", "sliding_window"):
+        return limit.count * (periods + 1)
+    return limit.burst + -(-period * limit.count // limit.period) - 1
+
+
+def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
+    """Yield ``(limit, most, burst)`` for each limit that admits more in one period, and the largest burst that avoids it."""
+    least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
+    for limit in [limit for limit in rule.every_limit if limit.period]:
+        most = most_within(limit.period, rule.every_limit)
+        if most > limit.count and limit.burst > least and ALGORITHMS[limit.algorithm] is gcra:
+            yield limit, most, least

@@ -1,1 +1,0 @@
-"""Valid but suspicious rules, which ``limitgate check`` reports."""
