@@ -103,11 +103,6 @@ class _Waited:
         return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 
 
-def _client_of(request: Request) -> str | None:
-    client = request.resolved_client()
-    return client if client is None or ":" not in client else grouped(client, IPV6_PREFIX)
-
-
 class Permits:
     """The permits of one request. Enforced rules come before shadow rules."""
 
@@ -189,7 +184,10 @@ class Permits:
         # Refusals must be cheap, so determine the client only now.
         if permit is not None:
             self.held = [(places, limit, permit)]
-            permit.client = self._client = _client_of(request) if caller is None else caller.id
+            client = request.resolved_client() if caller is None else caller.id
+            if caller is None and client is not None and ":" in client:
+                client = grouped(client, IPV6_PREFIX)
+            permit.client = self._client = client
         if permit is None or permit.began is None:
             self.held = []
             may_go_on = self._took(compiled_rule, limit, places, permit)
