@@ -96,10 +96,12 @@ class LimitGate(Around):
             await self._pass(scope, receive, send)
             return
         request = ASGIRequest(scope)
-        if not request.is_outermost and self._entrances and (app := self.app_inside(scope)) is not None:
-            await app(scope, receive, send)
-            return
-        outer = None if request.is_outermost else admission_around(scope)
+        outer = None
+        if not request.is_outermost:
+            if self._entrances and (app := self.app_inside(scope)) is not None:
+                await app(scope, receive, send)
+                return
+            outer = admission_around(scope)
         # Inlined `Gate.acheck`, to save a coroutine.
         admission = gate.begin(request, outer)
         rest, plan = admission.rest, admission.plan
@@ -117,21 +119,22 @@ class LimitGate(Around):
                 rest = gate.conclude(admission, reading)
         if rest is not None:
             await gate.afinish(admission, rest)
-        if not admission.is_plain and admission.is_shed:
+        is_plain = admission.is_plain
+        if not is_plain and admission.is_shed:
             await turn_shed_away(admission, scope, send)
             return
         exchange = ASGIExchange()
         exchange.begin(gate, admission, scope, receive, send, self._denials)
-        if not admission.is_plain and admission.refusal is not None:
+        if not is_plain and admission.refusal is not None:
             await exchange.turn_away(admission.refusal)
             return
         marks, permits = admission.marks, admission.permits
         token: MarksToken | None = decorators.decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
-            if admission.is_plain or await exchange.await_turn():
+            if is_plain or await exchange.await_turn():
                 if permits is None:
                     app = self.app
-                    await app(exchange.scope, exchange.receive, exchange.send if admission.is_plain else exchange.send_any)
+                    await app(exchange.scope, exchange.receive, exchange.send if is_plain else exchange.send_any)
                 else:
                     messages = MessagesInFlight(exchange, permits)
                     await self.app(exchange.scope, messages.receive, messages.send)

@@ -113,16 +113,16 @@ class Admission:
     marks: Container[Mark] = ()
     is_plain: bool
     """True while the request needs only rate fields. Code that needs more sets it to False."""
-    prepared: PreparedPlan | None
+    prepared: PreparedPlan | None = None
     plan: PlainSpend | None
     rest: Flow[None] | None
-    decision: Decision | None
-    reading: PlainSpend | None
+    decision: Decision | None = None
+    reading: PlainSpend | None = None
     permits: Permits | None
     has_begun: bool
     """A refusal is then too late."""
-    is_counted: bool
-    sent_status: int | str | None
+    is_counted = False
+    sent_status: int | str | None = None
     """A code, or a status line that starts with it."""
     waited = 0.0
     """Seconds of silence that ``budget`` does not include yet."""
