@@ -22,7 +22,6 @@ from limitgate.limits.decision import (
     DeferredDecision,
     FinalCosts,
     fewest_places,
-    set_settlement,
 )
 from limitgate.limits.plan import Charge, Plan, Reading, Source
 from limitgate.limits.template import PlainRefund, PlainSpend
@@ -346,18 +345,19 @@ class Admission:
             request.is_over = self.is_sent = True
             if self.rules.counts is not None and not self.is_counted:
                 self.count_once(self.rules.counts)
-            decision = self.decision
-            if type(decision) is DeferredDecision and self.opened_settlement is None:
+            reading: Any = self.reading
+            is_deferred = type(self.decision) is DeferredDecision
+            if is_deferred and self.opened_settlement is None:
                 # Break the cycle WSGI environ -> decision -> request -> environ.
-                set_settlement(decision, OVER)
+                reading.owner = OVER
                 self.request = None
                 return not self.is_plain and self.may_need_refund()
             settlement = self.opened_settlement
             if settlement is None:
                 settlement = self.settlement
             settlement.is_over = True
-            if type(decision) is DeferredDecision:
-                set_settlement(decision, settlement)
+            if is_deferred:
+                reading.owner = settlement
             self.request = None
         if self._charged is None and self.reading is None:
             return False

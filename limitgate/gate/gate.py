@@ -182,7 +182,7 @@ class Gate:
             admission = Admission()
             admission.request = request
             admission.rules = self.rules
-            # Even those with a default, which would be slower to read.
+            # `opened_settlement` has a default, which would be slower to read.
             admission.plan = admission.rest = admission.permits = admission.opened_settlement = None
             admission.is_plain = admission.has_begun = False
         else:

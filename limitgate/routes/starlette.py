@@ -35,8 +35,8 @@ class StarletteRoutes:
         self._contents: list[list[Any]] = []
         """The lists' contents at the last update."""
         self._decorated = False
-        self._by_path = False
-        """True if only method and path select routes."""
+        self._version: object = None
+        """None unless only method and path select routes."""
 
     def decorated(self) -> bool:
         """See `Routes.decorated`."""
@@ -55,7 +55,7 @@ class StarletteRoutes:
         routes_of = self._routes_of  # a local name, because it isn't a method
         if routes_of(self._router) is not self._root or self._lists != self._contents:
             self._current()
-        return self._tables if self._by_path else None
+        return self._version
 
     def _find(self, scope: Scope) -> Route | None:
         """Follow the mounts to a route. The template leaves out mounts that lead back.
@@ -94,7 +94,8 @@ class StarletteRoutes:
         self._lists = [now for table in tables.values() for now, _ in table.lists]
         self._contents = [then for table in tables.values() for _, then in table.lists]
         self._decorated = _are_decorated(tables.values())
-        self._by_path = all(_is_by_path(entry.route) for table in tables.values() for entry in table.entries)
+        is_by_path = all(_is_by_path(entry.route) for table in tables.values() for entry in table.entries)
+        self._version = tables if is_by_path else None
         self._root = root
         return tables
 
