@@ -13,18 +13,14 @@ from typing import Any
 from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Turn
-from limitgate.gate.bans import Bans
 from limitgate.gate.charging import Charging
 from limitgate.gate.denied import deny, refuse_without_headers
 from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, limits_awaited, run, takes_plain
 from limitgate.gate.identify import UNASKED, Identify
 from limitgate.gate.load import Load, end_undecided, show
-from limitgate.gate.outage import Outages
 from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
 from limitgate.gate.planning.identity import AnyIdentify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
-from limitgate.gate.refunds import Refunds
-from limitgate.gate.refusals import Refusals
 from limitgate.gate.turns import Turns
 from limitgate.http.request import Request, UserWanted
 from limitgate.limits.decision import Decision, deferred, deferred_under_places
@@ -32,14 +28,12 @@ from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
 from limitgate.process.poller import Poller
 from limitgate.rules.callers import Caller
-from limitgate.rules.options import OnError
 
 
 class Gate:
     """Decides about requests by the rules in force and the readings of a store.
 
-    ``client_of`` returns the client's address behind proxies. ``on_error`` applies to rules without their own. ``processes``
-    share the limits during an outage. ``refusals`` makes the responses to refused requests.
+    ``client_of`` returns the client's address behind proxies. ``charging`` is for the same store.
     """
 
     def __init__(
@@ -47,11 +41,8 @@ class Gate:
         rules: ActiveRules,
         store: Any,
         client_of: Callable[[Request], str | None],
+        charging: Charging,
         *,
-        on_error: OnError,
-        processes: int,
-        refusals: Refusals,
-        bans: Bans,
         identify: AnyIdentify | None = None,
     ) -> None:
         self.store = store
@@ -72,13 +63,10 @@ class Gate:
         """An event loop may then call the store without `await`."""
         self.identify = identify
         self._identify = None if identify is None else Identify(identify)
-        self.refusals = refusals
-        self.outages = Outages(store, on_error, processes, timeout=self.timeout, at_recovery=refusals.agree_soon)
-        self.outages.at_first_answer.append(refusals.agree_at_first)
-        self.refunds = Refunds(store, self.outages, self.timeout)
-        self.load = Load(refusals.log)
+        self.charging = charging
+        self.refusals, self.outages, self.refunds = charging.refusals, charging.outages, charging.refunds
+        self.load = Load(self.refusals.log)
         self.turns = Turns(store, self.refunds, self.load)
-        self.charging = Charging(self.timeout, self.outages, self.refunds, refusals, bans)
         if rules.counts is not None:
             rules.counts.look_at(self.outages.store_slots, self.outages.local_slots)
 
