@@ -26,7 +26,7 @@ from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.request import ASGIRequest, Scope, WSGIRequest
 from limitgate.limits.decision import RateLimited
 from limitgate.routes.flask import wsgi_routes
-from limitgate.routes.starlette import asgi_routes
+from limitgate.routes.starlette import asgi_routes, is_inside_starlette
 from limitgate.rules import decorators
 from limitgate.rules.options import accepts, check_is_plain, check_refuses
 from limitgate.stores import open_store, open_sync_store
@@ -70,7 +70,7 @@ class LimitGate(Around):
             check_refuses(built.on_denied, "scope", "receive", "send")
         except (ConfigError, TypeError) as error:
             _tell_server(error)
-            if not _is_made_while_serving():
+            if not is_inside_starlette(app):
                 raise
             self._mistake = error
             return
@@ -240,17 +240,6 @@ async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: 
         await send({"type": "lifespan.startup.failed", "message": str(mistake)})
     # Otherwise, the traceback would grow with each request.
     raise mistake.with_traceback(None)
-
-
-def _is_made_while_serving() -> bool:
-    """Return True if Starlette creates its middleware during the first call of the server.
-
-    The server would take an error for missing lifespan support.
-    """
-    frame = sys._getframe()  # noqa: SLF001 - as logging does
-    while frame is not None and frame.f_code.co_name != "build_middleware_stack":
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
 
 
 def _forget(token: MarksToken | None) -> None:

@@ -191,6 +191,18 @@ def asgi_routes(app: Any) -> Routes:
     return NoRoutes() if app is None else LitestarRoutes(app)
 
 
+def is_inside_starlette(app: Any) -> bool:
+    """Return True if an application is what a Starlette application puts into its middleware.
+
+    Starlette does this during the first call of the server, which takes an error for missing lifespan support.
+    """
+    innermost = getattr(sys.modules.get("starlette.middleware.exceptions"), "ExceptionMiddleware", ())
+    router = router_of(app)
+    while app is not router and not isinstance(app, innermost):
+        app = getattr(app, "app", None)
+    return app is not router
+
+
 def _is_litestar(app: Any) -> bool:
     return hasattr(app, "asgi_handler") and hasattr(app, "route_handler_method_map")
 
