@@ -25,7 +25,7 @@ from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.request import ASGIRequest, Scope, WSGIRequest
 from limitgate.limits.decision import RateLimited
 from limitgate.routes.flask import wsgi_routes
-from limitgate.routes.starlette import asgi_routes
+from limitgate.routes.starlette import asgi_routes, is_inside_starlette
 from limitgate.rules import decorators
 from limitgate.rules.options import accepts, check_is_plain, check_refuses
 from limitgate.stores import open_store, open_sync_store
@@ -69,7 +69,7 @@ class LimitGate(Around):
             check_refuses(built.on_denied, "scope", "receive", "send")
         except (ConfigError, TypeError) as error:
             _tell_server(error)
-            if not _is_made_while_serving():
+            if not is_inside_starlette(app):
                 raise
             self._mistake = error
             return
@@ -95,10 +95,12 @@ class LimitGate(Around):
             await self._pass(scope, receive, send)
             return
         request = ASGIRequest(scope)
-        if not request.is_outermost and self._entrances and (app := self.app_inside(scope)) is not None:
-            await app(scope, receive, send)
-            return
-        outer = None if request.is_outermost else admission_around(scope)
+        outer = None
+        if not request.is_outermost:
+            if self._entrances and (app := self.app_inside(scope)) is not None:
+                await app(scope, receive, send)
+                return
+            outer = admission_around(scope)
         # Inlined `Gate.acheck`, to save a coroutine.
         admission = gate.begin(request, outer)
         rest, plan = admission.rest, admission.plan
@@ -116,21 +118,22 @@ class LimitGate(Around):
                 rest = gate.conclude(admission, reading)
         if rest is not None:
             await gate.afinish(admission, rest)
-        if not admission.is_plain and admission.is_shed:
+        is_plain = admission.is_plain
+        if not is_plain and admission.is_shed:
             await turn_shed_away(admission, scope, send)
             return
         exchange = ASGIExchange()
         exchange.begin(gate, admission, scope, receive, send, self._denials)
-        if not admission.is_plain and admission.refusal is not None:
+        if not is_plain and admission.refusal is not None:
             await exchange.turn_away(admission.refusal)
             return
         marks, permits = admission.marks, admission.permits
         token: MarksToken | None = decorators.decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
-            if admission.is_plain or await exchange.await_turn():
+            if is_plain or await exchange.await_turn():
                 if permits is None:
                     app = self.app
-                    await app(exchange.scope, exchange.receive, exchange.send if admission.is_plain else exchange.send_any)
+                    await app(exchange.scope, exchange.receive, exchange.send if is_plain else exchange.send_any)
                 else:
                     messages = MessagesInFlight(exchange, permits)
                     await self.app(exchange.scope, messages.receive, messages.send)
@@ -236,14 +239,6 @@ async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: 
         await send({"type": "lifespan.startup.failed", "message": str(mistake)})
     # Otherwise, the traceback would grow with each request.
     raise mistake.with_traceback(None)
-
-
-def _is_made_while_serving() -> bool:
-    """Return True during the first call of a server, which would take an error for missing lifespan support."""
-    frame = sys._getframe()  # noqa: SLF001 - as logging does
-    while frame is not None and frame.f_code.co_name != "build_middleware_stack":
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
 
 
 def _forget(token: MarksToken | None) -> None:

@@ -92,7 +92,6 @@ class _ListedSubject(Subject):
 
     listed_key: str | None
 
-    @property
     def api_key(self) -> str | None:
         return self.listed_key
 

@@ -233,7 +233,7 @@ class ASGIExchange(Exchange):
         return {"type": "websocket.disconnect", "code": refusal.close_code, "reason": refusal.reason}
 
     @marked_as_coroutine
-    def send(self, message: Message) -> Awaitable[None]:
+    def send(self, message: Message) -> Awaitable[None]:  # noqa: C901 - calls slow down every message
         """Add rate fields at the start of the response."""
         admission = self._admission
         if admission.is_plain and (type(admission.decision) is DeferredDecision or not admission.has_news):
@@ -250,8 +250,10 @@ class ASGIExchange(Exchange):
                 inside, outside = self.scope, self._outer_scope
                 outside.clear()
                 outside.update(inside)
-                outside.pop("limitgate", None)
-                outside.pop(EXCHANGE, None)
+                try:
+                    del outside["limitgate"], outside[EXCHANGE]
+                except KeyError:
+                    outside.pop(EXCHANGE, None)
                 self._shown = len(inside)
                 fields = admission.raw_fields()
                 if fields:
@@ -259,10 +261,14 @@ class ASGIExchange(Exchange):
                     if type(headers) is not list:
                         headers = [*headers]
                     initials = admission.rules.raw_initials
-                    for name, _ in headers:
-                        if not name or name[0] in initials:
-                            headers = raw_without(headers, fields)
-                            break
+                    try:
+                        for name, _ in headers:
+                            if name[0] in initials:
+                                headers = raw_without(headers, fields)
+                                break
+                    # A field without a name.
+                    except IndexError:
+                        headers = raw_without(headers, fields)
                     message = {**message}
                     message["headers"] = [*headers, *fields]
                 return send(message)

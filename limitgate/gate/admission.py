@@ -13,7 +13,7 @@ from limitgate.gate.planning.prepared import PreparedPlan, RequestPlan, costs_by
 from limitgate.http.rate_fields import Fields, Numbers, RawFields, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, unavailable
-from limitgate.limits.decision import OVER, Decision, DeferredDecision, FinalCosts, fewest_places, set_settlement
+from limitgate.limits.decision import OVER, Decision, DeferredDecision, FinalCosts, fewest_places
 from limitgate.limits.plan import Charge, Plan, Reading, Source
 from limitgate.limits.template import PlainRefund, PlainSpend
 from limitgate.observing.counts import Counts, outweighs
@@ -94,15 +94,15 @@ class Admission:
     marks: Container[Mark] = ()
     is_plain: bool
     """True while only rate fields are needed; code that needs more sets it to False."""
-    prepared: PreparedPlan | None
+    prepared: PreparedPlan | None = None
     plan: PlainSpend | None
     rest: Flow[None] | None
-    decision: Decision | None
-    reading: PlainSpend | None
+    decision: Decision | None = None
+    reading: PlainSpend | None = None
     permits: Permits | None
     has_begun: bool
-    is_counted: bool
-    sent_status: int | str | None
+    is_counted = False
+    sent_status: int | str | None = None
     """Code, or a status line that starts with it."""
     waited = 0.0
     """Seconds of silence that ``budget`` does not include yet."""
@@ -319,18 +319,19 @@ class Admission:
             request.is_over = self.is_sent = True
             if self.rules.counts is not None and not self.is_counted:
                 self.count_once(self.rules.counts)
-            decision = self.decision
-            if type(decision) is DeferredDecision and self.opened_settlement is None:
+            reading: Any = self.reading
+            is_deferred = type(self.decision) is DeferredDecision
+            if is_deferred and self.opened_settlement is None:
                 # Break the cycle WSGI environ -> decision -> request -> environ.
-                set_settlement(decision, OVER)
+                reading.owner = OVER
                 self.request = None
                 return not self.is_plain and self.may_need_refund()
             settlement = self.opened_settlement
             if settlement is None:
                 settlement = self.settlement
             settlement.is_over = True
-            if type(decision) is DeferredDecision:
-                set_settlement(decision, settlement)
+            if is_deferred:
+                reading.owner = settlement
             self.request = None
         if self._charged is None and self.reading is None:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
@@ -21,17 +22,25 @@ from limitgate.http.response import Refusal, forbidden, headers_too_large, quota
 from limitgate.limits.decision import Decision, FinalCosts, decide, denied, joined, under_bans
 from limitgate.limits.plan import Plan, Reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
+from limitgate.rules.options import OnError
 
 
 class Charging:
-    """Charges the requests of one gate. The store has ``timeout`` seconds to answer."""
+    """Charges the requests of one gate. The store has ``timeout`` seconds to answer.
 
-    def __init__(self, timeout: float, outages: Outages, refunds: Refunds, refusals: Refusals, bans: Bans) -> None:
+    ``on_error`` applies to rules without their own. ``processes`` share the limits during an outage. ``refusals`` makes the
+    responses to refused requests.
+    """
+
+    def __init__(
+        self, store: Any, timeout: float, refusals: Refusals, bans: Bans, *, on_error: OnError, processes: int
+    ) -> None:
         self._timeout = timeout
-        self._outages = outages
-        self._refunds = refunds
-        self._refusals = refusals
+        self.refusals = refusals
         self.bans = bans
+        self.outages = Outages(store, on_error, processes, timeout=timeout, at_recovery=refusals.agree_soon)
+        self.outages.at_first_answer.append(refusals.agree_at_first)
+        self.refunds = Refunds(store, self.outages, timeout)
 
     def charge_by_reading(
         self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading
@@ -44,16 +53,16 @@ class Charging:
         return self.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
 
     def charge_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> Flow[None]:
-        verdict = yield from self._outages.decide(request_plan, error)
+        verdict = yield from self.outages.decide(request_plan, error)
         admission.turn = self.apply(admission, request_plan, _counted(request_plan, verdict))
 
     def decide(self, request_plan: RequestPlan, plan: Plan, settlement: FinalCosts | None = None) -> Flow[Verdict]:
         try:
             reading = yield plan, self._timeout
         except StoreError as error:
-            return _counted(request_plan, (yield from self._outages.decide(request_plan, error)))
+            return _counted(request_plan, (yield from self.outages.decide(request_plan, error)))
         except BaseException:
-            self._outages.release_later(plan)
+            self.outages.release_later(plan)
             raise
         return self._verdict(request_plan, plan, reading, settlement)
 
@@ -88,7 +97,7 @@ class Charging:
     def _note(self, admission: Admission, charged: Sequence[Receipt]) -> None:
         for each in charged:
             if each.request_plan.has_slots:
-                self._refunds.hold(admission, each.taken, is_local=each.is_local)
+                self.refunds.hold(admission, each.taken, is_local=each.is_local)
             if each.request_plan.is_by_outcome:
                 admission.is_by_outcome = True
 
@@ -109,14 +118,14 @@ class Charging:
         if now is None:
             return unavailable()
         whole = nesting.joined_with_outer(admission, decision)
-        return self._refusals.refuse(admission, whole, whole.refusing, whole.refusing_key, now, request_plan.compiled_rules)
+        return self.refusals.refuse(admission, whole, whole.refusing, whole.refusing_key, now, request_plan.compiled_rules)
 
     def note_shadows(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> None:
-        if self._refusals.log is not None and now is not None:
-            self._refusals.log.note_shadows(admission, decision, now, request_plan.compiled_rules)
+        if self.refusals.log is not None and now is not None:
+            self.refusals.log.note_shadows(admission, decision, now, request_plan.compiled_rules)
 
     def _verdict(self, request_plan: RequestPlan, plan: Plan, reading: Reading, settlement: FinalCosts | None) -> Verdict:
-        self._outages.answered()
+        self.outages.answered()
         charged = (Receipt(request_plan, plan, reading),) if reading.admitted else ()
         return _counted(request_plan, Verdict(decide(plan, reading, settlement), reading.now, charged, reading.source))
 

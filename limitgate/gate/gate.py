@@ -13,16 +13,12 @@ from typing import Any
 from limitgate.errors import HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Turn
-from limitgate.gate.bans import Bans
 from limitgate.gate.charging import Charging, deny, refuse_without_headers
 from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, limits_awaited, run, takes_plain
 from limitgate.gate.load import Load, end_undecided, show
-from limitgate.gate.outage import Outages
 from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
 from limitgate.gate.planning.identity import UNASKED, AnyIdentify, Identify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
-from limitgate.gate.refunds import Refunds
-from limitgate.gate.refusals import Refusals
 from limitgate.gate.turns import Turns
 from limitgate.http.request import Request, UserWanted
 from limitgate.limits.decision import Decision, deferred, deferred_under_places
@@ -30,14 +26,12 @@ from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
 from limitgate.process.poller import Poller
 from limitgate.rules.callers import Caller
-from limitgate.rules.options import OnError
 
 
 class Gate:
     """Decides about requests by the rules in force and the readings of a store.
 
-    ``client_of`` returns the client's address behind proxies. ``on_error`` applies to rules without their own. ``processes``
-    share the limits during an outage.
+    ``client_of`` returns the client's address behind proxies. ``charging`` is for the same store.
     """
 
     def __init__(
@@ -45,11 +39,8 @@ class Gate:
         rules: ActiveRules,
         store: Any,
         client_of: Callable[[Request], str | None],
+        charging: Charging,
         *,
-        on_error: OnError,
-        processes: int,
-        refusals: Refusals,
-        bans: Bans,
         identify: AnyIdentify | None = None,
     ) -> None:
         self.store = store
@@ -69,13 +60,10 @@ class Gate:
         """An event loop may then call the store without `await`."""
         self.identify = identify
         self._identify = None if identify is None else Identify(identify)
-        self.refusals = refusals
-        self.outages = Outages(store, on_error, processes, timeout=self.timeout, at_recovery=refusals.agree_soon)
-        self.outages.at_first_answer.append(refusals.agree_at_first)
-        self.refunds = Refunds(store, self.outages, self.timeout)
-        self.load = Load(refusals.log)
+        self.charging = charging
+        self.refusals, self.outages, self.refunds = charging.refusals, charging.outages, charging.refunds
+        self.load = Load(self.refusals.log)
         self.turns = Turns(store, self.refunds, self.load)
-        self.charging = Charging(self.timeout, self.outages, self.refunds, refusals, bans)
         if rules.counts is not None:
             rules.counts.look_at(self.outages.store_slots, self.outages.local_slots)
 
@@ -175,9 +163,9 @@ class Gate:
             admission = Admission()
             admission.request = request
             admission.rules = self.rules
-            admission.prepared = admission.plan = admission.rest = admission.decision = admission.reading = None
-            admission.permits = admission.sent_status = None
-            admission.is_plain = admission.has_begun = admission.is_counted = False
+            # `opened_settlement` has a default, which would be slower to read.
+            admission.plan = admission.rest = admission.permits = admission.opened_settlement = None
+            admission.is_plain = admission.has_begun = False
         else:
             admission, identified = known
         if switch.null_store is not None:

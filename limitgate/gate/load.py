@@ -41,9 +41,10 @@ class Load:
         guard: Guard | None = None
         # Otherwise, the outer gate has asked the guard.
         if outer is None or outer.permits is None:
-            guard = heartbeats.guard() if request.awaits else None
-            if guard is None and request.awaits:
-                asyncio_loop("adaptive")
+            if request.awaits:
+                guard = heartbeats.guard()
+                if guard is None:
+                    asyncio_loop("adaptive")
             planner = admission.rules.planner
             if planner.trusts_proxies and planner.believes(request, REQUEST_START):
                 guard = self._proxy_guard.of(request, guard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from limitgate.gate.bans import Bans
+from limitgate.gate.charging import Charging
 from limitgate.gate.gate import Gate
 from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.identity import Identities
@@ -40,15 +41,9 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
         paths=_PATHS,
     )
     in_force = ActiveRules(planner, (), timeout=1.0, is_measured=True)
-    return Gate(
-        in_force,
-        store,
-        proxies.client,
-        on_error="open",
-        processes=1,
-        refusals=_Unsent(store, settings.key_prefix),
-        bans=Bans(None, settings.key_prefix, "off", 1.0, None),
-    )
+    refusals, bans = _Unsent(store, settings.key_prefix), Bans(None, settings.key_prefix, "off", 1.0, None)
+    charging = Charging(store, in_force.timeout, refusals, bans, on_error="open", processes=1)
+    return Gate(in_force, store, proxies.client, charging)
 
 
 class _Unsent(Refusals):

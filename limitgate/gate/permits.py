@@ -98,11 +98,6 @@ class _Waited:
         return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 
 
-def _client_of(request: Request) -> str | None:
-    client = request.resolved_client()
-    return client if client is None or ":" not in client else grouped(client, IPV6_PREFIX)
-
-
 class Permits:
     """The permits of one request. Enforced rules come before shadow rules."""
 
@@ -163,13 +158,11 @@ class Permits:
     ) -> bool:
         """Return False if the request has to wait or is refused. ``waiter`` waits in a task or in a thread."""
         self.held = []
-        self.in_force = ()
         self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
         self._sent = self.waited_s = self._idle_s = 0
-        self._fields = self.would_refuse = ()
+        self.in_force = self._fields = self.would_refuse = ()
         self._has_lost = False
-        self._idle_since = self._client = None
-        self.refusal = self.waits = None
+        self._idle_since = self._client = self.refusal = self.waits = None
         self._adaptive = adaptive
         self._priority = priority = NORMAL if caller is None else caller.priority
         compiled_rules = adaptive.compiled_rules
@@ -177,19 +170,21 @@ class Permits:
         places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]
         priority, limit = compiled_rule.priority or priority, places.limit
         permit = places.begin(adaptive.request_class, priority, guard, waiter)
-        # Refusals must be cheap, so determine the client only now.
         if permit is not None:
-            self.held = [(places, limit, permit)]
-            permit.client = self._client = _client_of(request) if caller is None else caller.id
-        if permit is None or permit.began is None:
-            self.held = []
-            may_go_on = self._took(compiled_rule, limit, places, permit)
-        else:
-            room = limit.levels[priority].room - limit.in_flight
-            self.in_force = ((compiled_rule.name, limit.limit, room if room > 0 else 0),)  # noqa: FURB136 - max() is four times as slow
-            may_go_on = True
-            if not compiled_rule.enforced:
-                self.in_force = (InShadow(self.in_force[0]),)
+            self.held.append((places, limit, permit))
+            # Refusals must be cheap, so determine the client only now.
+            if caller is not None:
+                client: str | None = caller.id
+            elif (client := request.resolved_client()) is not None and ":" in client:
+                client = grouped(client, IPV6_PREFIX)
+            permit.client = self._client = client
+            if permit.began is not None:
+                room = limit.levels[priority].room - limit.in_flight
+                found = compiled_rule.name, limit.limit, room if room > 0 else 0  # noqa: FURB136 - max() is four times as slow
+                self.in_force = (found if compiled_rule.enforced else InShadow(found),)
+                return len(compiled_rules) == 1 or self._take(compiled_rules[1:], waiter)
+            self.held.clear()
+        may_go_on = self._took(compiled_rule, limit, places, permit)
         return may_go_on and (len(compiled_rules) == 1 or self._take(compiled_rules[1:], waiter))
 
     def _take(self, compiled_rules: Sequence[CompiledRule], waiter: Callable[[], WaitingTask | WaitingThread]) -> bool:

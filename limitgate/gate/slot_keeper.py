@@ -23,7 +23,7 @@ from limitgate.errors import StoreError
 from limitgate.gate.flow import Flow, arun, run
 from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.template import PlainSpend
+from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.process import switch
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
@@ -45,16 +45,21 @@ MAX_RELEASES = 10_000
 
 
 Taken = Sequence[Charge] | PlainSpend
-"""Charges made together. A plain plan is kept whole, to avoid creating objects."""
+"""Charges made together."""
 
 
 class _Held(NamedTuple):
-    taken: Taken
+    slot: int
+    taken: Sequence[Charge] | PlanTemplate
+    """A plain plan's template, to avoid creating objects. The plan itself would keep the request alive."""
+    keys: Sequence[str]
+    """Keys for the template."""
     holder: ref[object]
 
     @property
     def charges(self) -> Sequence[Charge]:
-        return _slots(self.taken)
+        taken = self.taken
+        return _slots(taken.plan(self.keys, self.slot).charges if isinstance(taken, PlanTemplate) else taken)
 
 
 class _Renewer:
@@ -74,8 +79,8 @@ class _Renewer:
     def is_idle(self) -> bool:
         return not (self.held or self.releases)
 
-    def hold(self, slot: int, taken: Taken, holder: object) -> None:
-        self.held[slot] = _Held(taken, ref(holder))
+    def hold(self, held: _Held) -> None:
+        self.held[held.slot] = held
         if self.due_at is None:
             self.schedule(RENEW)
 
@@ -290,8 +295,11 @@ class SlotKeeper:
 
     def hold(self, taken: Taken, holder: object) -> None:
         """Renew slots until they are released or ``holder`` is garbage collected."""
+        if isinstance(taken, PlainSpend):
+            self._here().hold(_Held(taken.slot, taken.template, taken.keys, ref(holder)))
+            return
         for slot in _names(taken):
-            self._here().hold(slot, taken, holder)
+            self._here().hold(_Held(slot, taken, (), ref(holder)))
 
     def release(self, taken: Taken) -> None:
         """Stop renewing slots that are about to be released."""

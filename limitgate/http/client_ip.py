@@ -184,17 +184,22 @@ class TrustedProxies:
         The search stops before an invalid element. If all addresses are trusted, returns the leftmost. Raises
         `HeadersTooLargeError` beyond `MAX_HOPS` or `MOST_CHARACTERS`.
         """
-        client = self._met.get(request.peer) if request.peer else None
+        peer = request.peer
+        # IPv4 has only one spelling.
+        if self.take_peers and self.until_sample > 0 and peer is not None and peer.replace(".", "").isdecimal():
+            self.until_sample -= 1
+            return peer
+        client = self._met.get(peer) if peer else None
         if client is None:
-            address = None if request.peer is None else _read(request.peer)
-            client = request.peer if address is None else address[0]
-            if self.take_peers or not (self._unix if request.peer is None else self._trusted(address)):
+            address = None if peer is None else _read(peer)
+            client = peer if address is None else address[0]
+            if self.take_peers or not (self._unix if peer is None else self._trusted(address)):
                 if self.until_sample > 0:
                     self.until_sample -= 1
                 else:
                     self._search(request, client)
                 return client
-            self._meet(request.peer, client)
+            self._meet(peer, client)
         for element in _elements(request, self._header):
             address = _read(element)
             if address is None:

@@ -61,10 +61,10 @@ class Headers(Mapping[str, str]):
         name = name.lower()
         if self._every is not None:
             return self._every[name]
-        lines = self._lines_of(name)
+        lines = self._raw_lines_of(name)
         if not lines:
             raise KeyError(name)
-        return ", ".join(lines)
+        return self._joined(lines)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and bool(self._raw_lines_of(name.lower()))
@@ -89,7 +89,7 @@ class Headers(Mapping[str, str]):
             return ""
         if sum(map(len, lines)) > LONGEST_VALUE:
             raise value_too_long()
-        return ", ".join(map(self._decoded, lines)).strip()
+        return self._joined(lines).strip()
 
     def start(self, name: str, most: int) -> str:
         """Return the first ``most`` characters of a header's first line."""
@@ -101,10 +101,10 @@ class Headers(Mapping[str, str]):
         lines = self._raw_lines_of(name)
         return self._decoded(lines[-1][-most:]) if lines else ""
 
-    def _lines_of(self, name: str) -> list[str]:
-        return [self._decoded(line) for line in self._raw_lines_of(name)]
-
     def _raw_lines_of(self, name: str) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def _joined(self, lines: Sequence[Any]) -> str:
         raise NotImplementedError
 
     def _decoded(self, line: Any) -> str:
@@ -165,6 +165,9 @@ class ASGIHeaders(Headers):
                 break
         return b", ".join(reversed(ends))[-most:].decode("latin-1")
 
+    def _joined(self, lines: Sequence[bytes]) -> str:
+        return b", ".join(lines).decode("latin-1")
+
     def _decoded(self, line: bytes) -> str:
         return line.decode("latin-1")
 
@@ -209,6 +212,9 @@ class TextHeaders(Headers):
     def _raw_lines_of(self, name: str) -> Sequence[str]:
         value = self._read().get(name)
         return () if value is None else (value,)
+
+    def _joined(self, lines: Sequence[str]) -> str:
+        return ", ".join(lines)
 
     def _decoded(self, line: str) -> str:
         return line
@@ -525,12 +531,15 @@ class ASGIRequest(Request):
     awaits = True
 
     def __init__(self, scope: Scope) -> None:
-        method, client = scope.get("method", "GET"), scope.get("client")  # WebSockets have no method
+        try:
+            method, client, root = scope["method"], scope["client"], scope["root_path"]
+        except KeyError:  # WebSockets have no method, the others are optional
+            method, client, root = scope.get("method", "GET"), scope.get("client"), scope.get("root_path", "")
         self.scope = scope
         self.sent_method = method
         self.method = method if method in _METHODS else _method(method)
         self.sent = scope["path"]
-        self.root = scope.get("root_path", "")
+        self.root = root
         self.peer = (client[0] or None) if client else None
         try:
             self.is_outermost = len(scope["headers"]) <= MOST_LINES and scope["type"] == "http" and "limitgate" not in scope

@@ -310,8 +310,6 @@ class DeferredDecision(Decision):
 
 
 _SLOTS: Any = vars(Decision)
-set_settlement: Callable[[Decision, FinalCosts | SettlementOwner], None] = _SLOTS["settlement"].__set__
-"""Replaces the request by its settlement."""
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
 _set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
 _new = object.__new__
@@ -323,7 +321,7 @@ OVER.is_over = True
 def _worked_out(decision: Decision) -> Decision:
     """A function, because another thread may already have replaced the class. Concurrent threads get equal values."""
     evidence: Any = decision.evidence
-    owner: SettlementOwner | FinalCosts = _SLOTS["settlement"].__get__(decision)
+    owner: SettlementOwner | FinalCosts = evidence.owner
     worked_out = evidence.decision(owner if isinstance(owner, FinalCosts) else owner.open_settlement())
     in_force = _in_force_of(decision)
     if in_force:
@@ -331,21 +329,23 @@ def _worked_out(decision: Decision) -> Decision:
     for name in Decision.__slots__:
         _SLOTS[name].__set__(decision, getattr(worked_out, name))
     _set(decision, "__class__", Decision)
+    # The decision may outlive the request.
+    evidence.owner = worked_out.settlement
     if not isinstance(owner, FinalCosts):
         # The request may have ended meanwhile without this settlement.
         owner.open_settlement()
     return decision
 
 
-def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decision:
-    """The method ``decision`` of ``evidence`` computes it."""
+def deferred(evidence: Any, owner: SettlementOwner) -> Decision:
+    """``evidence`` is a `limitgate.limits.template.PlainSpend`, whose method ``decision`` computes it."""
     decision = _new(DeferredDecision)
     _set_evidence(decision, evidence)
-    set_settlement(decision, owner)
+    evidence.owner = owner
     return decision
 
 
-def deferred_under_places(evidence: Sequence[BucketReading], owner: SettlementOwner, in_force: tuple[InForce, ...]) -> Decision:
+def deferred_under_places(evidence: Any, owner: SettlementOwner, in_force: tuple[InForce, ...]) -> Decision:
     """`deferred` for a request with permits, see `under_places`."""
     decision = deferred(evidence, owner)
     _set_in_force(decision, in_force)

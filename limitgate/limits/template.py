@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
 from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Straight, compiled, each_window
-from limitgate.limits.decision import SECOND, Decision, FinalCosts, decide, decision_of
+from limitgate.limits.decision import SECOND, Decision, FinalCosts, SettlementOwner, decide, decision_of
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
 
@@ -379,7 +379,7 @@ class PlainSpend(_Buckets):
     """A plain plan, to which the store adds the reading. Serves as a `Plan` or a `Reading`."""
 
     # No `__init__`, which would double the cost.
-    __slots__ = ("_made", "_plan", "_slot", "admitted", "keys", "now", "source", "states", "template", "waited")
+    __slots__ = ("_made", "_plan", "_slot", "admitted", "keys", "now", "owner", "source", "states", "template", "waited")
     verb: Verb = "spend"
     ban_us = 0
     gives_back = has_adjustments = False
@@ -391,6 +391,8 @@ class PlainSpend(_Buckets):
     states: Sequence[State]
     """States before the plan. For GCRA, the debt in ticks."""
     admitted: bool
+    owner: SettlementOwner | FinalCosts
+    """For a `DeferredDecision`: the request, or its settlement once it is over."""
     waited: float
     _made: Sequence[BucketReading]
     _plan: Plan

@@ -39,8 +39,8 @@ class StarletteRoutes:
         self._contents: list[list[Any]] = []
         """The lists' contents at the last update."""
         self._decorated = False
-        self._by_path = False
-        """True if only method and path select routes."""
+        self._version: object = None
+        """None unless only method and path select routes."""
 
     def decorated(self) -> bool:
         self._current()
@@ -57,7 +57,7 @@ class StarletteRoutes:
         routes_of = self._routes_of  # a local name, because it isn't a method
         if routes_of(self._router) is not self._root or self._lists != self._contents:
             self._current()
-        return self._tables if self._by_path else None
+        return self._version
 
     def _find(self, scope: Scope) -> Route | None:
         """The template leaves out mounts that lead back.
@@ -93,7 +93,8 @@ class StarletteRoutes:
         self._lists = [now for table in tables.values() for now, _ in table.lists]
         self._contents = [then for table in tables.values() for _, then in table.lists]
         self._decorated = _are_decorated(tables.values())
-        self._by_path = all(_is_by_path(entry.route) for table in tables.values() for entry in table.entries)
+        is_by_path = all(_is_by_path(entry.route) for table in tables.values() for entry in table.entries)
+        self._version = tables if is_by_path else None
         self._root = root
         return tables
 
@@ -188,6 +189,18 @@ def asgi_routes(app: Any) -> Routes:
 def _mounts_of_litestar(app: Any) -> list[str]:
     handlers = [(route.path, getattr(route, "route_handler", None)) for route in app.routes]
     return [path for path, handler in handlers if getattr(handler, "is_mount", False) and path != "/"]
+
+
+def is_inside_starlette(app: Any) -> bool:
+    """Return True if an application is what a Starlette application puts into its middleware.
+
+    Starlette does this during the first call of the server, which takes an error for missing lifespan support.
+    """
+    innermost = getattr(sys.modules.get("starlette.middleware.exceptions"), "ExceptionMiddleware", ())
+    router = router_of(app)
+    while app is not router and not isinstance(app, innermost):
+        app = getattr(app, "app", None)
+    return app is not router
 
 
 def router_of(app: Any) -> Any:

@@ -226,20 +226,22 @@ class MemoryStore(Remade):
         return True
 
     def _charge_plain(self, plan: PlainSpend, now: int) -> bool:
-        shards, mask, known, template = self._shards, self._mask, self._layouts.known, plan.template
+        shards, mask, template = self._shards, self._mask, plan.template
+        known = self._layouts.known
         states: list[State] = []
         writes = []
-        is_admitted = True
+        is_admitted, has_new = True, False
         slot = plan.slot if template.has_slots else 0
         for key, (bucket, cost, enforced, rows) in zip(plan.keys, template.buckets):
             shard, layout = shards[hash(key) & mask], known.get(bucket)
             value = before = shard.get(key)
-            if value is None and self._count < self._max_buckets:
+            if before is None or layout is None:
+                if before is not None or self._count >= self._max_buckets:
+                    return False
+                has_new = True
                 self._reclaim(now)
                 layout = layout or Layout(bucket)
                 before = layout.opened(now, cost)
-            if before is None or layout is None:
-                return False
             charge = layout.charge
             charged = charge(before, now, layout.number, cost, rows, slot)
             if charged is None:
@@ -253,7 +255,7 @@ class MemoryStore(Remade):
             elif enforced:
                 is_admitted = False
         for shard, key, value, layout, after in writes if is_admitted else ():
-            if value is not None and shard.get(key) is value:
+            if value is not None and not (has_new and shard.get(key) is not value):
                 shard[key] = after
             # The bucket is new, or another one evicted it and possibly its layout.
             else:

@@ -861,12 +861,15 @@ def test_on_denied_is_not_asked_about_a_websocket() -> None:
     assert [asyncio.run(handshake(gate)).status for _ in range(2)] == [101, 429]
 
 
-def test_a_mistake_is_told_to_servers_that_go_on(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "app", [sending(START, END), Starlette(), GZipMiddleware(Starlette())], ids=["plain", "Starlette", "around Starlette"]
+)
+def test_a_mistake_is_told_to_servers_that_go_on(app: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Where a server builds the middleware, and might go on in silence after an error in that, the mistake is logged."""
 
     async def start() -> None:
         with pytest.raises(ConfigError, match="rules are missing"):
-            LimitGate(sending(START, END))
+            LimitGate(app)
 
     asyncio.run(start())
     assert [(record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records] == [
@@ -878,13 +881,16 @@ def test_a_mistake_is_told_to_servers_that_go_on(caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
+@pytest.mark.parametrize("inside", [(), (GZipMiddleware, CORSMiddleware)], ids=["alone", "around others"])
 @pytest.mark.parametrize("framework", [Starlette, FastAPI])
 @pytest.mark.parametrize("options", [{"rules": "no/such/folder"}, {"rules": [Rule("api", "1/minute")], "unknown": 1}])
 def test_a_mistake_in_middleware_that_a_framework_makes(
-    framework: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+    framework: Any, options: dict[str, Any], inside: tuple[Any, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It fails the start by lifespan events. A server that sends none gets the error at each request, and it is logged once."""
     app = framework()
+    for each in inside:
+        app.add_middleware(each)
     app.add_middleware(LimitGate, **options)
     sent = []
 

@@ -372,6 +372,7 @@ def test_what_is_held_for_somebody_who_is_gone_is_given_back(in_haste: None) -> 
     assert len(gate.gate.refunds.slot_keeper) == 1
     plan = Plan.peek(store.plans[0].charges)
     assert not store.spend(plan._replace(charges=tuple([charge._replace(slot=0) for charge in plan.charges]))).admitted
+    store.plans.clear()
     del chunks
     gc.collect()
     waited(lambda: len(gate.gate.refunds.slot_keeper) == 0)

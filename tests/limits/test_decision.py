@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, asdict, fields, replace
 from threading import Barrier
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -162,6 +163,15 @@ def test_what_is_settled_reaches_the_request(request_: Request, decision: Decisi
     settlement = request_.open_settlement()
     assert settlement.has_news
     assert dict(settlement.costs) == {None: 3, "api": 4}
+
+
+def test_a_decision_that_was_looked_at_does_not_keep_the_request() -> None:
+    """An application may keep decisions for longer than requests."""
+    owner = Request()
+    decision, known = made(owner), ref(owner)
+    assert decision.allowed
+    del owner
+    assert known() is None
 
 
 def test_after_the_request_nothing_is_settled(request_: Request, decision: Decision) -> None:

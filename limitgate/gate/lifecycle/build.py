@@ -9,6 +9,7 @@ from weakref import ref
 
 from limitgate.errors import ConfigError
 from limitgate.gate.bans import Bans
+from limitgate.gate.charging import Charging
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.reload import poller_of
 from limitgate.gate.lifecycle.start import announce, ask_in_background, is_going_to_fork, require
@@ -123,16 +124,16 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     _warn_about_headers(settings, rules)
     ready = compiler(settings, routes, proxies, counts, store)
     log = RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None
-    gate = Gate(
-        ready(rules),
+    in_force = ready(rules)
+    charging = Charging(
         store,
-        proxies.client,
+        in_force.timeout,
+        Refusals(store, settings.key_prefix, settings.secret_bytes, log),
+        Bans(store, settings.key_prefix, settings.names, settings.timeout, log),
         on_error=settings.on_error,
         processes=settings.processes,
-        refusals=Refusals(store, settings.key_prefix, settings.secret_bytes, log),
-        identify=settings.identify,
-        bans=Bans(store, settings.key_prefix, settings.names, settings.timeout, log),
     )
+    gate = Gate(in_force, store, proxies.client, charging, identify=settings.identify)
     if is_redis(store) or is_async_redis(store):
         gate.at_other_rules.append(store.give_back_leases)
     if settings.reload:

@@ -36,7 +36,6 @@ class Subject:
         self.fields: dict[str, str] = {}
         """Cached key fields by label; empty for a missing part."""
 
-    @property
     def api_key(self) -> str | None:
         """None without a valid key."""
         return self._identities.api_key(self)
@@ -65,7 +64,7 @@ class Subject:
 
     def address(self) -> str | None:
         """The address or network to count; None without a peer address."""
-        client = self.request.client
+        client = self.request.resolved_client()
         return None if client is None else grouped(client, self._identities.ipv6_prefix)
 
 
@@ -88,11 +87,12 @@ class Identities:
     ) -> None:
         self.ipv6_prefix = ipv6_prefix
         self._callers = callers
+        self._lists_keys = callers.list_keys
         self.proxies = proxies
         self._tiers = tiers
         self._identifies = identifies
         self._api_key_header = api_key_header.lower()
-        keys = [self._api_key_header] if callers.list_keys else []
+        keys = [self._api_key_header] if self._lists_keys else []
         self._telling = HeaderNames([*keys, *callers.header_names])
         self.no_id = no_id or Once(Diagnosis.USER_WITHOUT_ID)
 
@@ -112,7 +112,7 @@ class Identities:
     @property
     def vouch_for_keys(self) -> bool:
         """True if invented API keys can be detected."""
-        return self._callers.list_keys or self._identifies
+        return self._lists_keys or self._identifies
 
     def trust(self, client: str | None) -> bool:
         return self.proxies.trust(client)
@@ -146,11 +146,15 @@ class Identities:
         presented = self._presented(subject.request)
         if presented is None:
             return None
-        if self._callers.list_keys:
+        if self._lists_keys:
             return self._callers.listed_key(presented)
         if self._identifies:
             return subject.caller.id if subject.caller else None
         return presented
+
+    def _with_key(self, request: Request) -> Caller | None:
+        presented = self._presented(request) if self._lists_keys else None
+        return None if presented is None else self._callers.with_key(presented)
 
     def _presented(self, request: Request) -> str | None:
         value = request.opened_headers().identity(self._api_key_header)

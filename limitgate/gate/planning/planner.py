@@ -151,7 +151,8 @@ class Planner:
         ``identified`` is the caller from ``identify``. With adaptive limits, ``begin`` is called before any key is computed.
         Return None if it returns False or if limits have to be awaited.
         """
-        identities, caller, tier, own = self._identities, identified, DEFAULT_TIER, None
+        identities, caller = self._identities, identified
+        tier, own = DEFAULT_TIER, None
         if caller is not None:
             caller = identities.caller(request, caller)
         elif self._has_callers:
@@ -168,17 +169,18 @@ class Planner:
         else:
             request.check_lines()
             prepared = self._prepare(tier, request, None)
-        if type(prepared) is ConditionalPlans:
-            prepared = prepared.plan_of(request)
-        if prepared.adaptive is not None and (begin is None or not begin(prepared, caller)):
-            # This is the first decorator with an adaptive limit.
-            return None
-        if own or not prepared.is_ready:
-            limited = prepared.with_limits(request, own) if own or type(prepared) is GivenPlans else prepared
-            if limited is None:
+        if own or not prepared.is_direct:
+            if type(prepared) is ConditionalPlans:
+                prepared = prepared.plan_of(request)
+            if prepared.adaptive is not None and (begin is None or not begin(prepared, caller)):
+                # This is the first decorator with an adaptive limit.
                 return None
-            prepared = limited if limited.is_ready else limited.with_costs(request)
-        plan: PreparedPlan = prepared  # type: ignore[assignment]  # `GivenPlans` are never ready
+            if own or not prepared.is_ready:
+                limited = prepared.with_limits(request, own) if own or type(prepared) is GivenPlans else prepared
+                if limited is None:
+                    return None
+                prepared = limited if limited.is_ready else limited.with_costs(request)
+        plan: PreparedPlan = prepared  # type: ignore[assignment]  # No other is direct or ready.
         if plan.is_by_address:
             proxies = identities.proxies
             if proxies.take_peers and proxies.until_sample > 0:

@@ -182,6 +182,7 @@ class PreparedPlan:
         "has_slots",
         "is_by_address",
         "is_by_outcome",
+        "is_direct",
         "is_ready",
         "is_simple",
         "keys",
@@ -207,6 +208,8 @@ class PreparedPlan:
         self.costs = costs
         self.is_ready = None not in costs
         """False if `with_costs` has to compute costs."""
+        self.is_direct = self.is_ready and adaptive is None
+        """True if the plan applies as it is, unless the caller has individual limits."""
         self.marks = marks
         self.adaptive = adaptive
         self.denying = denying
@@ -465,6 +468,7 @@ class GivenPlans:
         "adaptive",
         "marks",
     )
+    is_direct: Final = False
     is_ready: Final = False
 
     def __init__(
@@ -567,6 +571,7 @@ class ConditionalPlans:
     """Selects among prepared plans by conditions. ``unlimited`` is the plan of exempt requests."""
 
     __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_unlimited")
+    is_direct: Final = False
 
     def __init__(
         self,
