@@ -26,7 +26,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
     replay/          runs access logs through rules
     testing.py       helpers for tests of applications: limits off, a controlled clock
-    process/         state of the process: forks, clocks, polling for changes, the listen queue
+    process/         state of the process: forks, clocks, background threads
     messages/        diagnostics (LG codes), text (masked names, suggestions, missing extras)
     errors.py        public errors; internal_errors.py handles unexpected ones
 """

@@ -47,7 +47,7 @@ from limitgate.messages.text import masked
 from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
 from limitgate.process import switch, waiting
-from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.clock import asyncio_loop
 from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, is_async_redis, open_store, open_sync_store, opened
 

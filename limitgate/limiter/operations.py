@@ -41,7 +41,7 @@ from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.process import switch, waiting
-from limitgate.process.remaking import IN_MEMORY, Remade
+from limitgate.process.forking import IN_MEMORY, Remade
 from limitgate.rules.options import check_secret
 from limitgate.stores import AsyncStore, SyncStore
 from limitgate.stores.base import ConfigRequest, StoredConfig

@@ -28,7 +28,7 @@ from limitgate.outbound.response_fields import Answer
 from limitgate.outbound.strict import check_is_strict, strict as strictly
 from limitgate.overload.adaptive_limit import Outcome
 from limitgate.process import switch, waiting
-from limitgate.process.remaking import Remade
+from limitgate.process.forking import Remade
 from limitgate.stores import MemoryStore
 
 

@@ -25,8 +25,7 @@ from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainRefund, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.process.forking import reset_in_children
-from limitgate.process.remaking import IN_MEMORY, Remade
+from limitgate.process.forking import IN_MEMORY, Remade, reset_in_children
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 

@@ -15,7 +15,7 @@ from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.internal_errors import internal_error
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.observing.audit import rules_changed
-from limitgate.process.poller import Pollable, Poller
+from limitgate.process.background import Pollable, Poller
 from limitgate.rules.changes import changes
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import RuleSet

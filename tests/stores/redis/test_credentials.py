@@ -576,7 +576,7 @@ def test_no_thread_can_be_started(own_redis: RedisServer, monkeypatch: pytest.Mo
         raise RuntimeError("can't start new thread")
 
     async def hit() -> None:
-        monkeypatch.setattr("limitgate.stores.redis.background.start", start)
+        monkeypatch.setattr("limitgate.process.background.start", start)
         with pytest.raises(StoreError, match="no file descriptor, thread or memory") as caught:
             await store.aspend(a_plan(), PATIENCE)
         assert caught.value.fault == "overload"

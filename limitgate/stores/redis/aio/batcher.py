@@ -20,12 +20,11 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
 from limitgate.process import switch
-from limitgate.process.clock import call_later, loop_time, monotonic
+from limitgate.process.clock import begin, call_later, loop_time, monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
-from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.aio.renewal import renew_in_time
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.calls import MAX_BATCH, Room

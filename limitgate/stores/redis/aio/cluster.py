@@ -21,12 +21,11 @@ from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
-from limitgate.process.clock import loop_time, monotonic
+from limitgate.process.clock import begin, loop_time, monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
-from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.calls import MAX_BATCH
 from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
 from limitgate.stores.redis.cluster.slot_map import (

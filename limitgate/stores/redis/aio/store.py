@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -15,14 +15,12 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
 from limitgate.process import switch
-from limitgate.process.clock import call_later, monotonic
-from limitgate.process.event_loop import asyncio_loop
-from limitgate.process.remaking import Remade
+from limitgate.process.clock import asyncio_loop, call_later, monotonic
+from limitgate.process.forking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.aio.loop_end import LoopEnd
 from limitgate.stores.redis.dial.credentials import AsyncGivesLogin, Credentials
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
@@ -49,6 +47,34 @@ class AsyncServers(Protocol):
 
     def abandon(self) -> None:
         """Drop calls in flight after the event loop has closed."""
+
+
+class LoopEnd:
+    """Calls ``close`` before the event loop ends, by an asynchronous generator (PEP 525)."""
+
+    def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._close: Callable[[], Awaitable[None]] | None = close
+        self._ending: AsyncGenerator[None, None] | None = self._until_the_loop_ends()
+
+    async def watch(self) -> None:
+        """Start the watch."""
+        if self._ending is not None:
+            await anext(self._ending)
+
+    async def closed(self) -> None:
+        """Stop the watch after a normal close."""
+        self._close = None
+        if self._ending is not None:
+            await self._ending.aclose()
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            # The generator keeps the loop alive.
+            self._ending = None
+            if self._close is not None:
+                await self._close()
 
 
 class _LoopState:

@@ -18,11 +18,10 @@ from weakref import WeakKeyDictionary
 
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import place_of
-from limitgate.process.clock import monotonic
+from limitgate.process import background
+from limitgate.process.clock import begin, monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.options import accepts, is_async
-from limitgate.stores.redis import background
-from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
 
 Given = tuple[str | None, str] | tuple[str | None, str, float]

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 
+from limitgate.process import background
 from limitgate.process.forking import reset_in_children
-from limitgate.stores.redis import background
 
 Addresses = Sequence[str]
 

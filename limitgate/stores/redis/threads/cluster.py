@@ -11,9 +11,9 @@ from functools import partial
 from limitgate.errors import StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.template import AnyPlan, common_shape
+from limitgate.process import background
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis import background
 from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
 from limitgate.stores.redis.cluster.slot_map import (
     GIVE_BACK_TIMEOUT,

@@ -15,10 +15,9 @@ from redis.exceptions import RedisError
 from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, logged_errors, raise_interruption
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.process import switch
+from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.dial.url import Address

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary, ref
 
 from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, raise_interruption
+from limitgate.process import background
 from limitgate.process.clock import monotonic
-from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.credentials import Login
 from limitgate.stores.redis.dial.dialer import Dial
 from limitgate.stores.redis.dial.redis_py import renewable_login

@@ -15,12 +15,10 @@ from limitgate.errors import StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
-from limitgate.process import switch
+from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
-from limitgate.process.forking import get_ready_for_forks
-from limitgate.process.remaking import Remade
+from limitgate.process.forking import Remade, get_ready_for_forks
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis import background
 from limitgate.stores.redis.calls import MAX_BATCH, calls_of
 from limitgate.stores.redis.dial.credentials import Credentials, GivesLogin
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer

@@ -1,16 +1,45 @@
-"""A daemon thread that polls for changes."""
+"""Daemon threads: those that maintain connections, slot maps and leases, and the one that polls for changes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from threading import Event, Thread
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import ref
 
-from limitgate.internal_errors import logged_errors
+from limitgate.internal_errors import logged_errors, raise_interruption
 from limitgate.process.forking import reset_in_children
+
+
+class _ThreadState(threading.local):
+    is_background = False
+
+
+this_thread = _ThreadState()
+"""True in a background thread, which a finalizer or log handler may interrupt with locks held."""
+
+
+def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a daemon thread that logs its exceptions. Raises `RuntimeError` if no thread can be started.
+
+    Its context is empty, because green threads copy the context of the request.
+    """
+    thread = threading.Thread(target=Context().run, args=[_run, target, *args], name=f"limitgate-{name}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise_interruption(error)
+        raise
+    return thread
+
+
+def _run(target: Callable[..., object], *args: Any) -> None:
+    this_thread.is_background = True
+    with logged_errors():
+        target(*args)
 
 
 class Pollable(Protocol):
