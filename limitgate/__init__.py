@@ -7,7 +7,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     algorithms/      one pure module per algorithm, with a counterpart in lua/
     limits/          limits, durations, buckets, plans, refunds, decisions; pure
     overload/        adaptive concurrency limits for this process; pure, except for concurrency_limiter.py and
-                     heartbeat.py, which use threads and event loops
+                     lag.py, which use threads and event loops
     http/            requests, client addresses, paths, responses (header styles, 429, 503); pure
     rules/           rules, tiers, callers, key parts, rule files (YAML), settings, decorators; review/ finds odd rules
     observing/       metrics and their exporter, episodes of refusals, audit log

@@ -20,8 +20,7 @@ from limitgate.limits.limit import Duration, seconds_of
 from limitgate.messages.text import expected_of
 from limitgate.overload.adaptive_limit import Outcome, Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread
-from limitgate.overload.heartbeat import Heartbeats
-from limitgate.overload.lag_guard import LagGuard
+from limitgate.overload.lag import Heartbeats, LagGuard
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.process import switch
 from limitgate.process.clock import asyncio_loop, monotonic

@@ -23,7 +23,7 @@ from limitgate.observing.observer import Observer
 from limitgate.observing.series import takes_slots, windows_of, written
 from limitgate.observing.shed import ShedSeries
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
-from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.lag import heartbeats
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import Rule, RuleSet

@@ -11,13 +11,10 @@ from fractions import Fraction
 from typing import Literal, NamedTuple, Protocol
 
 from limitgate.limits.bucket import NORMAL, RESERVES, Priority
-from limitgate.overload.baseline import FIRST, Baseline, Baselines
-from limitgate.overload.dip import LEAST, PRESSED_S, Dip, Schedule
+from limitgate.overload.baseline import FIRST, LEAST, PRESSED_S, Baseline, Baselines, Dip, Schedule
 from limitgate.overload.littles_law import LittlesLaw, Window
 from limitgate.overload.options import Adaptive
-from limitgate.overload.shedding import PriorityLevel, RecentShare, Refusal, retry_after_s
-from limitgate.overload.thinning import Thinning
-from limitgate.overload.waiting_line import WaitingLine
+from limitgate.overload.shedding import PriorityLevel, RecentShare, Refusal, Thinning, WaitingLine, retry_after_s
 
 Outcome = Literal["ok", "failed", "untaught"]
 """Result of a request: its duration is a sample (ok); it failed (timeout, client disconnect, 503); or it is not a sample,
@@ -46,7 +43,7 @@ class Guard(Protocol):
     """Detects the queue of an event loop or a proxy."""
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """Return True to refuse a request now, see `limitgate.overload.lag_guard.LagGuard.refuses`."""
+        """Return True to refuse a request now, see `limitgate.overload.lag.LagGuard.refuses`."""
 
 
 class Permit:

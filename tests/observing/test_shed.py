@@ -15,7 +15,7 @@ from limitgate.observing.series import series
 from limitgate.observing.shed import ShedSeries
 from limitgate.overload.adaptive_limit import Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
-from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.lag import heartbeats
 from limitgate.overload.options import Terms
 from limitgate.rules.rule import RuleSet
 from tests.support.doors import SITES, ASGISite, Site, WSGISite, asgi_reply, until, wsgi_reply
