@@ -10,7 +10,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
                      lag.py, which use threads and event loops
     http/            requests, client addresses, paths, responses (header styles, 429, 503); pure
     rules/           rules, tiers, callers, key parts, rule files (YAML), settings, decorators; review/ finds odd rules
-    observing/       metrics and their exporter, episodes of refusals, audit log
+    observing/       metrics, observers and their exporter, logs of refusals and changes
     routes/          routes of the frameworks, for rules, overviews and OpenAPI
     stores/          carry out plans and return readings, the only I/O: memory, and redis/ with protocol/ (bytes),
                      cluster/, dial/ (from a URL to a connection), aio/ and threads/
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from limitgate.limits.decision import Decision, RateLimited, Window
     from limitgate.limits.limit import Limit
     from limitgate.middleware import LimitGate, LimitGateWSGI
-    from limitgate.observing.observer import Observer
+    from limitgate.observing.exporter import Observer
     from limitgate.overload.options import Adaptive
     from limitgate.rules.ban import Ban
     from limitgate.rules.callers import Caller
@@ -103,7 +103,7 @@ _HOMES = {
     "LimitGateWSGI": "middleware",
     "Limiter": "limiter.limiter",
     "MemoryStore": "stores",
-    "Observer": "observing.observer",
+    "Observer": "observing.exporter",
     "RateLimited": "limits.decision",
     "RedisStore": "stores",
     "Request": "http.request",

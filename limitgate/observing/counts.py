@@ -1,4 +1,4 @@
-"""Metrics as integers that only increase.
+"""Metrics of gates, limiters and rules, as integers that only increase.
 
 Counting needs no lock: CPython with a GIL switches threads only at calls and backward jumps.
 """
@@ -9,24 +9,60 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
+from math import prod
 from typing import Any, Final, Protocol, get_args
 from weakref import ref
 
 from limitgate.algorithms import gcra
+from limitgate.limits.bucket import RESERVES
 from limitgate.limits.decision import Decision
+from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Charge, Source
 from limitgate.messages.diagnostics import Diagnosis, times_logged
 from limitgate.observing import instruments
-from limitgate.observing.exporter import Gauge, Metrics, Series, exporter
+from limitgate.observing.exporter import Gauge, Metrics, Observer, Series, exporter
 from limitgate.observing.instruments import Outcome
-from limitgate.observing.observer import Observer
-from limitgate.observing.series import takes_slots, windows_of, written
-from limitgate.observing.shed import ShedSeries
+from limitgate.overload.adaptive_limit import AdaptiveLimit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.lag import heartbeats
+from limitgate.overload.shedding import Refusal
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import Rule, RuleSet
+
+_REFUSALS: Final = tuple(product(RESERVES, get_args(Refusal)))
+
+
+class ShedSeries(Series):
+    """Refusals of an adaptive limit, which counts them itself and resets in the child of a fork."""
+
+    __slots__ = ("_before", "_labels", "_limit", "places")
+
+    def __init__(self, labels: tuple[str, str], places: ConcurrencyLimiter) -> None:
+        super().__init__([0] * len(_REFUSALS), [(instruments.RULE_SHED, (*labels, *kind)) for kind in _REFUSALS])
+        self._labels = labels
+        self.places = places
+        self._limit = places.limit
+        self._before = _refused(self._limit)
+
+    def look(self) -> None:
+        """Update the counts."""
+        limit = self.places.limit
+        if limit is not self._limit:  # A fork created a new limit.
+            self._limit, self._before = limit, [0] * len(_REFUSALS)
+        now = _refused(limit)
+        self.values[:] = [value + new - was for value, new, was in zip(self.values, now, self._before)]
+        self._before = now
+
+    def gauges(self) -> Iterable[Gauge]:
+        """The current limit, and the unloaded duration of its requests."""
+        yield instruments.RULE_ADAPTIVE_LIMIT, self._labels, self.places.limit.limit
+        yield instruments.RULE_ADAPTIVE_BASE, self._labels, self.places.limit.base_s
+
+
+def _refused(limit: AdaptiveLimit) -> list[int]:
+    return [getattr(limit.levels[priority], reason) for priority, reason in _REFUSALS]
+
 
 _OUTCOMES: Final = get_args(Outcome)
 _WEIGHT: Final = {outcome: weight for weight, outcome in enumerate(_OUTCOMES)}
@@ -337,3 +373,42 @@ _process_metrics = ProcessMetrics()
 def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
     """Export metrics, each while its owner lives, and the process-wide metrics."""
     exporter.attach(observers, *metrics, (_process_metrics, _process_metrics))
+
+
+_RULE_COUNTERS: Final = len(instruments.RULE_DECISIONS.values["outcome"])
+_HISTOGRAM: Final = len(instruments.RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))
+_ADAPTIVE: Final = prod(map(len, instruments.RULE_SHED.values.values())) + len(
+    (instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_ADAPTIVE_BASE)
+)
+"""Series of an adaptive rule, without requests in flight and waiting."""
+
+
+def series(rules: RuleSet) -> int:
+    """Return the number of Prometheus series of a rule set per process."""
+    rest = _RULE_COUNTERS + _HISTOGRAM
+    return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written(rules).values())
+
+
+def _gauges(rule: Rule) -> int:
+    adapts = rule.adaptive is not None
+    return (takes_slots(rule) or adapts) + bool(rule.max_delay) + bool(rule.ban) + (_ADAPTIVE if adapts else 0)
+
+
+def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
+    """Return counts by name of their period; the lowest of equal periods."""
+    windows: dict[str, int] = {}
+    for limit in limits:
+        window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"
+        windows[window] = min(limit.count, windows.get(window, limit.count))
+    return windows
+
+
+def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
+    """Return the rules with metrics, by labels."""
+    of_tiers = rules.tiers.values()
+    return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
+
+
+def takes_slots(rule: Rule) -> bool:
+    """Return True if requests of the rule take slots."""
+    return any(bucket.has_slots for bucket in rule.buckets)

@@ -1,4 +1,4 @@
-"""Exports metrics to observers: once a second while values change, before a scrape, and when the process ends.
+"""Observers, and the export of metrics to them: once a second while values change, before a scrape, and at the end.
 
 A separate thread exports, independent of event loops. Observers receive differences, so metrics of gates and processes add up.
 """
@@ -8,16 +8,71 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, Final, Protocol, get_args, runtime_checkable
 from weakref import ref
 
+from limitgate.errors import ConfigError, StoreFault
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.observing.instruments import STORE_UP, Instrument
-from limitgate.observing.observer import Observer
+from limitgate.observing import instruments
+from limitgate.observing.instruments import STORE_UP, Instrument, Result
 from limitgate.process.forking import get_ready_for_forks, reset_in_children
+
+NAMES = {
+    "prometheus": ("limitgate.prometheus", "PrometheusObserver"),
+    "opentelemetry": ("limitgate.opentelemetry", "OpenTelemetryObserver"),
+}
+"""Module and class of each named observer; imported on use."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Receives all metrics, once a second while values change: ``LimitGate(app, observers=[MyObserver()])``.
+
+    Called from any thread, but never concurrently. ``labels`` are the values of `Instrument.labels`, in their order; clients
+    can't create label values. Every series starts at 0. Equal observers count as one.
+    """
+
+    def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:
+        """Add ``amount`` to a counter."""
+
+    def set(self, instrument: Instrument, labels: tuple[str, ...], value: float) -> None:
+        """Set a gauge, or the current value of an up-down counter."""
+
+    def record(self, instrument: Instrument, labels: tuple[str, ...], counts: Sequence[int], sums: Sequence[float]) -> None:
+        """Record observations in a histogram: new counts and sums per bucket; the last bucket is unbounded."""
+
+
+def check_observers(chosen: Iterable[object]) -> None:
+    """Raise `ConfigError` for an invalid observer or name."""
+    for each in chosen:
+        if isinstance(each, str):
+            if each not in NAMES:
+                raise ConfigError(f"observer {each!r:.80} is unknown, expected some of {', '.join(NAMES)}, or an Observer")
+        elif isinstance(each, type) or not isinstance(each, Observer):
+            raise ConfigError(f"{each!r:.80} is no observer, expected one with the methods add, set and record, or a name")
+
+
+def observers_of(chosen: Iterable[str | Observer]) -> tuple[Observer, ...]:
+    """Return observers, given as objects, names, or one text of names. Raises `ConfigError`, also for a missing package."""
+    listed = tuple(filter(None, map(str.strip, chosen.split(",")))) if isinstance(chosen, str) else tuple(chosen)
+    check_observers(listed)
+    return tuple(dict.fromkeys([_named(each) if isinstance(each, str) else each for each in listed]))
+
+
+def _named(name: str) -> Observer:
+    module, kind = NAMES[name]
+    try:
+        observer: Any = getattr(import_module(module), kind)()
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"observer {name!r}: {error}") from error
+    made: Observer = observer
+    return made
+
 
 PERIOD = 1.0
 """Seconds between exports."""
@@ -237,3 +292,65 @@ class MetricsExporter:
 
 
 exporter = MetricsExporter()
+
+
+_CALL_BOUNDS: Final = instruments.STORE_DURATION.bounds
+_CALL_BUCKETS: Final = len(_CALL_BOUNDS) + 1
+_RESULTS: Final[tuple[Result, ...]] = get_args(Result)
+_CALL_WIDTH: Final = 2 * _CALL_BUCKETS
+_CALL_STARTS: Final = {result: place * _CALL_WIDTH for place, result in enumerate(_RESULTS)}
+
+
+class CallSeries(Series):
+    """Calls to a store with the URL scheme ``store``."""
+
+    __slots__ = ()
+
+    def __init__(self, store: str) -> None:
+        values = ([0] * _CALL_BUCKETS + [0.0] * _CALL_BUCKETS) * len(_RESULTS)
+        super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
+
+    def note(self, result: Result | StoreFault, seconds: float) -> None:
+        """Count a call of ``seconds``. An overload of this process made no call."""
+        if result != "overload":
+            place = _CALL_STARTS[result] + bisect_left(_CALL_BOUNDS, seconds)
+            self.values[place] += 1
+            self.values[place + _CALL_BUCKETS] += seconds
+
+
+class StoreCounts:
+    """Metrics of a store. Reads ``healthy`` and ``outages`` from it, if present."""
+
+    def __init__(self, store: object) -> None:
+        self.scheme: str = getattr(store, "scheme", "custom")
+        self._store = ref(store)
+        self._outages = Series([0], [(instruments.STORE_OUTAGES, (self.scheme,))])
+        self._seen = 0
+        self._series = [self._outages]
+        if hasattr(store, "calls"):
+            store.calls = calls = CallSeries(self.scheme)
+            self._series.append(calls)
+
+    def series(self) -> Iterable[Series]:
+        """Calls and outages."""
+        outages = getattr(self._store(), "outages", self._seen)
+        # The store of a forked child counts from 0.
+        self._outages.values[0] += outages - self._seen if outages >= self._seen else outages
+        self._seen = outages
+        return self._series
+
+    def gauges(self) -> Iterable[Gauge]:
+        """1 if the store is available."""
+        store = self._store()
+        if store is not None:
+            yield instruments.STORE_UP, (self.scheme,), int(getattr(store, "healthy", True))
+
+
+def store_counts(store: object) -> StoreCounts:
+    """Return the metrics of a store, shared by its users."""
+    counts: StoreCounts | None = getattr(store, "observed", None)
+    if counts is None:
+        counts = StoreCounts(store)
+        if hasattr(store, "observed"):
+            store.observed = counts
+    return counts

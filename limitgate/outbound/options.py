@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypedDict, TypeGuard, get_args
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Duration, as_seconds
 from limitgate.messages.text import expected_of
-from limitgate.observing.observer import Observer
+from limitgate.observing.exporter import Observer
 from limitgate.overload.options import Adaptive, as_adaptive
 from limitgate.rules.options import OnError
 

@@ -21,7 +21,7 @@ from limitgate.limiter.operations import LOOK_AGAIN
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
-from limitgate.observing.observer import Observer
+from limitgate.observing.exporter import Observer
 from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
 from limitgate.outbound.options import CheckedOptions, ClientOptions
 from limitgate.outbound.response_fields import Answer

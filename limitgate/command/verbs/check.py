@@ -12,7 +12,7 @@ from limitgate.command.findings import Finding, found, shown_path
 from limitgate.command.output import FOUND, print_json, say
 from limitgate.command.rule_sets import is_in_python, rules_named
 from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
-from limitgate.observing.series import series
+from limitgate.observing.counts import series
 from limitgate.rules.files import RuleFiles, read_rule_files
 from limitgate.rules.review.review import Oddity, review
 from limitgate.rules.rule import Rule

@@ -14,7 +14,7 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.internal_errors import internal_error
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.observing.audit import rules_changed
+from limitgate.observing.logs import rules_changed
 from limitgate.process.background import Pollable, Poller
 from limitgate.rules.changes import changes
 from limitgate.rules.digest import revision

@@ -13,8 +13,8 @@ from limitgate.errors import StoreError, StoreFault
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainRefund, ScriptVariant
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.observing.exporter import CallSeries, StoreCounts
 from limitgate.observing.instruments import Result
-from limitgate.observing.store_calls import CallSeries, StoreCounts
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.breaker import Breaker, Tally

@@ -1,24 +1,31 @@
-"""Refusal logs without floods: one line at the first refusal of a bucket, and one after a quiet period.
+"""Logs of refusals, without floods, and of changed limits and bans.
 
-In between, refusals are only counted; a thread checks once a second for ended episodes while there are any.
+A bucket logs one line at its first refusal, and one after a quiet period. In between, refusals are only counted; a thread
+checks once a second for ended episodes while there are any. The audit log has structured fields for JSON, at level INFO.
 """
 
 from __future__ import annotations
 
+import getpass
 import logging
+import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
 
 from limitgate.internal_errors import logged_errors
+from limitgate.messages.text import printable
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
+T = TypeVar("T")
+
 log = logging.getLogger("limitgate.refusals")
+audit_log = logging.getLogger("limitgate.audit")
 
 QUIET = 10.0
 """Seconds without a refusal that end an episode."""
@@ -186,3 +193,33 @@ def _log(lines: list[_Line]) -> None:
     for text, values, facts in lines:
         with logged_errors():  # The application's log handler may raise.
             log.info(text, *values, extra=facts)
+
+
+def audited(
+    flow: Generator[Any, Any, T], action: str, name: Callable[[], str], reason: str | None, **facts: object
+) -> Generator[Any, Any, T]:
+    """Run a flow, and log its change of state. ``name`` returns the name of the target."""
+    result = yield from flow
+    if audit_log.isEnabledFor(logging.INFO):
+        target, by = name(), somebody()
+        why = f": {printable(reason)}" if reason else ""
+        audit_log.info("%s %s by %s%s", action, target, by, why, extra=_fields(action, target, by, reason, facts))
+    return result
+
+
+def rules_changed(source: str, changes: str) -> None:
+    """Log a rule change; the source doesn't identify the author."""
+    fields = _fields("rules", source, None, None, {"changes": changes})
+    audit_log.info("rules read again from %s: %s", source, changes, extra=fields)
+
+
+def somebody() -> str:
+    """Return user and host of this process."""
+    user = "unknown"
+    with suppress(OSError, KeyError):
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"
+
+
+def _fields(action: str, target: str, by: str | None, reason: str | None, facts: dict[str, object]) -> dict[str, object]:
+    return {"action": action, "target": target, "by": by, "reason": reason, **facts}
