@@ -9,8 +9,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
-from limitgate.outbound.deadline import shut_after
-from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES
+from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, shut_after
 from limitgate.process.clock import monotonic
 
 _PORTS = {"http": 80, "https": 443}

@@ -18,7 +18,6 @@ from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
-from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import (
@@ -30,6 +29,7 @@ from limitgate.outbound.throttle import (
     arun,
     is_idempotent,
     run,
+    shut_after,
 )
 from limitgate.process import waiting
 from limitgate.process.clock import monotonic

@@ -9,8 +9,10 @@ import hashlib
 import logging
 import math
 import random
-from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
+import socket
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Timer
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
 from weakref import WeakSet
 
@@ -23,9 +25,8 @@ from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
 from limitgate.observing.exporter import Observer
 from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
-from limitgate.outbound.options import CheckedOptions, ClientOptions
+from limitgate.outbound.options import CheckedOptions, ClientOptions, check_is_strict, strict as strictly
 from limitgate.outbound.response_fields import Answer
-from limitgate.outbound.strict import check_is_strict, strict as strictly
 from limitgate.overload.adaptive_limit import Outcome
 from limitgate.process import switch, waiting
 from limitgate.process.forking import Remade
@@ -403,3 +404,22 @@ def _remember(times: dict[str, float], key: str, until: float) -> None:
         if len(times) >= REMEMBERED:
             times.clear()
     times[key] = until
+
+
+@contextmanager
+def shut_after(seconds: float, fileno: int) -> Iterator[None]:
+    """Shut down a socket after ``seconds`` unless the block has ended, which also ends pending reads."""
+    with socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM) as line:
+        timer = Timer(seconds, _shut, [line])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def _shut(line: socket.socket) -> None:
+    with suppress(OSError):  # The socket may be gone.
+        line.shutdown(socket.SHUT_RDWR)
