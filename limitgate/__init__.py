@@ -12,8 +12,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     rules/           rules, tiers, callers, key parts, rule files (YAML), settings, decorators; review/ finds odd rules
     observing/       metrics, observers and their exporter, logs of refusals and changes
     routes/          routes of the frameworks, for rules, overviews and OpenAPI
-    stores/          carry out plans and return readings, the only I/O: memory, and redis/ with protocol/ (bytes),
-                     cluster/, dial/ (from a URL to a connection), aio/ and threads/
+    stores/          carry out plans and return readings, the only I/O: memory, and redis/ with aio/ and threads/
     gate/            decides about requests: gate, admission, charging, late (further limits, messages, usage),
                      outage, turns, load (adaptive limits), refunds, slots, explanations; planning/ finds rules,
                      buckets and charges; lifecycle/ builds, starts and reloads a gate

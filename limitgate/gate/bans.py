@@ -30,8 +30,7 @@ from limitgate.messages.text import Names
 from limitgate.process.clock import begin
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.ban import Ban as BanTerms
-from limitgate.stores.base import AsyncConfigStore, SyncConfigStore
-from limitgate.stores.redis.calls import calls_of
+from limitgate.stores.base import AsyncConfigStore, SyncConfigStore, calls_of
 
 MOST = 1_000
 """Buckets whose refusals are counted at the same time."""

@@ -27,7 +27,7 @@ from limitgate.limits.template import PlainSpend
 from limitgate.process import switch
 from limitgate.process.clock import begin, monotonic
 from limitgate.process.forking import reset_in_children
-from limitgate.stores.redis.calls import calls_of
+from limitgate.stores.base import calls_of
 
 log = logging.getLogger("limitgate")
 

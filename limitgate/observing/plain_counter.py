@@ -1,4 +1,4 @@
-"""Counts decisions about plain plans, with generated code like `limitgate.stores.straight`: a loop takes twice as long."""
+"""Counts decisions about plain plans, with generated code like `limitgate.stores.packed`: a loop takes twice as long."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from limitgate.process.clock import asyncio_loop
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, server_options
 from limitgate.stores import AsyncStore, SyncStore, is_async_redis, is_redis
-from limitgate.stores.redis.dial.url import shown
+from limitgate.stores.redis.url import shown
 
 log = logging.getLogger("limitgate")
 

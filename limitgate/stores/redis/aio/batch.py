@@ -10,9 +10,8 @@ from typing import Any
 
 from limitgate.limits.plan import Plan
 from limitgate.limits.template import OF_ANY, AnyPlan, ScriptVariant
-from limitgate.stores.base import ConfigRequest
-from limitgate.stores.redis.calls import Room
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.base import ConfigRequest, Room
+from limitgate.stores.redis import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
 """Plan, deadline in seconds of Redis' silence (see `Batcher`), future, and timeout in seconds."""

@@ -21,21 +21,18 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
 from limitgate.process import switch
 from limitgate.process.clock import begin, call_later, loop_time, monotonic
-from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.base import MAX_BATCH, ConfigRequest, Room, StoredConfig
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
-from limitgate.stores.redis.aio.connection import AsyncConnection
+from limitgate.stores.redis.aio.connection import AsyncConnection, renew_in_time
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
-from limitgate.stores.redis.aio.renewal import renew_in_time
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.calls import MAX_BATCH, Room
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT
-from limitgate.stores.redis.dial.redis_py import close, renewable_login
-from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.protocol.session import CallEvent, Doubts, Resend
-from limitgate.stores.redis.replies import DECLINED, Outcome, RedisStoreBase
-from limitgate.stores.redis.server import Server, blames_server
+from limitgate.stores.redis.redis_py import close, renewable_login
+from limitgate.stores.redis.replies import DECLINED, Outcome, RedisStoreBase, Server, blames_server
+from limitgate.stores.redis.session import CallEvent, Doubts, Resend
+from limitgate.stores.redis.url import Address
 
 MAX_FLYING = 16
 MAX_QUEUED = 50_000

@@ -22,28 +22,30 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
 from limitgate.process.clock import begin, loop_time, monotonic
-from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.base import MAX_BATCH, ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
-from limitgate.stores.redis.calls import MAX_BATCH
-from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
-from limitgate.stores.redis.cluster.slot_map import (
+from limitgate.stores.redis.cluster import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
+    PAUSE,
     Conclusion,
     Part,
+    Router,
+    Send,
     SlotMap,
+    Split,
     concluded,
     hash_slot,
     hash_slot_of,
     parts_of,
     unreachable,
 )
-from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.dialer import Dialer
 from limitgate.stores.redis.errors import Redirection, store_error
 from limitgate.stores.redis.replies import Outcome, RedisStoreBase
+from limitgate.stores.redis.url import Address
 
 ABREAST = MAX_BATCH
 """Plans in flight for the same buckets on several nodes."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any, Protocol
 from weakref import ref
 
 from limitgate.process.clock import monotonic
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dial.redis_py import take_writer
-from limitgate.stores.redis.dial.sockets import has_data, reset_on_close
-from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustClose, Session
+from limitgate.stores.redis.credentials import Login
+from limitgate.stores.redis.redis_py import has_data, reset_on_close, take_writer
+from limitgate.stores.redis.session import NEED_DATA, CallEvent, MustClose, Session
 
 
 class Owner(Protocol):
@@ -112,3 +113,23 @@ class AsyncConnection(asyncio.Protocol):
         owner = self._owner()
         if owner is not None:
             owner.lost(self)
+
+
+class Renewing(Protocol):
+    """User of a connection."""
+
+    def renew(self, connection: AsyncConnection) -> bool:
+        """Start to replace a connection. Return False if it is no longer in use."""
+
+
+def renew_in_time(owner: Renewing, connection: AsyncConnection, login: Login) -> None:
+    """Replace a connection before its login expires, with retries."""
+    due_in = max(login.renew_at - monotonic(), 0.0)
+    loop = asyncio.get_running_loop()
+    loop.call_later(due_in, _renew, ref(owner), ref(connection), login.retry_every, context=Context())
+
+
+def _renew(owner: ref[Renewing], connection: ref[AsyncConnection], retry_every: float) -> None:
+    here, expiring = owner(), connection()
+    if here is not None and expiring is not None and here.renew(expiring):
+        asyncio.get_running_loop().call_later(retry_every, _renew, owner, connection, retry_every, context=Context())

@@ -21,11 +21,11 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dial.credentials import AsyncGivesLogin, Credentials
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
-from limitgate.stores.redis.dial.url import scheme_of
+from limitgate.stores.redis.credentials import AsyncGivesLogin, Credentials
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST, Leases
 from limitgate.stores.redis.replies import RedisStoreBase
+from limitgate.stores.redis.url import scheme_of
 
 _NAME = "a store on Redis for async code"
 
@@ -123,7 +123,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for asyncio. Requests of the same loop iteration share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or a URL with several servers, see
-    limitgate/stores/redis/dial/url.py. The store connects on first use. It answers refused callers locally until they may
+    limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may
     retry; ``local_refusals=False`` asks Redis every time.
 
     ``credentials`` is a sync or async callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``;

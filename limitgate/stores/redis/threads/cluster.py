@@ -14,25 +14,27 @@ from limitgate.limits.template import AnyPlan, common_shape
 from limitgate.process import background
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
-from limitgate.stores.redis.cluster.slot_map import (
+from limitgate.stores.redis.cluster import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
+    PAUSE,
     Part,
+    Router,
+    Send,
     SlotMap,
+    Split,
     concluded,
     hash_slot,
     parts_of,
     unreachable,
 )
-from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.dialer import Dialer
 from limitgate.stores.redis.errors import Redirection
-from limitgate.stores.redis.protocol.wire import NO_PLAN, Call
-from limitgate.stores.redis.replies import Outcome, RedisStoreBase
-from limitgate.stores.redis.server import Answer, configuration, failure_by
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.replies import Answer, Outcome, RedisStoreBase, configuration, failure_by
+from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.threads.node import Node, Sent
+from limitgate.stores.redis.url import Address
+from limitgate.stores.redis.wire import NO_PLAN, Call
 
 
 class _Errand(Call):

@@ -18,8 +18,8 @@ from threading import Lock
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyAnswer, AnyPlan, PlainSpend
 from limitgate.process.clock import monotonic
-from limitgate.stores.redis.calls import Room
-from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
+from limitgate.stores.base import Room
+from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, WaitForThread
 
 Exchange = Callable[[Sequence[AnyPlan], ListenDeadline], Sequence[AnyAnswer | StoreError]]
 

@@ -1,6 +1,9 @@
 """A sync connection to Redis, used by one thread at a time.
 
 After redis-py has connected, a `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply.
+
+Only listening time counts against a deadline. A thread that waits for the GIL or a processor receives no replies, so it waits
+in slices: a slice counts only if the kernel waited for all of it, and a reply that arrived meanwhile is still read.
 """
 
 from __future__ import annotations
@@ -11,11 +14,76 @@ from typing import Any, Protocol
 
 from limitgate.internal_errors import raise_interruption
 from limitgate.process.clock import monotonic
-from limitgate.stores.redis.dial.redis_py import socket_of
-from limitgate.stores.redis.dial.sockets import has_data, reset_on_close
-from limitgate.stores.redis.protocol.session import NEED_DATA, Doubts, Event, Session
-from limitgate.stores.redis.protocol.wire import Call
-from limitgate.stores.redis.threads.listen_deadline import SHORTEST, SLICE, ListenDeadline
+from limitgate.stores.redis.redis_py import has_data, reset_on_close, socket_of
+from limitgate.stores.redis.session import NEED_DATA, Doubts, Event, Session
+from limitgate.stores.redis.wire import Call
+
+SLICE = 0.0125
+"""Maximum seconds of a slice."""
+GRACE = 0.02
+"""Extra seconds to read after the deadline, for each of several servers."""
+SHORTEST = 0.001
+"""Minimum seconds of a slice."""
+
+STARVED_TURNS = 40
+"""Allowed GIL waits of the other thread; connecting needs 5 to 25."""
+LATE_S = 0.004
+"""A thread this late has waited for the GIL, which others hold for 5 ms."""
+
+
+class ListenDeadline:
+    """Remaining and spent seconds of a wait."""
+
+    __slots__ = ("left", "spent")
+
+    def __init__(self, seconds: float, spent: float = 0.0) -> None:
+        self.left = seconds
+        self.spent = spent
+
+    @property
+    def is_over(self) -> bool:
+        """True if the time, including a last short slice, is used up."""
+        return self.left <= -SHORTEST
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if all data of before the deadline has been read."""
+        return self.left <= -GRACE
+
+    def slice(self) -> float:
+        """Seconds of the next slice."""
+        return max(min(self.left, SLICE), SHORTEST)
+
+    def waited_in_vain(self, seconds: float) -> None:
+        """Count a slice without a reply."""
+        self.left -= seconds
+        self.spent += seconds
+
+    def waited_since(self, began: float, slice_: float) -> None:
+        """Count a slice that ended with data, unless this thread was away. ``began`` is `time.monotonic`."""
+        seconds = monotonic() - began
+        if seconds <= slice_:
+            self.left -= seconds
+
+
+class WaitForThread:
+    """Wait for another thread, which may wait for the GIL as well."""
+
+    def __init__(self, listen_deadline: ListenDeadline) -> None:
+        self.listen_deadline = listen_deadline
+        self._turns = 0.0
+
+    def waited_in_vain(self, slice_: float, elapsed: float) -> None:
+        """Count a slice of ``elapsed`` seconds without progress.
+
+        The other thread also waits for the GIL, so the first `STARVED_TURNS` waits do not count, and later ones only in part.
+        """
+        late_s = elapsed - slice_
+        if late_s > LATE_S and self._turns < STARVED_TURNS:
+            self._turns += elapsed / late_s
+        else:
+            self.listen_deadline.waited_in_vain(slice_ * slice_ / elapsed if late_s > slice_ else slice_)
+
 
 _CHUNK = 16_384
 

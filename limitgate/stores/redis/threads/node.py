@@ -19,16 +19,14 @@ from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
-from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.errors import store_error, unsendable
-from limitgate.stores.redis.protocol.session import Answered, Event, FellSilentError, MustClose, Redirected, Session
-from limitgate.stores.redis.protocol.wire import NO_PLAN, UNSENDABLE, Call
-from limitgate.stores.redis.replies import Outcome, RedisStoreBase
-from limitgate.stores.redis.server import Answer, Server, blames_server, configuration, failure_by
-from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.replies import Answer, Outcome, RedisStoreBase, Server, blames_server, configuration, failure_by
+from limitgate.stores.redis.session import Answered, Event, FellSilentError, MustClose, Redirected, Session
+from limitgate.stores.redis.threads.connection import ListenDeadline, SyncConnection
 from limitgate.stores.redis.threads.pool import ConnectionPool
+from limitgate.stores.redis.url import Address
+from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call
 
 
 def _nothing() -> None:

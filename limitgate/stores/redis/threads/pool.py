@@ -1,6 +1,7 @@
 """The sync connections to one Redis server, opened by background threads if possible.
 
-Connecting continues after the timeout of the call that started it, and then serves the next call.
+Connecting continues after the timeout of the call that started it, and then serves the next call. A thread replaces connections
+before their logins expire.
 """
 
 from __future__ import annotations
@@ -8,21 +9,62 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from typing import Any
+from contextlib import suppress
+from threading import Event
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
+from redis.exceptions import RedisError
+
 from limitgate.errors import StoreError
-from limitgate.internal_errors import internal_error, raise_interruption
+from limitgate.internal_errors import internal_error, logged_errors, raise_interruption
 from limitgate.process import background
 from limitgate.process.clock import monotonic
-from limitgate.stores.redis.dial.credentials import Login
-from limitgate.stores.redis.dial.dialer import Dial
-from limitgate.stores.redis.dial.redis_py import renewable_login
+from limitgate.stores.redis.credentials import Login
+from limitgate.stores.redis.dialer import Dial
 from limitgate.stores.redis.errors import store_error
-from limitgate.stores.redis.protocol.session import Doubts
-from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
-from limitgate.stores.redis.threads.renewal import Renewal, keep_renewing
+from limitgate.stores.redis.redis_py import renewable_login
+from limitgate.stores.redis.session import Doubts
+from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, SyncConnection, WaitForThread
+
+LOOK_EVERY = 1.0
+"""Seconds between two checks for closed connections."""
+
+
+class Renewal(NamedTuple):
+    """When to replace all connections: before the first of their logins expires."""
+
+    due_at: float
+    """A time of `time.monotonic`."""
+    retry_every: float
+    """Seconds between two attempts."""
+
+
+class Renewing(Protocol):
+    """A connection pool."""
+
+    def next_renewal(self, closings: int) -> Renewal | None:
+        """Return None if no login expires, or if the pool was closed after ``closings`` closings."""
+
+    def renew(self, closings: int) -> None:
+        """Replace the connections. Raises the error of connecting."""
+
+
+def keep_renewing(pool: ref[Renewing], logins_changed: Event, closings: int) -> None:
+    """Replace connections in time while the pool is open and has logins that expire."""
+    failed_at = -math.inf
+    while (renewing := pool()) is not None and (renewal := renewing.next_renewal(closings)) is not None:
+        left = max(renewal.due_at, failed_at + renewal.retry_every) - monotonic()
+        if left <= 0:
+            failed_at = monotonic()
+            with logged_errors(), suppress(OSError, RedisError):
+                renewing.renew(closings)
+                failed_at = -math.inf
+        del renewing
+        if left > 0:
+            logins_changed.wait(min(left, LOOK_EVERY))
+            logins_changed.clear()
+
 
 MAX_CONNECTING = 4
 """Maximum connecting threads per server."""

@@ -11,25 +11,23 @@ from weakref import ref
 
 from redis.connection import ConnectionPool
 
-from limitgate.errors import StoreError
+from limitgate.errors import ConfigError, StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
 from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import Remade, get_ready_for_forks
-from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis.calls import MAX_BATCH, calls_of
-from limitgate.stores.redis.dial.credentials import Credentials, GivesLogin
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
-from limitgate.stores.redis.dial.url import scheme_of
+from limitgate.stores.base import MAX_BATCH, ConfigRequest, StoredConfig, calls_of
+from limitgate.stores.redis.credentials import Credentials, GivesLogin
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
 from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.threads.node import Node
-from limitgate.stores.redis.threads.patches import check_patches
+from limitgate.stores.redis.url import scheme_of
 
 
 class SyncServers(Protocol):
@@ -68,7 +66,7 @@ class RedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for threads. Concurrent requests share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or a URL with several servers, see
-    limitgate/stores/redis/dial/url.py. The store connects on first use. It answers refused callers locally until they may
+    limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may
     retry; ``local_refusals=False`` asks Redis every time.
 
     ``credentials`` is a callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``; the user may
@@ -259,4 +257,24 @@ def _check_is_outermost(use: _Use) -> None:
     if use.is_asking or background.this_thread.is_background:
         raise StoreError(
             "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
+        )
+
+
+_LOCK = threading.Lock
+_PATCHES = {
+    "gevent": "gevent.monkey.patch_all()",
+    "eventlet": "eventlet.monkey_patch()",
+}
+
+
+def check_patches() -> None:
+    """Raise `ConfigError` if threads were replaced, because a wait would block the process."""
+    lock = threading.Lock
+    if lock is _LOCK:
+        return
+    library = str(getattr(lock, "__module__", "")).partition(".")[0]
+    if library in _PATCHES:
+        raise ConfigError(
+            f"store: {library} has replaced threads after limitgate was imported, so a waiting request would block the whole "
+            f"process, expected {_PATCHES[library]} before anything else is imported (with gunicorn: no --preload)"
         )

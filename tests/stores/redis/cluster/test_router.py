@@ -11,10 +11,9 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 
 from limitgate import RedisStore
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.cluster.router import MAX_HOPS, Park, Router, Send, Split
-from limitgate.stores.redis.cluster.slot_map import SlotMap, hash_slot_of
-from limitgate.stores.redis.protocol.wire import Call
+from limitgate.stores.redis.cluster import MAX_HOPS, Park, Router, Send, SlotMap, Split, hash_slot_of
 from limitgate.stores.redis.threads.cluster import _Errand
+from limitgate.stores.redis.wire import Call
 from tests.support.clusters import charge, plan, tagged
 from tests.support.crowds import a_plan
 

@@ -1,13 +1,19 @@
-"""Opens connections to the servers of a store URL, by redis-py."""
+"""Opens connections to the servers of a store URL, by redis-py; resolves host names for asyncio."""
 
 from __future__ import annotations
 
+import asyncio
+import encodings.idna  # noqa: F401 - else imported at the first lookup, when there may be no file descriptor left for it
+import errno
 import os
+import socket
+import threading
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import iscoroutinefunction, signature
+from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -21,14 +27,15 @@ from redis.retry import Retry
 
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import logged_errors, raise_interruption
-from limitgate.process import switch
+from limitgate.process import background, switch
+from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dial.credentials import Credentials, Login
-from limitgate.stores.redis.dial.inspection import Inspection, TLSCheck
-from limitgate.stores.redis.dial.redis_py import is_answer, lead_to, set_login, shared_options
-from limitgate.stores.redis.dial.resolver import Resolver
-from limitgate.stores.redis.dial.sockets import KEEPALIVE
-from limitgate.stores.redis.dial.url import (
+from limitgate.stores.redis.credentials import Credentials, Login
+from limitgate.stores.redis.errors import is_no_room, without_secrets
+from limitgate.stores.redis.inspection import Inspection, TLSCheck
+from limitgate.stores.redis.python_resp import pack_command
+from limitgate.stores.redis.redis_py import KEEPALIVE, is_answer, lead_to, set_login, shared_options
+from limitgate.stores.redis.url import (
     Address,
     check_effects,
     check_options,
@@ -39,8 +46,6 @@ from limitgate.stores.redis.dial.url import (
     sentinel_name,
     server_name,
 )
-from limitgate.stores.redis.errors import is_no_room, without_secrets
-from limitgate.stores.redis.protocol.python_resp import pack_command
 
 CONNECT_TIMEOUT = 1.5
 """Maximum seconds for connecting in the background."""
@@ -461,3 +466,91 @@ class Spare:
 
 SPARE = Spare()
 """The reserve of this process."""
+
+
+Addresses = Sequence[str]
+
+
+class Resolver:
+    """Resolves names for all event loops. If a lookup fails, the last result is used. A failed address is tried last.
+
+    Doesn't use the default executor of an event loop: a slow name server would block threads that the application needs. Here
+    one daemon thread serves all attempts for a name.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Addresses] = {}
+        self._passed_over: dict[str, Addresses] = {}
+        self.reset_after_fork()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Drop the parent's locks and lookups in a forked child."""
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
+
+    async def addresses(self, host: str) -> Addresses:
+        """Return at least one address of a host, in the order to try. Raises `OSError`."""
+        try:
+            ip_address(host)
+        except ValueError:
+            found, last = await self._look_up(host), self._passed_over.get(host, ())
+            return tuple(sorted(found, key=lambda address: last.index(address) if address in last else -1))
+        return (host,)
+
+    def pass_over(self, host: str, address: str) -> None:
+        """Try this address of a host last next time."""
+        if host in self._known:
+            others = [each for each in self._passed_over.get(host, ()) if each in self._known[host] and each != address]
+            self._passed_over[host] = [*others, address]
+
+    async def _look_up(self, host: str) -> Addresses:
+        answer: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if host in self._waiting:
+                self._waiting[host].append(answer)
+            else:
+                try:
+                    background.start("resolver", self._run, host)
+                except RuntimeError as error:  # no thread can be started now
+                    return self._instead(host, OSError(errno.ENOMEM, f"no thread can be started to resolve a host: {error}"))
+                self._waiting[host] = [answer]
+        return await answer
+
+    def _run(self, host: str) -> None:
+        result: Addresses | Exception
+        try:
+            result = _resolve(host)
+        except Exception as error:  # noqa: BLE001 - UnicodeError for an invalid host name
+            result = error
+        with self._lock:
+            waiting = self._waiting.pop(host, [])
+            if not isinstance(result, Exception):
+                self._known[host] = result
+        for answer in waiting:
+            with suppress(RuntimeError):  # the event loop has ended
+                answer.get_loop().call_soon_threadsafe(self._tell, answer, host, result)
+
+    def _tell(self, answer: asyncio.Future[Addresses], host: str, result: Addresses | Exception) -> None:
+        if answer.done():
+            return
+        try:
+            answer.set_result(self._instead(host, result) if isinstance(result, Exception) else result)
+        except Exception as error:  # noqa: BLE001 - reported to the connection attempt
+            answer.set_exception(error)
+
+    def _instead(self, host: str, error: Exception) -> Addresses:
+        """Return the last known addresses, or raise ``error``."""
+        if host not in self._known:
+            raise error
+        return self._known[host]
+
+
+def _resolve(host: str) -> Addresses:
+    try:
+        listed = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        # Raises if file descriptors are exhausted: the name server is not at fault.
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        raise
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in listed))

@@ -26,9 +26,9 @@ from limitgate.internal_errors import logged_errors
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process import background
 from limitgate.process.clock import monotonic
-from limitgate.stores.redis.dial.redis_py import CLOSED_BY_SERVER
-from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import NO_CERTIFICATE, hindrance_of, unknown_commands
+from limitgate.stores.redis.redis_py import CLOSED_BY_SERVER
+from limitgate.stores.redis.url import Address
 
 INSPECT = (files("limitgate") / "lua" / "inspect.lua").read_text("utf-8")
 

@@ -20,9 +20,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, TryAgainError
 
 from limitgate.internal_errors import raise_interruption
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.errors import Redirection
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.protocol.resp import PushNotification, Reader, error_of
+from limitgate.stores.redis.wire import PushNotification, Reader, error_of
 
 IDLE = 1.0
 """Seconds without a call after which a connection may have been dropped."""

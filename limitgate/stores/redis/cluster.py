@@ -1,4 +1,4 @@
-"""The slot map of a Redis Cluster, and plans that span several hash slots.
+"""The slot map of a Redis Cluster, plans that span several hash slots, and redirected calls.
 
 A script's keys must be in one slot, so such a plan is split. Its parts run in parallel, each atomically. If a part refuses or
 fails, the others are refunded, see limitgate/limits/plan.py.
@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import MovedError, TryAgainError
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import BucketReading, Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole
-from limitgate.stores.redis.breaker import CHANCE, Breaker
-from limitgate.stores.redis.dial.url import Address, parse_address
+from limitgate.stores.redis.breaker import CHANCE, Breaker, first_key
+from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.replies import Outcome
+from limitgate.stores.redis.url import Address, parse_address
+from limitgate.stores.redis.wire import Call
 
 GIVE_BACK_TIMEOUT = 0.5
 """Timeout of refunds in seconds."""
@@ -216,3 +219,56 @@ def _ranges(reply: object, origin: Address) -> Iterable[tuple[int, int, Address]
                 yield first, last, address_at(host, port, origin)
         except (TypeError, ValueError):
             continue
+
+
+PAUSE = 0.01
+"""Seconds before a parked or split call is sent."""
+MAX_HOPS = 5
+"""Redirections without a pause."""
+
+
+class Send(NamedTuple):
+    """Send the call to a node at once."""
+
+    address: Address
+
+
+class Park(NamedTuple):
+    """Send the call to a node after `PAUSE`."""
+
+    address: Address
+
+
+class Split(NamedTuple):
+    """Send each plan of the call separately to a node after `PAUSE`."""
+
+    address: Address
+
+
+Route = Send | Park | Split
+
+
+class Router:
+    """Routes calls that a node has redirected, and updates the slot map.
+
+        MOVED      another node holds the hash slot: resend there at once, and look up the map
+        ASK        the bucket has moved ahead of its slot: resend there once, after ASKING
+        TRYAGAIN   the slot is moving and splits the call's buckets: resend each plan after a pause
+
+    After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure, so ``on_error`` decides.
+    """
+
+    def __init__(self, slots: SlotMap[Any]) -> None:
+        self._slots = slots
+
+    def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
+        """Route a call that the node at ``origin`` has redirected."""
+        slot = hash_slot(first_key(call.first))
+        if isinstance(redirection, TryAgainError):
+            return Split(self._slots.holder(slot))
+        address = address_at(redirection.host, redirection.port, origin)
+        call.hops += 1
+        call.asking = not isinstance(redirection, MovedError)
+        if not call.asking:
+            self._slots.moved(slot, address)
+        return Send(address) if call.hops <= MAX_HOPS else Park(address)

@@ -1,14 +1,30 @@
-"""Encodes calls for the scripts in limitgate/lua/ and decodes replies."""
+"""Encodes calls for the scripts in limitgate/lua/ and decodes replies. RESP by hiredis if installed, else in Python."""
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import islice
 from typing import Any, Final, NamedTuple
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 from limitgate.algorithms import NUMBERS, script
 from limitgate.algorithms.base import Amount, State
@@ -26,8 +42,48 @@ from limitgate.limits.template import (
     ScriptVariant,
 )
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, packed_refunds, words_of
-from limitgate.stores.redis.protocol.resp import pack_command
+from limitgate.stores.redis.plain import Script, packed as packed_plain, packed_refunds, words_of
+
+try:
+    from hiredis import ProtocolError, PushNotification, Reader, pack_command
+# hiredis before 3.2 cannot distinguish push messages from replies.
+except ImportError:
+    from limitgate.stores.redis.python_resp import (  # type: ignore[assignment]
+        ProtocolError,
+        PushNotification,
+        Reader,
+        pack_command,
+    )
+
+__all__ = ["ProtocolError", "PushNotification", "Reader", "error_of", "pack_command"]
+
+_KINDS: Mapping[str, Callable[[Any], RedisError]] = {
+    "ASK": AskError,
+    "CLUSTERDOWN": ClusterDownError,
+    "ERR": ResponseError,
+    "LOADING": BusyLoadingError,
+    "MASTERDOWN": MasterDownError,
+    "MOVED": MovedError,
+    "NOAUTH": AuthenticationError,
+    "NOPERM": NoPermissionError,
+    "NOSCRIPT": NoScriptError,
+    "OOM": OutOfMemoryError,
+    "READONLY": ReadOnlyError,
+    "TRYAGAIN": TryAgainError,
+    "WRONGPASS": AuthenticationError,
+}
+"""redis-py's parser knows ASK, MOVED and TRYAGAIN only since 7.2."""
+
+
+def error_of(text: str) -> RedisError:
+    """Return the error for an error reply.
+
+    Raises `ValueError` if a redirection's address is unreadable.
+    """
+    code, _, message = text.partition(" ")
+    kind = _KINDS.get(code)
+    return ResponseError(text) if kind is None else kind(message)
+
 
 SPEND: Final = Script.of(script())
 CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
