@@ -34,7 +34,7 @@ _REFUSALS: Final = tuple(product(RESERVES, get_args(Refusal)))
 
 
 class ShedSeries(Series):
-    """Refusals of an adaptive limit, which counts them itself and resets in the child of a fork."""
+    """Refusals of an adaptive limit, which counts them itself."""
 
     __slots__ = ("_before", "_labels", "_limit", "places")
 
@@ -46,7 +46,6 @@ class ShedSeries(Series):
         self._before = _refused(self._limit)
 
     def look(self) -> None:
-        """Update the counts."""
         limit = self.places.limit
         if limit is not self._limit:  # A fork created a new limit.
             self._limit, self._before = limit, [0] * len(_REFUSALS)
@@ -55,7 +54,6 @@ class ShedSeries(Series):
         self._before = now
 
     def gauges(self) -> Iterable[Gauge]:
-        """The current limit, and the unloaded duration of its requests."""
         yield instruments.RULE_ADAPTIVE_LIMIT, self._labels, self.places.limit.limit
         yield instruments.RULE_ADAPTIVE_BASE, self._labels, self.places.limit.base_s
 
@@ -83,30 +81,28 @@ _USUAL: Final = frozenset(
     }
 )
 _RARE: Final = frozenset(_REQUESTS) - _USUAL
-"""Pairs of labels that don't occur, so they have no initial series with 0."""
+"""Pairs that don't occur, so they have no initial series with 0."""
 
 BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
 _BUCKETS: Final = len(BOUNDS) + 1
 ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
-"""Positions of a rule's values: its outcomes, and the first bucket count of its histogram."""
+"""Positions of a rule's values: its outcomes, and the first bucket of its histogram."""
 SUMS = COUNTS + _BUCKETS
-"""Position of the first sum of its histogram."""
+"""Position of the first sum of the histogram."""
 TINY: Final = 1e-9
 """Subtracted from a share, so that rounding can't lift it above an equal bound."""
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"
-"""Rule label of limiter metrics; not a valid rule name."""
+"""Not a valid rule name."""
 
 
 def outweighs(outcome: Outcome, other: Outcome) -> bool:
-    """Return True if an outcome supersedes another outcome of the same request."""
+    """True if an outcome supersedes another outcome of the same request."""
     return _WEIGHT[outcome] >= _WEIGHT[other]
 
 
 class RuleSeries(Series):
-    """Metrics of one rule."""
-
     __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "labels", "shed", "waiting")
 
     def __init__(self, name: str, tier: str = DEFAULT_TIER) -> None:
@@ -120,7 +116,7 @@ class RuleSeries(Series):
         self.shed: ShedSeries | None = None
 
     def take(self, rule: Rule) -> None:
-        """Update limits and options from a rule."""
+        """Update limits and options."""
         self._windows = windows_of(rule.every_limit)
         self._has_slots = takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
@@ -132,7 +128,7 @@ class RuleSeries(Series):
         self._windows = {**self._windows, **dict.fromkeys(windows, 0)}
 
     def adapt(self, places: ConcurrencyLimiter | None) -> None:
-        """Export the adaptive limit of the rule, None if it has none."""
+        """Export the adaptive limit of the rule, if any."""
         if places is None:
             self.shed = None
         elif self.shed is None or self.shed.places is not places:
@@ -166,11 +162,8 @@ class RuleSeries(Series):
 
 
 class Held(Protocol):
-    """Provides the slots that are currently held."""
-
     @property
-    def held(self) -> Sequence[Charge]:
-        """Charges of the held slots."""
+    def held(self) -> Sequence[Charge]: ...
 
 
 class Counts:
@@ -193,26 +186,24 @@ class Counts:
         self._config = ConfigSeries(loads, rules)
 
     def count(self, outcome: Outcome, source: Source) -> None:
-        """Count a request."""
         self._values[_PLACES[outcome][source]] += 1
         if exporter.is_idle:
             exporter.wake()
 
     def rule(self, rule: Rule) -> RuleSeries:
-        """Return the metrics of a rule. A redefined rule continues its metrics."""
+        """Return the metrics of a rule, which continue if it is redefined."""
         series = self.named(rule.name, rule.tier or DEFAULT_TIER)
         series.take(rule)
         return series
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
-        """Set limits to 0 that are in the old set but not in the new one."""
+        """Set limits to 0 that are no longer in the rules."""
         present = written(after)
         for labels, rule in written(before).items():
             kept = windows_of(present[labels].every_limit) if labels in present else {}
             self.named(*labels).retire([window for window in windows_of(rule.every_limit) if window not in kept])
 
     def named(self, name: str, tier: str = DEFAULT_TIER) -> RuleSeries:
-        """Return the metrics of a name and tier."""
         labels = name, tier
         series = self._rules.get(labels)
         if series is None:
@@ -220,7 +211,6 @@ class Counts:
         return series
 
     def series(self) -> Iterable[Series]:
-        """All counters and histograms."""
         yield self._requests
         for series in list(self._rules.values()):
             yield series
@@ -234,7 +224,6 @@ class Counts:
             yield self._config
 
     def gauges(self) -> Iterable[Gauge]:
-        """All gauges."""
         held: dict[str | None, int] = {}
         for kept in self._keepers:
             keeper = kept()
@@ -247,14 +236,11 @@ class Counts:
 
 
 class LimiterCounts(Counts):
-    """Metrics of a limiter. All keys and limits share one series."""
-
     def __init__(self) -> None:
         super().__init__()
         self._rule = self.named(LIMITER)
 
     def decided(self, decision: Decision, source: Source) -> None:
-        """Count a decision of the limiter."""
         if not decision.allowed:
             outcome: Outcome = "refused"
             self._rule.count(REFUSED, 1.0)
@@ -264,12 +250,10 @@ class LimiterCounts(Counts):
         self.count(outcome, source)
 
     def failed(self) -> None:
-        """Count a failed store call."""
         self.count("failed_closed", "nobody")
 
 
 def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | None]) -> None:
-    """Count a decision for the rules that were charged, and for those without room."""
     counted = [
         (bucket, rows(bucket.charge))
         for bucket in decision.evidence
@@ -279,7 +263,7 @@ def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | Non
 
 
 def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *, is_charged: bool, is_allowed: bool) -> None:
-    """Count the decision about buckets for their rules, like `count_decision`."""
+    """Count a decision for the rules that were charged, and for those without room."""
     found: dict[RuleSeries, tuple[int, float]] = {}
     for bucket, row in buckets:
         if row is None:
@@ -294,7 +278,7 @@ def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *,
 
 
 def _used(bucket: BucketReading, *, is_charged: bool) -> float:
-    """Return the used share of the fullest window after a decision; 1 for a banned bucket."""
+    """Used share of the fullest window after a decision; 1 for a banned bucket."""
     charge, before, after = bucket
     algorithm = charge.bucket.algorithm
     if not algorithm.IS_LIMIT:
@@ -308,7 +292,6 @@ def _used(bucket: BucketReading, *, is_charged: bool) -> float:
 
 @contextmanager
 def counted_waiting(rows: Iterable[RuleSeries]) -> Iterator[None]:
-    """Count a request as waiting under rules."""
     for row in rows:
         row.waiting[0] += 1
     try:
@@ -319,8 +302,6 @@ def counted_waiting(rows: Iterable[RuleSeries]) -> Iterator[None]:
 
 
 class ReloadStats(Protocol):
-    """Loads of the rules of a gate."""
-
     ok: int
     rejected: int
     was_ok: bool
@@ -328,8 +309,6 @@ class ReloadStats(Protocol):
 
 
 class ConfigSeries(Series):
-    """Rule loads, counted by the gate, and the current rules from ``rules``."""
-
     __slots__ = ("_loads", "_rules")
 
     def __init__(self, loads: ReloadStats, rules: Callable[[], RuleSet | None]) -> None:
@@ -339,11 +318,9 @@ class ConfigSeries(Series):
         self._rules = rules
 
     def look(self) -> None:
-        """Update the counts."""
         self.values[:] = self._loads.ok, self._loads.rejected
 
     def gauges(self) -> Iterable[Gauge]:
-        """The last load and the current rules."""
         yield instruments.CONFIG_SUCCESS, (), int(self._loads.was_ok)
         yield instruments.CONFIG_TIMESTAMP, (), self._loads.at
         rules = self._rules()
@@ -352,17 +329,13 @@ class ConfigSeries(Series):
 
 
 class ProcessMetrics:
-    """Process-wide metrics."""
-
     def __init__(self) -> None:
         self._diagnoses = Series(times_logged, [(instruments.DIAGNOSTICS, (diagnosis.code,)) for diagnosis in Diagnosis])
 
     def series(self) -> Iterable[Series]:
-        """Diagnostics."""
         return (self._diagnoses,)
 
     def gauges(self) -> Iterable[Gauge]:
-        """Lag of event loops and proxies, if measured."""
         if heartbeats.are_known:
             yield instruments.ADAPTIVE_LAG, (), max(heartbeats.lags_s(), default=0.0)
 
@@ -371,7 +344,7 @@ _process_metrics = ProcessMetrics()
 
 
 def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
-    """Export metrics, each while its owner lives, and the process-wide metrics."""
+    """Export metrics, each while its owner lives, and the process-wide ones."""
     exporter.attach(observers, *metrics, (_process_metrics, _process_metrics))
 
 
@@ -380,11 +353,11 @@ _HISTOGRAM: Final = len(instruments.RULE_UTILIZATION.bounds) + len(("infinity", 
 _ADAPTIVE: Final = prod(map(len, instruments.RULE_SHED.values.values())) + len(
     (instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_ADAPTIVE_BASE)
 )
-"""Series of an adaptive rule, without requests in flight and waiting."""
+"""Without requests in flight and waiting."""
 
 
 def series(rules: RuleSet) -> int:
-    """Return the number of Prometheus series of a rule set per process."""
+    """Number of Prometheus series of a rule set per process."""
     rest = _RULE_COUNTERS + _HISTOGRAM
     return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written(rules).values())
 
@@ -410,5 +383,5 @@ def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
 
 
 def takes_slots(rule: Rule) -> bool:
-    """Return True if requests of the rule take slots."""
+    """True if requests of the rule take slots."""
     return any(bucket.has_slots for bucket in rule.buckets)

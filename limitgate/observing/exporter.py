@@ -1,6 +1,6 @@
 """Observers, and the export of metrics to them: once a second while values change, before a scrape, and at the end.
 
-A separate thread exports, independent of event loops. Observers receive differences, so metrics of gates and processes add up.
+A thread exports, independent of event loops. Observers receive differences, so metrics of gates and processes add up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMES = {
     "prometheus": ("limitgate.prometheus", "PrometheusObserver"),
     "opentelemetry": ("limitgate.opentelemetry", "OpenTelemetryObserver"),
 }
-"""Module and class of each named observer; imported on use."""
+"""Module and class by name; imported on use."""
 
 
 @runtime_checkable
@@ -85,7 +85,7 @@ class Series:
     """Counters and histograms of one subject, which only increase.
 
     ``values`` has one number per counter, and per histogram the counts of its buckets followed by their sums. Series with
-    ``rare`` labels start at the first count; all others exist from the start.
+    ``rare`` labels start at the first count.
     """
 
     __slots__ = ("counters", "histograms", "rare", "values")
@@ -103,7 +103,7 @@ class Series:
         self.rare = rare
 
     def export(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Export the difference between ``before`` and ``now``; None exports all series, with 0 if new."""
+        """Export the difference between ``before`` and ``now``; all series if ``before`` is None."""
         is_first = before is None
         new = now if before is None else [value - was for value, was in zip(now, before)]
         place = len(self.counters)
@@ -119,13 +119,10 @@ class Series:
 
 
 class Metrics(Protocol):
-    """Metrics of one subject, such as a gate or a store."""
-
     def series(self) -> Iterable[Series]:
-        """Counters and histograms: the same objects each time, possibly with new ones."""
+        """The same objects each time, possibly with new ones."""
 
-    def gauges(self) -> Iterable[Gauge]:
-        """Current values."""
+    def gauges(self) -> Iterable[Gauge]: ...
 
 
 class _Exported:
@@ -134,18 +131,17 @@ class _Exported:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._owners: dict[Metrics, ref[object]] = {}
-        """Owners of metrics; metrics without an owner get a final export."""
         self._values: dict[Series, Sequence[Any]] = {}
         self._gauges: dict[Name, float] = {}
         self._inherited: list[Series] = []
-        """Series of a forked child that still need an export with 0; the parent exports their previous counts."""
+        """Series of a forked child to export once with 0; the parent exports their previous counts."""
         self._failed = Once(Diagnosis.OBSERVER_FAILED)
 
     def attach(self, metrics: Metrics, owner: object) -> None:
         self._owners.setdefault(metrics, ref(owner))
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork: the parent exports previous counts."""
+        """The parent exports previous counts."""
         self._gauges.clear()
         self._inherited = [series for metrics in self._owners for series in metrics.series()]
         self._values = {series: series.values.copy() for series in self._inherited}
@@ -205,12 +201,10 @@ def _joined(instrument: Instrument, one: float, other: float) -> float:
 
 
 class MetricsExporter:
-    """Exports all metrics of this process to its observers."""
-
     def __init__(self) -> None:
         self._exported: dict[Observer, _Exported] = {}
         self.is_idle = True
-        """True if counting has to `wake` the exporter."""
+        """Counting has to `wake` the exporter."""
         self._reset()
         reset_in_children(self)
         get_ready_for_forks(self)
@@ -223,12 +217,11 @@ class MetricsExporter:
         self._is_exporting = False
 
     def before_fork(self) -> None:
-        """Wait for the current export, so that the child doesn't inherit held locks of observers."""
+        """Wait for the current export, so that the child doesn't inherit locks of observers."""
         with self._lock:
             pass
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         self._reset()
         self.is_idle = True
         for exported in self._exported.values():
@@ -244,7 +237,7 @@ class MetricsExporter:
         self.export()
 
     def wake(self) -> None:
-        """Start exporting every second until nothing changes. No effect without observers."""
+        """Export every second until nothing changes."""
         if not self._exported:
             return
         self.is_idle = False
@@ -253,7 +246,7 @@ class MetricsExporter:
             self._start()
 
     def export(self, *, waits: bool = True) -> bool:
-        """Export new values to every observer. True if any. Without ``waits``, False if another thread exports."""
+        """Export new values. True if any; without ``waits``, False if another thread exports."""
         if not self._lock.acquire(blocking=waits):
             return False
         try:
@@ -311,7 +304,7 @@ class CallSeries(Series):
         super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
 
     def note(self, result: Result | StoreFault, seconds: float) -> None:
-        """Count a call of ``seconds``. An overload of this process made no call."""
+        """Count a call. An overload of this process made no call."""
         if result != "overload":
             place = _CALL_STARTS[result] + bisect_left(_CALL_BOUNDS, seconds)
             self.values[place] += 1
@@ -319,7 +312,7 @@ class CallSeries(Series):
 
 
 class StoreCounts:
-    """Metrics of a store. Reads ``healthy`` and ``outages`` from it, if present."""
+    """Metrics of a store. Reads ``healthy`` and ``outages`` if present."""
 
     def __init__(self, store: object) -> None:
         self.scheme: str = getattr(store, "scheme", "custom")
@@ -332,7 +325,6 @@ class StoreCounts:
             self._series.append(calls)
 
     def series(self) -> Iterable[Series]:
-        """Calls and outages."""
         outages = getattr(self._store(), "outages", self._seen)
         # The store of a forked child counts from 0.
         self._outages.values[0] += outages - self._seen if outages >= self._seen else outages
@@ -340,7 +332,6 @@ class StoreCounts:
         return self._series
 
     def gauges(self) -> Iterable[Gauge]:
-        """1 if the store is available."""
         store = self._store()
         if store is not None:
             yield instruments.STORE_UP, (self.scheme,), int(getattr(store, "healthy", True))

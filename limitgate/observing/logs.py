@@ -1,7 +1,7 @@
 """Logs of refusals, without floods, and of changed limits and bans.
 
-A bucket logs one line at its first refusal, and one after a quiet period. In between, refusals are only counted; a thread
-checks once a second for ended episodes while there are any. The audit log has structured fields for JSON, at level INFO.
+A bucket logs its first refusal, and a line after a quiet period. In between, refusals are only counted; a thread checks once a
+second for ended episodes while there are any. The audit log has structured fields for JSON, at level INFO.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ audit_log = logging.getLogger("limitgate.audit")
 QUIET = 10.0
 """Seconds without a refusal that end an episode."""
 MOST = 4096
-"""Maximum number of open episodes; the oldest one ends early."""
+"""Maximum number of open episodes; the oldest ends early."""
 MINUTE = 60.0
 _PERIOD = 1.0
 _SHADOW = " (shadow: these requests pass)"
-"""Marks refusals of a shadow rule."""
 
 _Line = tuple[str, tuple[object, ...], dict[str, Any]]
 
@@ -47,13 +46,12 @@ class _Episode:
     def __init__(self, rule: str | None, now: int, at: float, *, is_shadow: bool) -> None:
         self.rule = rule
         self.is_shadow = is_shadow
-        """True if the refused requests pass."""
         self.began = self.last = now
         self.count = 1
         self.looked_at = 0
         self.grown_at = at
         self.is_told = False
-        """True if the beginning was logged; then the end is logged too."""
+        """The beginning was logged, so the end is, too."""
         self.who = ""
         """Name of the refused client with a leading blank, or empty."""
 
@@ -71,7 +69,6 @@ class Episodes:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         self._open: OrderedDict[str, _Episode] = OrderedDict()
         self._told: deque[float] = deque(maxlen=self._per_minute)
         self._left_out, self._left_out_since = 0, 0.0
@@ -79,7 +76,7 @@ class Episodes:
         self._is_watched = False
 
     def count(self, key: str, now: int) -> bool:
-        """Count a refusal by the bucket of this key. False if it begins an episode, see `begin`."""
+        """Count a refusal. False if it begins an episode, see `begin`."""
         episode = self._open.get(key)
         if episode is None or now - episode.last > QUIET * 1e6:
             return False
@@ -97,10 +94,7 @@ class Episodes:
         *,
         is_shadow: bool = False,
     ) -> None:
-        """Begin an episode with its first refusal.
-
-        ``name`` returns the name of the client, if it is logged. ``is_shadow`` is True if the request passes.
-        """
+        """Begin an episode with its first refusal. ``is_shadow``: the request passes."""
         lines: list[_Line] = []
         with self._lock:
             if self.count(key, now):  # Another thread was faster.
@@ -127,7 +121,6 @@ class Episodes:
         _log(lines)
 
     def tell(self, text: str, values: tuple[object, ...], facts: dict[str, Any]) -> None:
-        """Log a line of another kind, within the rate."""
         with self._lock:
             is_told = self._may_log(self._clock())
             self._watch()
@@ -198,7 +191,7 @@ def _log(lines: list[_Line]) -> None:
 def audited(
     flow: Generator[Any, Any, T], action: str, name: Callable[[], str], reason: str | None, **facts: object
 ) -> Generator[Any, Any, T]:
-    """Run a flow, and log its change of state. ``name`` returns the name of the target."""
+    """Run a flow and log its change of state. ``name`` returns the name of the target."""
     result = yield from flow
     if audit_log.isEnabledFor(logging.INFO):
         target, by = name(), somebody()

@@ -1,4 +1,4 @@
-"""Options of all throttled clients; with ``strict``, limits that hold in any period whatever the service's algorithm."""
+"""Options of all throttled clients, and limits for ``strict``."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ class ClientOptions(TypedDict, total=False):
 
 
 class CheckedOptions(NamedTuple):
-    """Validated `ClientOptions`."""
-
     timeout: float
     """Infinite for no maximum."""
     on_error: OnError
@@ -83,7 +81,6 @@ class CheckedOptions(NamedTuple):
 
 
 def _is_seconds(value: object) -> TypeGuard[float]:
-    """Return True for numbers of at least 0 that a float can hold."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return 0 <= value <= sys.float_info.max or value == math.inf
@@ -115,7 +112,7 @@ def strict(limit: Limit | str) -> Limit:
 
 
 def check_is_strict(limit: Limit) -> None:
-    """Raise `ConfigError` for a limit that can let more than the count pass in a period."""
+    """Raise `ConfigError` for a limit that lets more than the count pass in a period."""
     if limit.borrow or (limit.period and most_within(limit.period, [limit]) > limit.count):
         raise ConfigError(
             f"{limit!r} may let more than {limit.count} pass in {limit.period} s, expected a limit without an algorithm of its "

@@ -31,38 +31,37 @@ INTERVAL_S = 0.100
 INTERVAL_REQUESTS = 10
 """Requests during lag that make a loop hot, if that takes longer."""
 BUDGET_S = 0.010
-"""Part of an iteration, in seconds, that admits requests while the loop is hot."""
+"""Seconds of an iteration that admit requests while the loop is hot."""
 BUDGET_REQUESTS = 2
 """Requests that an iteration admits, if they take longer."""
 WAITING_S = 0.030
-"""Additional seconds to admit while connections wait to be accepted, because they have caused no work yet."""
+"""Additional seconds while connections wait to be accepted, because they have caused no work yet."""
 LEARNED = 0.1
-"""Weight of an iteration in the moving average of the loop time per request, which is capped at a second."""
+"""Weight of an iteration in the average loop time per request, which is capped at a second."""
 RESTS_AFTER = 100
-"""Heartbeats pause after this many without a request."""
 
 
 class LagGuard:
-    """Guard of an event loop, or of threads behind a proxy.
+    """Guard of an event loop, or of threads behind a proxy. Receives either heartbeats or waits.
 
-    It receives either heartbeats or waits. ``unaccepted`` returns the number of connections that the loop hasn't accepted.
+    ``unaccepted`` returns the number of connections that the loop hasn't accepted.
     """
 
     __slots__ = ("_begun", "_late_since", "_quiet", "_stands", "_unaccepted", "due_at", "is_hot", "lag_s", "request_s")
 
     def __init__(self, unaccepted: Callable[[], int] = int) -> None:
         self.due_at = math.inf
-        """Time of the next heartbeat; infinite while heartbeats pause, when the next request calls `start`."""
+        """Next heartbeat; infinite while heartbeats pause, until a request calls `start`."""
         self.is_hot = False
         self.lag_s = 0.0
         self.request_s = 0.0
-        """Loop time per request in seconds; 0 if the loop was never late."""
+        """Loop seconds per request; 0 if the loop was never late."""
         self._begun = 0
         self._quiet = 0
         self._late_since: float | None = None
         self._unaccepted = unaccepted
         self._stands = False
-        """True if connections waited at the last heartbeat, which was on time."""
+        """Connections waited at the last heartbeat, which was on time."""
 
     def start(self, now: float) -> float:
         """Start heartbeats. Returns the time of the first one."""
@@ -91,7 +90,7 @@ class LagGuard:
         self._observe(now, wait_s)
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """Return True to refuse a request now; call once per request. ``share`` is its priority's part of an iteration."""
+        """True to refuse a request now; call once per request. ``share`` is its priority's part of an iteration."""
         over_s = now - self.due_at
         if not self.is_hot and (over_s > 0 or self._late_since is not None):
             since = self.due_at if self._late_since is None else self._late_since
@@ -114,7 +113,7 @@ class LagGuard:
 CLOCKS_S = 0.050
 """Usual difference of synchronized clocks, plus network delay, in seconds."""
 LASTS_S = 10.0
-"""A minimum wait of more than this many seconds isn't a queue."""
+"""A longer minimum wait isn't a queue."""
 
 
 class ProxyQueue:
@@ -131,7 +130,6 @@ class ProxyQueue:
         self._turns_at = -math.inf
 
     def lag_s(self, now: float, waited_s: float) -> float:
-        """Return the seconds of queueing before a request that arrives now and has waited ``waited_s``."""
         if now >= self._turns_at:
             is_first = math.isinf(self._turns_at)
             self._before_s, self._least_s = math.inf if is_first else self._least_s, waited_s
@@ -143,9 +141,9 @@ class ProxyQueue:
 
 
 DESCRIPTORS = 256
-"""File descriptors to scan for listening sockets, which servers open first."""
+"""Scanned for listening sockets, which servers open first."""
 SCAN_EVERY_S = 60.0
-"""Interval between scans in seconds; a closed socket triggers an earlier scan."""
+"""Seconds between scans; a closed socket triggers an earlier one."""
 _INFO: Final[int] = getattr(socket, "TCP_INFO", 0)
 _LISTENS: Final = 10
 """State of a listening socket, the first byte of `tcp_info`."""
@@ -154,16 +152,16 @@ _WAITING: Final = slice(24, 28)
 
 
 class ListenQueue:
-    """Accept queues of all listening sockets of this process. ``clock`` is monotonic, in seconds."""
+    """Accept queues of all listening sockets, for TCP on Linux. ``clock`` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._sockets: list[int] = []
-        """File descriptors, which may have been closed and reused."""
+        """File descriptors, possibly closed and reused."""
         self._scan_at = -math.inf
 
     def __call__(self) -> int:
-        """Return the number of waiting connections, 0 if the system doesn't report it."""
+        """Number of waiting connections, 0 if the system doesn't report it."""
         lengths = [_length(descriptor) for descriptor in self._sockets]
         if None in lengths or self._clock() >= self._scan_at:
             self._scan_at = self._clock() + SCAN_EVERY_S
@@ -173,7 +171,7 @@ class ListenQueue:
 
 
 def _length(descriptor: int) -> int | None:
-    """Return the queue length of a listening socket, None for other descriptors.
+    """Queue length of a listening socket, None for other descriptors.
 
     Queries a duplicate, because the server may close its socket at any time.
     """
@@ -215,16 +213,13 @@ class LoopGuard(LagGuard):
         self._task: Callable[[], object] = lambda: None
 
     def start(self, now: float) -> float:
-        """Start heartbeats. Returns the time of the first one."""
         self._run = _run()
         return super().start(now)
 
     def beat(self, now: float) -> float | None:
-        """Record a heartbeat; return the time of the next one, None to pause until a request."""
         return super().beat(now) if self._run is _run() else self.start(now)
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """Return True to refuse a request now, see `LagGuard.refuses`."""
         if now <= self.due_at:
             if self._late_since is None and not self.is_hot:
                 self._begun += 1
@@ -245,7 +240,7 @@ class LoopGuard(LagGuard):
 
 
 def _run() -> object:
-    """Return an object that identifies a run of this thread's event loop."""
+    """Identify a run of this thread's event loop."""
     return sys.get_asyncgen_hooks().firstiter
 
 
@@ -253,8 +248,7 @@ class Lagging(Protocol):
     """A source of lag other than an event loop."""
 
     @property
-    def lag_s(self) -> float | None:
-        """Its lag in seconds, None if unknown."""
+    def lag_s(self) -> float | None: ...
 
 
 class Heartbeats:
@@ -267,10 +261,9 @@ class Heartbeats:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Forget all event loops, which don't run in the child of a fork."""
+        """Event loops don't run in the child of a fork."""
         self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
         self._latest: tuple[Callable[[], _Loop | None], LoopGuard] = lambda: None, LoopGuard()
-        """The last event loop and its guard, a fast path for the usual single loop."""
 
     def guard(self) -> LoopGuard | None:
         """Return the guard of the running event loop and start its heartbeat; None without a loop."""
@@ -289,7 +282,6 @@ class Heartbeats:
 
     @property
     def are_known(self) -> bool:
-        """True if any lag was measured."""
         return len(self._guards) > 0 or len(self._others) > 0
 
     def note(self, other: Lagging) -> None:
@@ -297,7 +289,7 @@ class Heartbeats:
         self._others[other] = None
 
     def lags_s(self) -> list[float]:
-        """Return all current lags in seconds."""
+        """Current lags in seconds."""
         others = [other.lag_s for other in _alive(self._others)]
         guards = [self._guards[loop] for loop in _alive(self._guards)]
         return [guard.lag_s for guard in guards if guard.due_at != math.inf] + [lag_s for lag_s in others if lag_s is not None]

@@ -11,10 +11,10 @@ from typing import Generic, Literal, TypeVar
 from limitgate.limits.bucket import RESERVES, Priority
 
 Refusal = Literal["limit", "lag", "thinned"]
-"""Reason of a refusal: no room for its priority, a late event loop, or preference for a higher priority."""
+"""No room for its priority, a late event loop, or preference for a higher priority."""
 
 LATELY_S = 1.0
-"""Length of the recent period in seconds."""
+"""Seconds that count as recent."""
 SPREAD_S = 10
 """Seconds over which retries are spread if all requests are refused."""
 
@@ -27,30 +27,28 @@ class PriorityLevel:
     def __init__(self, priority: Priority) -> None:
         self.priority: Priority = priority
         self.share = Fraction(1)
-        """Share of the limit that it may use."""
+        """Of the limit."""
         self.budget = 1.0
-        """Share of an iteration of a hot loop."""
+        """Of an iteration of a hot loop."""
         self.room = 1
-        """Maximum total of requests in flight that still admits this priority."""
+        """Total of requests in flight that still admits this priority."""
         self.free = 0
         """The same on the fast path."""
         self.kept = 1.0
         """Share of its requests that pass thinning."""
         self.admitted = 0
         self.limit = 0
-        """Requests refused for lack of room, immediately or after waiting."""
+        """Refused for lack of room, immediately or after waiting."""
         self.lag = 0
         self.thinned = 0
         self._credit = 0.5
 
     @property
     def refused(self) -> int:
-        """Refused requests, without thinned ones."""
         return self.limit + self.lag
 
     @property
     def shed(self) -> int:
-        """All refused requests."""
         return self.limit + self.lag + self.thinned
 
     def keep(self, reserve: Fraction | None) -> None:
@@ -59,11 +57,11 @@ class PriorityLevel:
         self.budget = float(self.share)
 
     def make_room(self, limit: int) -> None:
-        """Apply the share to a limit, leaving at least one request."""
+        """Apply the share, leaving at least one request."""
         self.room = max(1, int(limit * self.share))
 
     def passes_thinning(self) -> bool:
-        """Return True for the share of requests that passes, evenly spaced."""
+        """True for the share of requests that passes, evenly spaced."""
         credit = self._credit + self.kept
         passes = credit >= 1
         self._credit = credit - passes
@@ -79,7 +77,6 @@ class RecentShare:
         self._totals: deque[tuple[float, int, int]] = deque()
 
     def note(self, now: float, came: int, shed: int) -> None:
-        """Record the total numbers of requests and refusals."""
         totals = self._totals
         if totals and now - totals[-1][0] > LATELY_S:
             totals.clear()
@@ -88,13 +85,12 @@ class RecentShare:
         totals.append((now, came, shed))
 
     def of(self, came: int, shed: int) -> float:
-        """Return the share, from 0 to 1, for the current totals."""
         _, came_before, shed_before = self._totals[0] if self._totals else (0.0, 0, 0)
         return (shed - shed_before) / (came - came_before) if came > came_before else 0.0
 
 
 def retry_after_s(share: float, random: Callable[[], float]) -> int:
-    """Return randomized whole seconds until a retry for a share of recent refusals; ``random`` returns [0, 1)."""
+    """Randomized whole seconds until a retry for a share of recent refusals; ``random`` returns [0, 1)."""
     return 1 + int(random() * (round(SPREAD_S * share) + 1))
 
 
@@ -103,16 +99,14 @@ GAIN = 0.1
 GOAL = 0.05
 """Refused share of a priority that is tolerated before lower ones are thinned."""
 WEIGHT = 0.2
-"""Weight of a step in the moving averages of refused shares."""
+"""Weight of a step in the moving averages."""
 QUIET_STEPS = 10
-"""The load is over after this many steps without refusals other than thinning."""
+"""The load is over after this many steps without other refusals."""
 FALLS = 0.05
 """Fall of the level per step after that."""
 
 
 class _RefusedShare:
-    """Moving average of the refused share of a priority, from its totals."""
-
     __slots__ = ("_admitted", "_level", "_refused", "value")
 
     def __init__(self, level: PriorityLevel) -> None:
@@ -140,7 +134,7 @@ class Thinning:
 
     def __init__(self, levels: Mapping[Priority, PriorityLevel]) -> None:
         self.level = 0.0
-        """From 0, all requests pass, to 2, only high priority passes."""
+        """From 0, all pass, to 2, only high priority passes."""
         self._high, self._normal = _RefusedShare(levels["high"]), _RefusedShare(levels["normal"])
         self._quiet = 0
 
@@ -158,7 +152,7 @@ class Thinning:
         self.level = min(2.0, max(0.0, self.level + step))
 
     def kept(self, priority: Priority) -> float:
-        """Return the share of a priority that passes."""
+        """Share of a priority that passes."""
         if priority == "high":
             return 1.0
         return 1 - min(1.0, self.level if priority == "low" else max(0.0, self.level - 1))
@@ -171,11 +165,11 @@ INTERVAL_S = 0.100
 INTERVAL_PLACES = 10
 """Released permits in that time, if that takes longer."""
 MOMENT_S = 0.005
-"""Maximum wait in a standing queue, in seconds."""
+"""Maximum seconds of waiting in a standing queue."""
 MOMENT_PLACES = 2
 """Released permits in that time, if that takes longer."""
 MOST = 1000
-"""Maximum number of waiters; more would take memory and time out."""
+"""More waiters would take memory and time out."""
 
 
 class WaitingLine(Generic[W]):
@@ -196,7 +190,7 @@ class WaitingLine(Generic[W]):
         return sum(map(len, self._waiting.values()))
 
     def is_before(self, priority: Priority) -> bool:
-        """Return True if a request of this or a higher priority waits."""
+        """True if a request of this or a higher priority waits."""
         return any(line for each, line in self._waiting.items() if RESERVES[each] <= RESERVES[priority])
 
     def join(self, now: float, waiter: W, priority: Priority) -> W | None:
@@ -210,16 +204,14 @@ class WaitingLine(Generic[W]):
         return lowest.popitem(last=False)[0]
 
     def leave(self, waiter: W, priority: Priority) -> None:
-        """Remove a waiter, if present."""
         self._waiting[priority].pop(waiter, None)
 
     def call(self, now: float, priority: Priority) -> W | None:
-        """Remove and return the next waiter of a priority, or None."""
         line = self._waiting[priority]
         return line.popitem(last=self._stands(now))[0] if line else None
 
     def overdue(self, now: float) -> list[W]:
-        """Remove and return the waiters that waited too long."""
+        """Remove and return those that waited too long."""
         patience_s, gone = self._patience_s(now), []
         for line in self._waiting.values():
             while line and next(iter(line.values())) + patience_s <= now:
@@ -227,7 +219,7 @@ class WaitingLine(Generic[W]):
         return gone
 
     def due_at(self, now: float) -> float:
-        """Return the time when the next waiter will have waited too long, infinite if none waits."""
+        """Time when the next waiter will have waited too long; infinite if none waits."""
         oldest = min((next(iter(line.values())) for line in self._waiting.values() if line), default=math.inf)
         soonest = oldest + self._patience_s(now)
         return soonest if self._stands(now) or not self else min(soonest, max(self._stands_at, oldest + self._moment_s))

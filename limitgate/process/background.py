@@ -1,4 +1,4 @@
-"""Daemon threads: those that maintain connections, slot maps and leases, and the one that polls for changes."""
+"""Daemon threads, of which one polls for changes."""
 
 from __future__ import annotations
 
@@ -45,16 +45,13 @@ def _run(target: Callable[..., object], *args: Any) -> None:
 class Pollable(Protocol):
     """Something that may change."""
 
-    def poll(self) -> None:
-        """Check for a change and apply it."""
+    def poll(self) -> None: ...
 
     def forget(self) -> None:
         """Assume a change, because the last poll was interrupted."""
 
 
 class Poller:
-    """A daemon thread that polls while this object lives, and restarts in forked children."""
-
     def __init__(self, seconds: float, pollables: Sequence[Pollable]) -> None:
         self._seconds = seconds
         self._pollables = pollables
@@ -65,11 +62,10 @@ class Poller:
 
     @property
     def is_running(self) -> bool:
-        """True if the thread is polling."""
         return self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
 
     def start(self, *, in_children: bool = False) -> None:
-        """Start polling, or with ``in_children`` only in forked processes."""
+        """Start polling, or with ``in_children`` only in forked processes. The thread doesn't keep this object alive."""
         self._is_wanted = True
         if in_children or self.is_running:
             return
@@ -85,12 +81,11 @@ class Poller:
             self._thread = thread
 
     def stop(self) -> None:
-        """Stop polling until the next start."""
+        """Stop until the next start."""
         self._is_wanted = False
         self._ended.set()
 
     def poll(self) -> None:
-        """Poll once."""
         self._is_looking = True
         for each in self._pollables:
             with logged_errors():

@@ -1,4 +1,4 @@
-"""Clocks, timers and tasks of event loops. Clocks and timers keep running while a test has frozen time."""
+"""Clocks, timers and tasks of event loops. Clocks and timers run while a test has frozen time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ monotonic: Callable[[], float] = _own_time.monotonic
 
 
 def asyncio_is_stopped() -> bool:
-    """Return True if a test replaced `time.monotonic`: then asyncio timers may never fire."""
+    """True if a test replaced `time.monotonic`: then asyncio timers may never fire."""
     return type(time.monotonic) is not BuiltinFunctionType
 
 
 def loop_time(loop: asyncio.AbstractEventLoop) -> float:
-    """Return seconds on the clock of an event loop, or of `monotonic` if it is frozen."""
+    """Seconds on the clock of an event loop, or of `monotonic` if it is frozen."""
     return monotonic() if asyncio_is_stopped() else loop.time()
 
 
@@ -65,6 +65,6 @@ def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Create a task that starts in the next loop iteration, with an empty context.
 
-    An eager task could end before its owner knows it. The task outlives the request, whose context would stay alive.
+    An eager task could end before its owner knows it. The context of the request would stay alive.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())

@@ -1,4 +1,4 @@
-"""Copies of state: what a forked child must not share, and pickles of objects with connections, locks and threads."""
+"""State that forks and pickles must not copy: locks, connections, threads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ T = TypeVar("T")
 
 
 class Forked(Protocol):
-    """An object that resets itself in a forked child."""
-
     def reset_after_fork(self) -> None:
-        """Drop locks, connections and threads of the parent, in the child of a fork."""
+        """Drop locks, connections and threads of the parent."""
 
 
 class Forking(Protocol):
-    """An object that prepares for a fork."""
-
     def before_fork(self) -> None:
-        """Wait in the parent until this object's threads hold no locks that the child would inherit."""
+        """Wait until no thread of this object holds a lock that the child would inherit."""
 
 
 _all: WeakSet[Forked] = WeakSet()
@@ -45,7 +41,7 @@ def _before_fork() -> None:
 
 
 def living(kind: type[T]) -> list[T]:
-    """Return the living objects of a class registered with `reset_in_children`."""
+    """Return the living objects of a class given to `reset_in_children`."""
     while True:
         try:
             return [each for each in _all if isinstance(each, kind)]
@@ -74,7 +70,6 @@ class Remade:
     _made_of: tuple[Sequence[Any], Mapping[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember the arguments."""
         made = super().__new__(cls)
         made._made_of = args, kwargs
         return made
@@ -130,7 +125,7 @@ class Unpicklable:
 
 
 def unpicklable(made_by: str) -> TypeError:
-    """Return the error for a pickle, or a copy, of an object that belongs to this process."""
+    """Return the error for a pickle or copy of an object that belongs to this process."""
     return TypeError(
         f"{made_by} cannot be pickled: its state is in the memory of this process, expected the call in each process"
     )

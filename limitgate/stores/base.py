@@ -19,18 +19,18 @@ class ConfigRequest(NamedTuple):
     key: str
     text: str | None = None
     version: int | None = None
-    """Replace only this version; 0 means "no text yet", None means any version."""
+    """Replace only this version; 0: no text yet; None: any."""
 
 
 class StoredConfig(NamedTuple):
-    """The text under a key after a request. It is stored until it is replaced."""
+    """The text under a key after a request. Stored until it is replaced."""
 
     version: int
-    """Number of replacements; 0 if there is no text or LimitGate did not write the value."""
+    """Number of replacements; 0 without a text that LimitGate wrote."""
     text: str | None
     """Empty if LimitGate did not write the value."""
     waited: float = 0.0
-    """Seconds of store silence before the answer, see `Reading`."""
+    """Seconds of store silence, see `Reading`."""
 
     def having_waited(self, waited: float) -> StoredConfig:
         """Return a copy with ``waited`` in seconds."""
@@ -82,9 +82,9 @@ class AsyncConfigStore(AsyncStore, Protocol):
 
 
 MAX_BATCH = 64
-"""Maximum plans per call, which take well under a millisecond."""
+"""Plans per call, which take well under a millisecond."""
 MAX_LOAD = 2_000
-"""Maximum estimated microseconds of a call, by `Bucket.load`, except for a single plan."""
+"""Estimated microseconds of a call, by `Bucket.load`, except for a single plan."""
 
 
 class Room:

@@ -27,7 +27,7 @@ from limitgate.limits.bucket import Bucket
 from limitgate.limits.template import MAX_WINDOWS, Row
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
-"""Write time in Unix µs, last cost, windows and states."""
+"""Write time (Unix µs), last cost, windows and states."""
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
@@ -41,7 +41,7 @@ _COST_AT: Final = _NUMBER.size + _TIME.size
 
 @cache
 def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., bytes], Callable[[bytes], tuple[int, ...]]]:
-    """Return the struct of ``numbers`` numbers, zeros, pack and unpack. Cached, because many layouts share them."""
+    """Struct of ``numbers`` numbers, zeros, pack and unpack. Cached, because many layouts share them."""
     form = struct.Struct(f"{HEAD.format}{numbers}q")
     return form, (0,) * numbers, form.pack, form.unpack
 
@@ -79,20 +79,20 @@ class Layout:
         self.is_debts = bool(initial) and all(type(state) is int for state in initial)
         """Each state is one number."""
         self.is_row = type(initial[0]) is tuple if initial else False
-        """A single state of several numbers."""
+        """The only state is a tuple of numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
         self.is_slots = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
         form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size = form.size
-        """Bytes of a value, without entries."""
+        """Without entries."""
         self.plain_size = form.size if self.is_debts else 0
         """0 if the states are not plain numbers."""
         self.drains = bucket.algorithm is gcra
         """Debts drain by `Bucket.counts`."""
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
-        """Built on first use; None if the algorithm has none."""
+        """Built on first use."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
             self.charge = straight_charge(straight, form.format, len(initial))
         elif self.is_log:
@@ -141,7 +141,7 @@ class Layout:
     ) -> bytes | None:
         """Return the value after a refund of a plain charge with the states ``was`` at ``as_of`` (Unix µs).
 
-        Returns None if the value has another layout or was written in the future.
+        None if the value has another layout or was written in the future.
         """
         if self.is_slots:
             return _give_slot_back(value, now, self.number, slot)
@@ -168,7 +168,7 @@ class Layout:
 
 
 class Layouts:
-    """Layouts of a store's buckets. An unused layout is dropped and its number reused."""
+    """Layouts of a store's buckets. The number of an unused layout is reused."""
 
     def __init__(self) -> None:
         self.known: dict[Bucket, Layout] = {}
@@ -295,10 +295,10 @@ def charge(value, now, number, cost, rows, slot=0):
 
 @cache
 def straight_charge(straight: Straight, form: str, windows: int) -> StraightCharge:
-    """Return a function that charges a bucket of ``windows`` windows; ``form`` is the `struct` format of its value.
+    """Make a function that charges a bucket of ``windows`` windows; ``form`` is the `struct` format of its value.
 
-    Its arguments are the value, the time in Unix µs, the layout number, the cost, the rows of the windows and the name of a
-    slot. It returns the states at that time and the new value (None if the cost does not fit), or None if the value has another
+    Its arguments are the value, the time (Unix µs), the layout number, the cost, the rows of the windows and the name of a
+    slot. It returns the states at that time and the new value (None if the cost does not fit); or None if the value has another
     layout or cost, or was written in the future.
     """
     value = struct.Struct(form)
@@ -335,7 +335,7 @@ def refund(value, now, number, was, as_of, rows):
 
 @cache
 def straight_refund(straight: Straight, refund: StraightRefund, form: str, windows: int) -> Callable[..., bytes | None]:
-    """Return a function that refunds such a charge.
+    """Make a function that refunds such a charge.
 
     It also takes the states and the time of the charge, before the rows, and returns the new value or None.
     """

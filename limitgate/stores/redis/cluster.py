@@ -22,27 +22,23 @@ from limitgate.stores.redis.url import Address, parse_address
 from limitgate.stores.redis.wire import Call
 
 GIVE_BACK_TIMEOUT = 0.5
-"""Timeout of refunds in seconds."""
 MAP_PAUSE = 0.1
-"""Seconds between two lookups of the slot map."""
+"""Seconds between two lookups."""
 
 
 class Part(NamedTuple):
-    """The charges of a plan in one hash slot."""
-
     hash_slot: int
     plan: AnyPlan
     places: Sequence[int]
-    """Indices of its charges in the whole plan."""
+    """Indices in the whole plan."""
 
 
 def hash_slot(key: str) -> int:
-    """Return the hash slot of a key."""
     return key_slot(key.encode("utf-8", "surrogatepass"))
 
 
 def hash_slot_of(plan: AnyPlan) -> int:
-    """Return the hash slot of a plan whose buckets share one."""
+    """For a plan whose buckets share one."""
     return hash_slot(plan.charges[0].key if isinstance(plan, Plan) else plan.keys[0])
 
 
@@ -66,17 +62,13 @@ def parts_of(plan: AnyPlan) -> list[Part]:
 
 
 class Conclusion(NamedTuple):
-    """Outcome of a plan that was carried out in parts."""
-
     outcome: Outcome
     refunds: Sequence[Plan] = ()
-    """Refunds of charged parts."""
     untouched: Sequence[tuple[Plan, Reading]] = ()
     """Uncharged buckets of a refused plan, with their readings."""
 
 
 def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
-    """Join the outcomes of a plan's parts."""
     if len(parts) == 1:
         return Conclusion(outcomes[0])
     readings = [outcome for outcome in outcomes if isinstance(outcome, Reading)]
@@ -110,7 +102,7 @@ def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str
 
 
 def _worst(failures: Sequence[StoreError]) -> Any:
-    """Prefer the fault "oom", which ``on_error`` treats more strictly."""
+    """Prefer "oom", which ``on_error`` treats more strictly."""
     return "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
 
 
@@ -128,11 +120,8 @@ def _untouched(reading: Reading) -> tuple[Plan, Reading]:
 
 
 class HasBreaker(Protocol):
-    """A driver's node object."""
-
     @property
-    def breaker(self) -> Breaker:
-        """The circuit breaker of the node."""
+    def breaker(self) -> Breaker: ...
 
 
 N = TypeVar("N", bound=HasBreaker)
@@ -149,21 +138,19 @@ class SlotMap(Generic[N]):
         self.is_outdated = False
 
     def holder(self, slot: int) -> Address:
-        """Return the node to ask about a slot."""
+        """The node to ask about a slot."""
         return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])
 
     def node(self, address: Address) -> N:
-        """Return a node, created on first use."""
         node = self.nodes.get(address)
         return self.nodes.setdefault(address, self._open_node(address)) if node is None else node
 
     def moved(self, slot: int, address: Address) -> None:
-        """Record a MOVED redirection."""
         self._holders[slot] = address
         self.is_outdated = True
 
     def learn(self, reply: object, origin: Address) -> bool:
-        """Read a node's reply to CLUSTER SLOTS. Return False if it names no slot."""
+        """Read a node's reply to CLUSTER SLOTS. False if it names no slot."""
         holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, address in _ranges(reply, origin):
             holders[first : last + 1] = [address] * (last + 1 - first)
@@ -173,14 +160,14 @@ class SlotMap(Generic[N]):
         return True
 
     def known(self) -> list[Address]:
-        """Return all nodes, healthy ones first."""
+        """All nodes, healthy ones first."""
         held = list(self._held())
         # Avoids always asking a partitioned node first.
         CHANCE.shuffle(held)
         return sorted(dict.fromkeys([*held, *self._seeds]), key=lambda address: not self._is_healthy(address))
 
     def unused(self) -> list[Address]:
-        """Return nodes without slots; empty while any slot is unknown."""
+        """Nodes without slots; empty while any slot is unknown."""
         return [] if None in self._holders else list(self.nodes.keys() - self._held())
 
     def _held(self) -> set[Address]:
@@ -205,12 +192,12 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], 
 
 
 def address_at(host: str, port: int, origin: Address) -> Address:
-    """Return a node's address in a reply; an empty host means ``origin``."""
+    """A node's address in a reply; an empty host means ``origin``."""
     return (origin[0] if host in ("", "?") else host), port
 
 
 def _ranges(reply: object, origin: Address) -> Iterable[tuple[int, int, Address]]:
-    """Yield first slot, last slot and node of CLUSTER SLOTS."""
+    """First slot, last slot and node, by CLUSTER SLOTS."""
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry
@@ -228,19 +215,17 @@ MAX_HOPS = 5
 
 
 class Send(NamedTuple):
-    """Send the call to a node at once."""
-
     address: Address
 
 
 class Park(NamedTuple):
-    """Send the call to a node after `PAUSE`."""
+    """After `PAUSE`."""
 
     address: Address
 
 
 class Split(NamedTuple):
-    """Send each plan of the call separately to a node after `PAUSE`."""
+    """Each plan of the call separately, after `PAUSE`."""
 
     address: Address
 
@@ -262,7 +247,6 @@ class Router:
         self._slots = slots
 
     def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
-        """Route a call that the node at ``origin`` has redirected."""
         slot = hash_slot(first_key(call.first))
         if isinstance(redirection, TryAgainError):
             return Split(self._slots.holder(slot))

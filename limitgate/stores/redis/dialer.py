@@ -48,7 +48,7 @@ from limitgate.stores.redis.url import (
 )
 
 CONNECT_TIMEOUT = 1.5
-"""Maximum seconds for connecting in the background."""
+"""Seconds for connecting in the background."""
 ASK_TIMEOUT = 0.3
 """Seconds until the next Sentinel or node is asked."""
 
@@ -98,10 +98,8 @@ class NoMasterError(RedisConnectionError):
 
 
 class Dial(Protocol):
-    """Opens sync connections."""
-
     def __call__(self, *, within: float | None = None) -> Any:
-        """Open a connection. Each step takes at most ``within`` seconds, default `CONNECT_TIMEOUT`."""
+        """Each step takes at most ``within`` seconds, default `CONNECT_TIMEOUT`."""
 
 
 class Dialer:
@@ -156,11 +154,10 @@ class Dialer:
 
     @property
     def nodes(self) -> Sequence[Address]:
-        """The URL's cluster nodes; empty for a single server."""
         return self._where.nodes
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
-        """Open a sync connection, optionally to a cluster node. See `Dial`."""
+        """See `Dial`. ``address`` is that of a cluster node."""
         _check_not_frozen()
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
@@ -188,7 +185,7 @@ class Dialer:
         return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
-        """`dial`, for asyncio. ``clock`` belongs to the event loop."""
+        """``clock`` belongs to the event loop."""
         _check_not_frozen()
         try:
             connection = await self._adial(clock, address)
@@ -214,7 +211,6 @@ class Dialer:
         return connection
 
     def slots(self, node: Address) -> Any:
-        """Ask a cluster node for CLUSTER SLOTS."""
         _check_not_frozen()
         try:
             connection = self._connection(node, self._login(LOGIN_TIMEOUT), **self._brief)
@@ -224,7 +220,6 @@ class Dialer:
             raise
 
     async def aslots(self, clock: ListeningClock, node: Address) -> Any:
-        """`slots`, for asyncio."""
         _check_not_frozen()
         try:
             login = await self._alogin()
@@ -332,7 +327,6 @@ class Dialer:
         return master
 
     def _passed_over(self, sentinel: Address, error: Exception) -> None:
-        """Ask this Sentinel last from now on."""
         self._failed(sentinel_name(sentinel), error)
         self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
 
@@ -347,7 +341,7 @@ class Dialer:
 
 
 def _check_not_frozen() -> None:
-    """Raise an error if no server may be asked, before credentials, host names or anything else are."""
+    """Raise before credentials, host names or anything else are asked."""
     if switch.stand_in is not None:
         raise RedisConnectionError("Redis is not used while limitgate.testing.frozen() is open")
 
@@ -357,7 +351,6 @@ class _Packer:
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
-        """Pack a command in RESP."""
         return [pack_command(word if isinstance(word, bytes) else str(word) for word in words)]
 
 
@@ -419,7 +412,6 @@ async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
 
 
 def _said(connection: Any, command: Sequence[Any]) -> object:
-    """Send a command and return the reply or error reply."""
     try:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
@@ -447,7 +439,7 @@ class Spare:
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
-        """A list, because list.pop() is atomic."""
+        """list.pop() is atomic."""
 
     def fill(self) -> None:
         """Reserve a descriptor, if one is free."""
@@ -456,7 +448,7 @@ class Spare:
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
-        """Close the descriptor. Return False if there is none."""
+        """Close the descriptor. False if there is none."""
         try:
             os.close(self._descriptors.pop())
         except IndexError:
@@ -465,7 +457,6 @@ class Spare:
 
 
 SPARE = Spare()
-"""The reserve of this process."""
 
 
 Addresses = Sequence[str]
@@ -474,8 +465,8 @@ Addresses = Sequence[str]
 class Resolver:
     """Resolves names for all event loops. If a lookup fails, the last result is used. A failed address is tried last.
 
-    Doesn't use the default executor of an event loop: a slow name server would block threads that the application needs. Here
-    one daemon thread serves all attempts for a name.
+    The default executor isn't used, because a slow name server would block threads that the application needs. One daemon
+    thread serves all attempts for a name.
     """
 
     def __init__(self) -> None:
@@ -485,12 +476,11 @@ class Resolver:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Drop the parent's locks and lookups in a forked child."""
         self._lock = threading.Lock()
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
 
     async def addresses(self, host: str) -> Addresses:
-        """Return at least one address of a host, in the order to try. Raises `OSError`."""
+        """At least one address, in the order to try. Raises `OSError`."""
         try:
             ip_address(host)
         except ValueError:
@@ -499,7 +489,7 @@ class Resolver:
         return (host,)
 
     def pass_over(self, host: str, address: str) -> None:
-        """Try this address of a host last next time."""
+        """Try this address last next time."""
         if host in self._known:
             others = [each for each in self._passed_over.get(host, ()) if each in self._known[host] and each != address]
             self._passed_over[host] = [*others, address]
@@ -540,7 +530,7 @@ class Resolver:
             answer.set_exception(error)
 
     def _instead(self, host: str, error: Exception) -> Addresses:
-        """Return the last known addresses, or raise ``error``."""
+        """The last known addresses; otherwise raises ``error``."""
         if host not in self._known:
             raise error
         return self._known[host]

@@ -21,7 +21,7 @@ _NO = ("0", "f", "false", "n", "no", "")
 
 
 def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
-    """Return the options for all connections, of which ``made`` is the first.
+    """Options for all connections, of which ``made`` is the first.
 
     Host names in certificates are checked by default; redis-py does so only since 6.0.
     """
@@ -44,7 +44,7 @@ def is_answer(error: BaseException) -> bool:
 
 
 def lead_to(connection: Any, host: str, address: str) -> None:
-    """Make an asyncio connection connect to ``address`` instead of resolving its host."""
+    """Connect to ``address`` instead of resolving the host."""
     connection._connection_arguments = partial(_at, connection._connection_arguments(), host, address)  # noqa: SLF001
 
 
@@ -53,7 +53,7 @@ def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]
 
 
 def socket_of(connection: Any) -> socket.socket:
-    """Return the socket of an open sync connection, which still owns it."""
+    """The connection still owns it."""
     sock: socket.socket = connection._sock  # noqa: SLF001
     return sock
 
@@ -66,19 +66,19 @@ def take_writer(connection: Any) -> asyncio.StreamWriter:
 
 
 def close(connection: Any) -> None:
-    """Close an asyncio connection without waiting."""
+    """Without waiting."""
     if connection._writer is not None:  # noqa: SLF001
         take_writer(connection).close()
 
 
 def set_login(connection: Any, login: Login) -> None:
-    """Set the login of a connection and remember its validity."""
+    """Also remembers its validity."""
     connection.username, connection.password = login.user, login.password
     connection.limitgate_login = login
 
 
 def renewable_login(connection: Any) -> Login | None:
-    """Return the login of a connection if it expires."""
+    """None if the login does not expire."""
     login: Login | None = getattr(connection, "limitgate_login", None)
     return login if login is not None and login.renew_at < math.inf else None
 
@@ -92,7 +92,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 def reset_on_close(connected: Any) -> None:
-    """Close a TCP socket with a reset, without retransmission."""
+    """Close with a reset, without retransmission."""
     with suppress(OSError, AttributeError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 

@@ -30,13 +30,13 @@ from limitgate.stores.redis.url import Address, server_name
 from limitgate.stores.redis.wire import stored_config
 
 APART = 2.0
-"""Seconds a clock may jump ahead unreported."""
+"""Seconds that a clock may jump ahead unreported."""
 DRIFT = 0.001
 """Allowed difference in rate, for slewing."""
 
 
 class ServerClock:
-    """Detects jumps of a server's clock. ``name`` is for log lines."""
+    """Detects jumps of a server's clock."""
 
     __slots__ = ("_latest", "name")
 
@@ -45,7 +45,7 @@ class ServerClock:
         self._latest = math.inf, 0.0
 
     def leap(self, now: int, sent: float, heard: float) -> float:
-        """Return the seconds by which the clock has jumped ahead, or 0.
+        """Seconds by which the clock has jumped ahead, or 0.
 
         ``now`` is its time in Unix µs, read between ``sent`` and ``heard``, monotonic seconds.
         """
@@ -60,7 +60,7 @@ class ServerClock:
 
 Outcome = AnyAnswer | StoreError
 DECLINED = Reading(0, (), admitted=False)
-"""A plain plan that its script declined and that must be resent as a general plan."""
+"""The script declined a plain plan, which is resent as a general plan."""
 
 log = logging.getLogger("limitgate.store")
 
@@ -76,7 +76,7 @@ class RedisStoreBase:
     clock_steps = 0
     """Buckets written in the server's future."""
     clock_leaps = 0
-    """Times that a server's clock jumped ahead."""
+    """A server's clock jumped ahead."""
     scheme = "redis"
     observed: StoreCounts | None = None
     calls: CallSeries | None = None
@@ -114,20 +114,19 @@ class RedisStoreBase:
 
     @property
     def failures(self) -> int:
-        """Number of failed calls."""
+        """Failed calls."""
         return self._tally.failures
 
     @property
     def outages(self) -> int:
-        """Number of times a circuit breaker has opened."""
+        """Times that a circuit breaker has opened."""
         return self._tally.outages
 
     def ban_left_us(self, key: str) -> int:
-        """Known remaining ban of a bucket in µs."""
+        """Known remaining ban in µs."""
         return self._bans.left_us(key, self._clock())
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
-        """Create a breaker, optionally instead of another one."""
         breaker = Breaker(server, self._tally)
         with self._tally.lock:
             if instead_of is not None:
@@ -137,23 +136,21 @@ class RedisStoreBase:
         return breaker
 
     def reset_after_fork(self) -> None:
-        """Drop the parent's leases and locks in a forked child."""
         self.deny_cache = DenyCache() if self.deny_cache is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
         self._tally = Tally()
 
     def locally(self, plan: AnyPlan) -> Reading | None:
-        """Answer a plan locally; None if Redis must be asked."""
+        """None if Redis must be asked."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
         return self.refused(plan) if reading is None else reading
 
     def refused(self, plan: AnyPlan) -> Reading | None:
-        """Refuse a plan locally; None if Redis must be asked."""
+        """None if Redis must be asked."""
         return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
-        """Prepare a call's plans for sending."""
         clock = self._clock
         call.sent = now = clock()
         if call.shape is not None:
@@ -161,7 +158,7 @@ class RedisStoreBase:
         call.plans = [self.leases.extend(plan, now) if isinstance(plan, Plan) else plan for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
-        """Return the outcomes of a call's plans. Raises `StoreError`. ``clock`` is the server's."""
+        """Return the outcomes of a call's plans. Raises `StoreError`."""
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
@@ -193,7 +190,7 @@ class RedisStoreBase:
         return outcomes
 
     def _learned(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> AnyReading:
-        """Learn from a reading. Return the reading to deliver."""
+        """Return the reading to deliver."""
         if self._bans.ends or plan.verb == "ban" or not reading.admitted:
             self._bans.learn(reading, heard)
         if self.deny_cache is not None:
@@ -205,7 +202,7 @@ class RedisStoreBase:
         return reading
 
     def understood_plain(self, call: wire.Call, shape: ScriptVariant, reply: object, clock: ServerClock) -> list[Outcome]:
-        """`understood` for plain plans, with `DECLINED` for plans to resend."""
+        """Like `understood`, with `DECLINED` for plans to resend."""
         plans: Any = call.plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
         # A local name, because an attribute would bind the callable.
@@ -242,7 +239,6 @@ class RedisStoreBase:
         *,
         unwritten: bool,
     ) -> list[Outcome]:
-        """`understood_plain` for refunds."""
         outcomes: list[Outcome] = plans  # type: ignore[assignment]
         if verdicts is not None or unwritten:
             outcomes = [
@@ -276,7 +272,6 @@ class RedisStoreBase:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
     def unanswered(self, call: wire.Call) -> None:
-        """Forget the leases of an unanswered call."""
         for plan in call.plans if call.shape is None else ():
             self.leases.forget(plan)
 
@@ -291,7 +286,7 @@ class RedisStoreBase:
 
 
 def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
-    """Indices of plans lost for lack of memory, including refusals due to lost charges."""
+    """Plans lost for lack of memory, including refusals due to lost charges."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):
         keys = {charge.key for charge in plan.charges}
@@ -307,7 +302,7 @@ Answer = list[Outcome] | StoredConfig | StoreError | Redirection
 
 
 def blames_server(failure: StoreError) -> bool:
-    """True if the failure is the server's, other than a lack of memory."""
+    """Otherwise this process caused it, or memory was lacking."""
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
 
 
@@ -316,14 +311,13 @@ def _result(answer: Answer) -> Result:
 
 
 def configuration(answer: Answer) -> StoredConfig:
-    """Return the configuration in an answer. Raises `StoreError`."""
+    """Raises `StoreError` for another answer."""
     if isinstance(answer, StoredConfig):
         return answer
     raise failure_by(answer)
 
 
 def failure_by(answer: Answer) -> StoreError:
-    """Return the failure for an unexpected answer."""
     return store_error(
         answer if isinstance(answer, Exception) else StoreError("the answer belongs to another kind of call", "reply")
     )
@@ -335,18 +329,16 @@ class Server:
     def __init__(self, replies: RedisStoreBase, address: Address | None) -> None:
         self.address = address
         self.name = server_name(address)
-        """Name for log lines."""
         self.breaker = replies.breaker(self.name)
         self._replies = replies
         self._clock = ServerClock(self.name)
 
     def reset_after_fork(self) -> None:
-        """Replace the breaker after the connections were closed."""
         self.breaker = self._replies.breaker(self.name, instead_of=self.breaker)
 
     @property
     def probe_timeout(self) -> float:
-        """Seconds, at most the timeout of requests."""
+        """At most the timeout of requests."""
         return min(PROBE_TIMEOUT, self._replies.listen_deadline)
 
     def judge(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Answer:

@@ -48,22 +48,20 @@ _WITHOUT_EFFECT = {
     "socket_type": "Redis has connections of one type",
     "timeout": _TIMEOUT,
 }
-"""redis-py options without effect, with the reason."""
+"""redis-py options without effect, and why."""
 
 Address = tuple[str, int]
 
 
 class StoreUrl(NamedTuple):
-    """A parsed store URL."""
-
     url: str
-    """Single-server URL for redis-py."""
+    """For redis-py, of a single server."""
     nodes: tuple[Address, ...] = ()
     sentinels: tuple[Address, ...] = ()
     master: str = ""
-    """Name of the master in Sentinel."""
+    """Its name in Sentinel."""
     login: tuple[str | None, str | None] = None, None
-    """User and password for Sentinels."""
+    """For Sentinels."""
 
 
 def parse_address(host: Any, port: Any) -> Address:
@@ -75,7 +73,7 @@ def parse_address(host: Any, port: Any) -> Address:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a store URL. Raises `ConfigError`."""
+    """Raises `ConfigError`."""
     if not isinstance(url, str):
         raise ConfigError(f"store: an object of {type(url).__qualname__}, expected a URL such as redis://localhost:6379/0")
     scheme, mark, _ = url.partition("://")
@@ -106,7 +104,7 @@ def check_readable(url: str) -> None:
 
 
 def read_url(url: str) -> StoreUrl:
-    """Parse a store URL. Raises `ConfigError`."""
+    """Raises `ConfigError`."""
     scheme = scheme_of(url)
     if re.search(r"\s", url):
         raise ConfigError("store: the URL contains a space or a line break, expected none (%20 is a space)")
@@ -129,7 +127,6 @@ def read_url(url: str) -> StoreUrl:
 
 
 def _read_single(scheme: str, url: str) -> StoreUrl:
-    """Check a single-server URL."""
     netloc, rest = re.fullmatch(r"([^/?#]*)(.*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
     login, _, server = netloc.rpartition("@")
     path, _, listed = rest.partition("#")[0].partition("?")
@@ -154,7 +151,7 @@ def _read_single(scheme: str, url: str) -> StoreUrl:
 
 
 def _check_server(server: str) -> None:
-    """Check host and port. The error must not repeat them, because they may be part of a password."""
+    """Errors must not repeat host and port, which may be part of a password."""
     if not server or server.startswith(":"):
         raise ConfigError(f"store: no host, {_SINGLE_EXPECTED}")
     if _UNEXPANDED.search(server):
@@ -200,7 +197,7 @@ def _listed(url: str) -> str:
 
 
 def shown(store: object) -> str:
-    """Describe a store for log lines, without login and options."""
+    """Describe a store without login and options."""
     if not isinstance(store, str):
         return type(store).__name__
     scheme, mark, rest = store.partition("://")
@@ -226,16 +223,15 @@ def _servers(listed: str, port: int) -> tuple[Address, ...]:
 
 
 def format_address(address: Address) -> str:
-    """Format an address as in a URL."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def server_name(address: Address | None) -> str:
-    """Name of a server for log lines."""
+    """For log lines."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
 
 
 def sentinel_name(address: Address) -> str:
-    """Name of a Sentinel for log lines."""
+    """For log lines."""
     return f"the Sentinel at {format_address(address)}"

@@ -76,10 +76,7 @@ _KINDS: Mapping[str, Callable[[Any], RedisError]] = {
 
 
 def error_of(text: str) -> RedisError:
-    """Return the error for an error reply.
-
-    Raises `ValueError` if a redirection's address is unreadable.
-    """
+    """Raises `ValueError` if a redirection's address is unreadable."""
     code, _, message = text.partition(" ")
     kind = _KINDS.get(code)
     return ResponseError(text) if kind is None else kind(message)
@@ -92,7 +89,7 @@ UNSENDABLE = (ValueError, struct.error)
 """Errors of packing a call: invalid Unicode in a key, or too many buckets."""
 
 NO_PLAN: Final = Plan.peek(())
-"""Plan without buckets, for configuration calls."""
+"""For configuration calls."""
 
 _ASKING: Final = pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
@@ -109,8 +106,6 @@ _HEAD = 4
 
 
 class Answers(NamedTuple):
-    """The script's answers to several plans."""
-
     readings: list[AnyAnswer]
     unreadable: int
     """Values that LimitGate did not write."""
@@ -135,7 +130,7 @@ class Call:
         self.sent = 0.0
         """Monotonic seconds."""
         self.in_full = False
-        """The script's text is sent, because Redis did not know its hash."""
+        """Send the script's text, because Redis did not know its hash."""
         self.asking = False
         """The target node is importing the slot (ASK in the Redis Cluster specification)."""
         self.hops = 0
@@ -145,7 +140,7 @@ class Call:
 
     @property
     def first(self) -> AnyPlan | ConfigRequest:
-        """The first plan, or the request; its key identifies the cluster node."""
+        """The plan or request whose key identifies the cluster node."""
         return self.plans[0] if self.config is None else self.config
 
     @property
@@ -161,7 +156,7 @@ class Call:
     def follow(self, other: Call) -> None:
         """Take over the send state of the call it is split from.
 
-        ASKING is left out, because an importing node would create a new bucket.
+        Without ASKING, because an importing node would create a new bucket.
         """
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
@@ -173,7 +168,7 @@ class Call:
         return again
 
     def packed(self) -> bytes:
-        """Pack the call in RESP. Raises one of `UNSENDABLE`."""
+        """Raises one of `UNSENDABLE`."""
         if self.shape is not None and self.shape is not OF_ANY:
             plain: Any = self.plans
             words = words_of(self.shape, self.in_full)
@@ -185,7 +180,7 @@ class Call:
 
 
 def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
-    """Return the arguments after the script: the number of keys, the keys, the distinct charges.
+    """Arguments after the script: the number of keys, the keys, the distinct charges.
 
     All are text or bytes: hiredis crashes if a signal handler raises while it converts an integer.
     """
@@ -249,13 +244,13 @@ def _packed_charges(plan: Plan) -> Sequence[bytes]:
 
 
 def config_arguments(request: ConfigRequest) -> list[str | bytes]:
-    """Return the arguments after the script: one key, then the text and the version if given."""
+    """Arguments after the script: one key, then the text and the version if given."""
     key, text, version = request
     return ["1", key, *([] if text is None else [text]), *([] if text is None or version is None else [str(version)])]
 
 
 def stored_config(reply: object) -> StoredConfig:
-    """Decode a reply to a configuration request. Raises `StoreError`."""
+    """Decode a reply. Raises `StoreError`."""
     if reply is None:
         return StoredConfig(0, None)
     if not isinstance(reply, bytes):
@@ -299,7 +294,7 @@ def _facts(plan: AnyPlan) -> int:
 
 
 def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
-    """Store a plain plan's part of the reply in the plan. Return False if the plan needs a full reading."""
+    """Store a plain plan's part of the reply in the plan. False if it needs a full reading."""
     template = plan.template
     states: list[State] = []
     for bucket, *_ in template.buckets:
@@ -338,7 +333,7 @@ def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[in
 
 @lru_cache(maxsize=4096)
 def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
-    """Pack one charge. ``how`` is verb, enforced, last of its plan."""
+    """``how`` is verb, enforced, last of its plan."""
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):

@@ -36,18 +36,14 @@ from limitgate.stores.redis.url import Address
 
 MAX_FLYING = 16
 MAX_QUEUED = 50_000
-"""Maximum number of queued requests."""
 SILENCE = 1.0
 """Seconds without a reply until a connection with overdue calls is closed."""
 NO_ROOM_PAUSE = 0.05
-"""Seconds until the next connection attempt after a lack of file descriptors or memory."""
+"""Seconds until the next attempt after a lack of file descriptors or memory."""
 
 
 class ClusterOfNode(Protocol):
-    """The cluster of a batcher's node."""
-
-    def apart(self, batch: Batch) -> Iterable[Batch]:
-        """Split a batch into one batch per hash slot."""
+    def apart(self, batch: Batch) -> Iterable[Batch]: ...
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
         """Handle a reading that came too late for its caller."""
@@ -55,15 +51,14 @@ class ClusterOfNode(Protocol):
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
         """Forward a batch that the node at ``origin`` has redirected."""
 
-    def troubled(self) -> None:
-        """Look up the slot map after a failure."""
+    def troubled(self) -> None: ...
 
 
 class Batcher:
     """Sends the plans of one event loop to one Redis server.
 
-    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. Connecting is a separate task, so it can
-    outlast the request that started it. All tasks and timers refer to the batcher weakly, so an unused batcher is freed.
+    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. A connection attempt can outlast the
+    request that started it. Tasks and timers refer to the batcher weakly, so an unused one is freed.
     """
 
     def __init__(
@@ -90,7 +85,7 @@ class Batcher:
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False
-        """True from the first request of a loop iteration until `_flush`."""
+        """From the first request of a loop iteration until `_flush`."""
         self._connection: AsyncConnection | None = None
         self._connections: set[AsyncConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
@@ -98,7 +93,7 @@ class Batcher:
         """Start of the attempt, and `ListeningClock.sleeps` then."""
         self._no_room_until = 0.0
         self._doubted: tuple[AsyncConnection, float] | None = None
-        """The last doubted connection, and when its silence began."""
+        """And when its silence began."""
         self._doubts = Doubts()
         self._renewed: AsyncConnection | None = None
         self._silence = Silence(clock)
@@ -106,7 +101,6 @@ class Batcher:
 
     @property
     def breaker(self) -> Breaker:
-        """The circuit breaker of the server."""
         return self._server.breaker
 
     def spend(
@@ -115,7 +109,7 @@ class Batcher:
         timeout: float,
         checks: bool = True,  # noqa: FBT001, FBT002 - a keyword is slower
     ) -> asyncio.Future[Reading]:
-        """See `AsyncServers.spend`. Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open."""
+        """Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open."""
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
             self._server.breaker.check(self._time)
@@ -152,7 +146,7 @@ class Batcher:
         self._is_gathering = breaker.state == "closed"
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """See `AsyncServers.config`. The request overtakes all queued plans."""
+        """The request overtakes all queued plans."""
         stored: asyncio.Future[StoredConfig] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
@@ -161,17 +155,14 @@ class Batcher:
         return stored
 
     def connect(self) -> None:
-        """See `AsyncServers.connect`."""
         if not self._is_connected:
             self._begin_to_connect()
 
     @property
     def is_idle(self) -> bool:
-        """True if no caller waits here."""
         return all(waiting.done() for _, _, waiting, _ in self._requests())
 
     async def close(self) -> None:
-        """See `AsyncServers.close`."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -189,7 +180,6 @@ class Batcher:
         await asyncio.sleep(0)
 
     def abandon(self) -> None:
-        """See `AsyncServers.abandon`."""
         for connection in self._connections:
             for batch in connection.session.flying:
                 self._replies.unanswered(batch)
@@ -218,7 +208,6 @@ class Batcher:
             self.adopt(batch)
 
     def _flush(self) -> None:
-        """Send queued requests, as far as the connection accepts them."""
         self._is_gathering = False
         connection, queue, resends = self._connection, self._queue, self._resends
         if connection is None or connection.is_closing():
@@ -255,7 +244,7 @@ class Batcher:
             self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
-        """Take the next requests from the queue; drop those already cancelled or refused."""
+        """Take the next requests from the queue; drop those cancelled or refused."""
         requests: list[Request] = []
         room = Room()
         while (first := self._queue.first()) is not None:
@@ -401,7 +390,7 @@ class Batcher:
             self._connecting_since = self._time(), self._clock.sleeps
 
     def is_through(self) -> None:
-        """Note that the running task has stopped connecting."""
+        """The running task has stopped connecting."""
         if self._connecting is asyncio.current_task():
             self._connecting = None
 
@@ -439,7 +428,7 @@ class Batcher:
         self._flush()
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Start to replace a connection. Return False if it is no longer in use."""
+        """Start to replace a connection. False if it is no longer in use."""
         if connection is not self._connection or connection.is_closing():
             return False
         self._renewed = connection
@@ -464,7 +453,7 @@ class Batcher:
             self._dial_at_once()
 
     def _dial_at_once(self) -> None:
-        """Connect at once after a long silence."""
+        """After a long silence."""
         if (
             not self._server.breaker.is_closed
             and self._connection is None
@@ -497,7 +486,7 @@ class Batcher:
         return left
 
     def _connect_anew_after_a_sleep(self) -> None:
-        """Restart a connection attempt after the event loop stood still."""
+        """After the event loop stood still."""
         began, sleeps = self._connecting_since
         connecting = self._connecting
         if connecting is not None and sleeps < self._clock.sleeps and self._time() - began > CONNECT_TIMEOUT:
@@ -506,7 +495,6 @@ class Batcher:
             self._begin_to_connect()
 
     def _doubt(self) -> None:
-        """Open a second connection beside a doubtful one, see `session`."""
         connection = self._connection
         if (
             connection is not None
@@ -549,7 +537,7 @@ class Batcher:
                 connection.give_up()
 
     def _give_up_what_owes_since_before(self) -> None:
-        """Close connections whose replies were due while the process stood still."""
+        """After the process stood still."""
         for connection in list(self._connections):
             flying = connection.session.flying
             if flying and monotonic() - flying[0].sent > SILENCE:
@@ -583,7 +571,7 @@ class Batcher:
             self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
-        """Count a failed call. If the breaker opens, fail waiting requests and probe."""
+        """If the breaker opens, fail waiting requests and probe."""
         if self._server.breaker.failed(error, self._time()):
             self._fail_unsent(error)
             self._probe_later()
@@ -599,7 +587,7 @@ class Batcher:
         self._probe_timer = None if pause is None else call_later(loop, pause, partial(_send_probe, ref(self)))
 
     def send_probe(self) -> None:
-        """Ask whether the server is back, unless the breaker has closed."""
+        """Probe, unless the breaker has closed."""
         self._probe_timer = None
         if switch.stand_in is not None:
             self._probe_later()
@@ -651,7 +639,7 @@ def _send_probe(batcher: ref[Batcher]) -> None:
 
 
 def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:
-    """Fail waiting requests, each with a separate error and ``waited``."""
+    """Fail waiting requests, each with its own error and ``waited``."""
     for _, due, waiting, timeout in requests:
         if not waiting.done():
             failure = error if isinstance(error, StoreError) else store_error(error)

@@ -48,12 +48,9 @@ from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.url import Address
 
 ABREAST = MAX_BATCH
-"""Plans in flight for the same buckets on several nodes."""
 
 
 class AsyncCluster:
-    """Carries out plans on the cluster nodes that a `Dialer` connects to."""
-
     def __init__(self, dialer: Dialer, replies: RedisStoreBase, clock: ListeningClock) -> None:
         self._dialer = dialer
         self._replies = replies
@@ -65,11 +62,10 @@ class AsyncCluster:
         self._giving_back: set[asyncio.Future[Reading]] = set()
         self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
-        """A late charge of these parts is refunded."""
+        """A late charge of these is refunded."""
         self._closed = False
 
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """See `AsyncServers.spend`."""
         parts = parts_of(plan)
         if len(parts) == 1:
             return self._node(parts[0]).spend(plan, timeout)
@@ -84,11 +80,9 @@ class AsyncCluster:
         return crowd.join(_Together(self, plan, parts, timeout))
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """See `AsyncServers.config`."""
         return self._map.node(self._map.holder(hash_slot(request.key))).config(request, timeout)
 
     def connect(self) -> None:
-        """See `AsyncServers.connect`."""
         self._map.node(self._map.holder(0)).connect()
         self.troubled()
 
@@ -97,11 +91,11 @@ class AsyncCluster:
         return self._node(part).spend(part.plan, timeout, checks=False)
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
-        """Return the outcome of a plan that is already refused or needs an unreachable node."""
+        """The outcome of a plan that is already refused or needs an unreachable node."""
         return unreachable(self._map, parts, self._time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
-        """Mark a failed part, so that a late charge of it is refunded."""
+        """A late charge of this part will be refunded."""
         self._failed_parts.add(part)
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
@@ -136,7 +130,7 @@ class AsyncCluster:
             self._replies.not_given_back += 1
 
     async def close(self) -> None:
-        """See `AsyncServers.close`. Waits for refunds."""
+        """Waits for refunds."""
         for crowd in list(self._crowds.values()):
             crowd.disperse(store_error(ConnectionResetError("the store was closed")))
         if self._giving_back:
@@ -149,19 +143,16 @@ class AsyncCluster:
             await asyncio.wait([self._looking])
 
     def abandon(self) -> None:
-        """See `AsyncServers.abandon`."""
         for batcher in self._map.nodes.values():
             batcher.abandon()
 
     def apart(self, batch: Batch) -> Iterable[Batch]:
-        """See `ClusterOfNode.apart`."""
         slots: dict[int, list[Request]] = {}
         for request in batch.requests:
             slots.setdefault(hash_slot_of(request[0]), []).append(request)
         return [Batch(requests, batch.shape) for requests in slots.values()]
 
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
-        """See `ClusterOfNode.redirected`."""
         route = self._router.route(batch, redirection, origin)
         node = self._map.node(route.address)
         if isinstance(route, Send):
@@ -273,7 +264,7 @@ class _Together:
         self._parts = parts
         self.timeout = timeout
         self.due = timeout
-        """Deadline in seconds of Redis' silence."""
+        """In seconds of Redis' silence."""
         self._waited = 0.0
         self._left = len(parts)
         self._began = 0.0

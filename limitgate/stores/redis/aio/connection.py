@@ -21,19 +21,16 @@ from limitgate.stores.redis.session import NEED_DATA, CallEvent, MustClose, Sess
 
 
 class Owner(Protocol):
-    """User of a connection."""
-
-    def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
-        """Handle an event other than the last."""
+    def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None: ...
 
     def lost(self, connection: AsyncConnection) -> None:
-        """Handle a lost connection. The calls in ``session.flying`` will get no reply."""
+        """The calls in ``session.flying`` will get no reply."""
 
 
 class AsyncConnection(asyncio.Protocol):
     """Drives a session on a redis-py connection.
 
-    It refers to its ``owner`` weakly, so that a dropped store is freed.
+    Refers to its ``owner`` weakly, so that a dropped store is freed.
     """
 
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
@@ -58,7 +55,6 @@ class AsyncConnection(asyncio.Protocol):
         self._unsent.append(session.send(batch))
 
     def flush(self) -> None:
-        """Send the queued batches together."""
         unsent = self._unsent
         if unsent:
             self._transport.write(b"".join(unsent))
@@ -74,7 +70,7 @@ class AsyncConnection(asyncio.Protocol):
         self._abort()
 
     def retire(self) -> None:
-        """Accept no more calls and close after the last reply."""
+        """Close after the last reply."""
         self.session.retire()
         if not self.session.flying:
             self.give_up()
@@ -94,7 +90,6 @@ class AsyncConnection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Pass complete replies to the owner."""
         session, owner = self.session, self._owner()
         if owner is None:
             self.give_up()
@@ -109,17 +104,13 @@ class AsyncConnection(asyncio.Protocol):
             owner.heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report the end to the owner."""
         owner = self._owner()
         if owner is not None:
             owner.lost(self)
 
 
 class Renewing(Protocol):
-    """User of a connection."""
-
-    def renew(self, connection: AsyncConnection) -> bool:
-        """Start to replace a connection. Return False if it is no longer in use."""
+    def renew(self, connection: AsyncConnection) -> bool: ...
 
 
 def renew_in_time(owner: Renewing, connection: AsyncConnection, login: Login) -> None:

@@ -31,19 +31,17 @@ _NAME = "a store on Redis for async code"
 
 
 class AsyncServers(Protocol):
-    """One server or a cluster, used from one event loop."""
-
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """Return a future for the reading; it fails with `StoreError` after ``timeout`` seconds."""
+        """The future fails with `StoreError` after ``timeout`` seconds."""
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """Return a future for the configuration; it fails with `StoreError` after ``timeout`` seconds."""
+        """The future fails with `StoreError` after ``timeout`` seconds."""
 
     def connect(self) -> None:
-        """Start to connect in the background, unless connected."""
+        """Start to connect in the background."""
 
     async def close(self) -> None:
-        """Close the connections and fail the waiting requests."""
+        """Fails the waiting requests."""
 
     def abandon(self) -> None:
         """Drop calls in flight after the event loop has closed."""
@@ -57,12 +55,11 @@ class LoopEnd:
         self._ending: AsyncGenerator[None, None] | None = self._until_the_loop_ends()
 
     async def watch(self) -> None:
-        """Start the watch."""
         if self._ending is not None:
             await anext(self._ending)
 
     async def closed(self) -> None:
-        """Stop the watch after a normal close."""
+        """After a normal close."""
         self._close = None
         if self._ending is not None:
             await self._ending.aclose()
@@ -78,8 +75,6 @@ class LoopEnd:
 
 
 class _LoopState:
-    """A store's state in one event loop."""
-
     def __init__(self, servers: AsyncServers, leases: Leases) -> None:
         self.servers = servers
         self.loop_end = LoopEnd(self.close)
@@ -187,7 +182,6 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         return await state.servers.config(request, timeout)
 
     async def connect(self) -> None:
-        """Start to connect in the background."""
         if switch.stand_in is not None:
             return
         state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
@@ -207,13 +201,12 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             await state.end()
 
     def give_back_leases(self) -> None:
-        """Return all leases. Callable from any thread."""
+        """Callable from any thread."""
         for loop, state in list(self._loops.items()) if self.leases else ():
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(state.give_back, 0)
 
     def end_leases_in_time(self) -> None:
-        """See `RedisStoreBase.end_leases_in_time`."""
         state = self._loops.get(asyncio.get_running_loop())
         if state is not None:
             state.end_leases_in_time()

@@ -38,8 +38,6 @@ from limitgate.stores.redis.wire import NO_PLAN, Call
 
 
 class _Errand(Call):
-    """A call for the cluster node at ``address``."""
-
     __slots__ = ("address", "is_parked", "places")
 
     def __init__(
@@ -61,8 +59,6 @@ class _Errand(Call):
 
 
 class SyncCluster:
-    """Carries out plans on the cluster nodes that a `Dialer` connects to."""
-
     def __init__(self, dialer: Dialer, replies: RedisStoreBase) -> None:
         self._dialer = dialer
         self._replies = replies
@@ -73,7 +69,6 @@ class SyncCluster:
         self._lock = threading.Lock()
 
     def check(self, plan: AnyPlan) -> None:
-        """See `SyncServers.check`."""
         parts = parts_of(plan)
         for part in parts:
             self._map.node(self._map.holder(part.hash_slot)).look()
@@ -82,7 +77,6 @@ class SyncCluster:
             raise error
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans and return an outcome for each."""
         parted, began, enough = [parts_of(plan) for plan in plans], monotonic(), listen_deadline.left / 2
         heard = iter(self._carry_out([part for parts in parted for part in parts], listen_deadline))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]
@@ -97,7 +91,6 @@ class SyncCluster:
         return [conclusion.outcome for conclusion in conclusions]
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """See `SyncServers.config`."""
         address = self._map.holder(hash_slot(request.key))
         self._map.node(address).look()
         errand = _Errand([NO_PLAN], [0], address, request)
@@ -105,12 +98,11 @@ class SyncCluster:
         return configuration(self._answers([errand], listen_deadline).get(errand) or _no_answer())
 
     def connect(self) -> None:
-        """See `SyncServers.connect`."""
         self._look()
         self._map.node(self._map.holder(0)).connect()
 
     def close(self) -> None:
-        """See `SyncServers.close`. Waits for refunds."""
+        """Waits for refunds."""
         # No lock, see `ConnectionPool.close`.
         self._map.is_outdated = False
         for giving_back in list(self._giving_back):
@@ -130,7 +122,7 @@ class SyncCluster:
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
-        """Refund in a background thread. Return False if none can be started."""
+        """In a background thread. False if none can be started."""
         listen_deadline = ListenDeadline(GIVE_BACK_TIMEOUT)
         with self._lock, suppress(RuntimeError):
             self._giving_back.add(background.start("give-back", self._give_back, parts, listen_deadline))
@@ -248,7 +240,7 @@ def _no_answer() -> StoreError:
 
 
 def _check(node: Node, listen_deadline: ListenDeadline) -> None:
-    """Raise `StoreError` if the time is up or the node's breaker is open."""
+    """Raise `StoreError` if the time is up or the breaker is open."""
     if listen_deadline.left <= 0:
         raise StoreError("the timeout ended before the call could be sent", "timeout")
     node.breaker.check(monotonic)

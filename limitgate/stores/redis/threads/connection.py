@@ -21,12 +21,12 @@ from limitgate.stores.redis.wire import Call
 SLICE = 0.0125
 """Maximum seconds of a slice."""
 GRACE = 0.02
-"""Extra seconds to read after the deadline, for each of several servers."""
+"""Seconds to read after the deadline, for each of several servers."""
 SHORTEST = 0.001
 """Minimum seconds of a slice."""
 
 STARVED_TURNS = 40
-"""Allowed GIL waits of the other thread; connecting needs 5 to 25."""
+"""GIL waits of the other thread that don't count; connecting needs 5 to 25."""
 LATE_S = 0.004
 """A thread this late has waited for the GIL, which others hold for 5 ms."""
 
@@ -42,16 +42,15 @@ class ListenDeadline:
 
     @property
     def is_over(self) -> bool:
-        """True if the time, including a last short slice, is used up."""
+        """Including a last short slice."""
         return self.left <= -SHORTEST
 
     @property
     def is_exhausted(self) -> bool:
-        """True if all data of before the deadline has been read."""
+        """All data of before the deadline has been read."""
         return self.left <= -GRACE
 
     def slice(self) -> float:
-        """Seconds of the next slice."""
         return max(min(self.left, SLICE), SHORTEST)
 
     def waited_in_vain(self, seconds: float) -> None:
@@ -60,7 +59,7 @@ class ListenDeadline:
         self.spent += seconds
 
     def waited_since(self, began: float, slice_: float) -> None:
-        """Count a slice that ended with data, unless this thread was away. ``began`` is `time.monotonic`."""
+        """Count a slice that ended with data, unless this thread was away."""
         seconds = monotonic() - began
         if seconds <= slice_:
             self.left -= seconds
@@ -89,15 +88,12 @@ _CHUNK = 16_384
 
 
 class OtherConnections(Protocol):
-    """The other connections to the same server."""
-
     doubts: Doubts
 
-    def make_another(self) -> None:
-        """Start to connect, if a thread can be started."""
+    def make_another(self) -> None: ...
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been opened since ``since``, by `time.monotonic`."""
+        """True if a connection has been opened since."""
 
 
 class SyncConnection:
@@ -105,7 +101,7 @@ class SyncConnection:
 
     others: OtherConnections | None = None
     closings = 0
-    """Pool closings before it was dialed."""
+    """Of the pool, before it was dialed."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
@@ -116,7 +112,7 @@ class SyncConnection:
         self._left = 0.0
         self._doubted_at: float | None = None
         self.session.asked_at = self.looked_at = monotonic()
-        """Last check without calls in flight, monotonic seconds."""
+        """Last check without calls in flight."""
 
     def is_quiet(self) -> bool:
         """True if the connection is open and has no unexpected data."""
@@ -131,7 +127,7 @@ class SyncConnection:
         return self.session.is_quiet()
 
     def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
-        """Send bytes. Raises `TimeoutError`; any other `OSError` becomes an event."""
+        """Raises `TimeoutError`; any other `OSError` becomes an event."""
         self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
         # Usually all bytes are sent at once, so the first wait is not measured.
@@ -156,7 +152,7 @@ class SyncConnection:
             began = monotonic()
 
     def next_event(self, listen_deadline: ListenDeadline) -> Event[Call]:
-        """Wait for the session's next event. Raises `TimeoutError`."""
+        """Raises `TimeoutError`."""
         session = self.session
         while not session.has_more or (event := session.next_event()) is NEED_DATA:
             # Usually the timeout stays the same.
@@ -196,7 +192,6 @@ class SyncConnection:
             others.make_another()
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.disconnect()
 
     def _waited_in_vain(self, listen_deadline: ListenDeadline) -> None:

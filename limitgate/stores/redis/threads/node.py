@@ -29,12 +29,11 @@ from limitgate.stores.redis.url import Address
 from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _nothing() -> None: ...
 
 
 class _ProbePatience(ListenDeadline):
-    """Deadline of a probing thread, which confirms the probe to the breaker."""
+    """Confirms a probe to the breaker."""
 
     __slots__ = ("_breaker",)
 
@@ -48,8 +47,6 @@ class _ProbePatience(ListenDeadline):
 
 
 class Sent:
-    """Calls sent together on one connection, and their answers so far."""
-
     __slots__ = ("answers", "calls", "connection")
 
     def __init__(self, calls: Sequence[Call], connection: SyncConnection | None = None) -> None:
@@ -61,7 +58,7 @@ class Sent:
 class Node:
     """Carries out calls on one server, or on the cluster node at ``address``.
 
-    ``dial`` connects; ``failed`` is called after every server failure.
+    ``failed`` is called after every server failure.
     """
 
     def __init__(
@@ -77,16 +74,14 @@ class Node:
         self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
-        """A request thread must probe at this monotonic time, because no background thread could be started."""
+        """A request thread must probe then, because no background thread could be started."""
         self._probing = threading.Lock()
 
     @property
     def breaker(self) -> Breaker:
-        """The circuit breaker of this server."""
         return self._server.breaker
 
     def check(self, _: AnyPlan) -> None:
-        """See `SyncServers.check`."""
         if self._probe_due is not None:
             self.look()
         if self._server.breaker.state != "closed":
@@ -105,7 +100,6 @@ class Node:
             self._probing.release()
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """See `SyncServers.exchange`."""
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
         call = Call(plans, common_shape(plans))
@@ -116,7 +110,6 @@ class Node:
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """See `SyncServers.config`."""
         self.look()
         self._server.breaker.check(monotonic)
         call = Call([NO_PLAN], config=request)
@@ -140,9 +133,9 @@ class Node:
         return sent
 
     def hear(self, sent: Sent, listen_deadline: ListenDeadline, first: Event[Call] | None = None) -> list[Answer]:
-        """Wait for the answers to calls, and resend those of a lost connection, see `session`.
+        """Wait for the answers, and resend the calls of a lost connection, see `session`.
 
-        ``first`` is an already received event.
+        ``first`` is an event already received.
         """
         calls, answers, connection = sent.calls, sent.answers, sent.connection
         if connection is not None:
@@ -170,13 +163,11 @@ class Node:
         self._unanswered([call for call in sent.calls if call not in sent.answers])
 
     def close(self) -> None:
-        """See `SyncServers.close`."""
         # First, so that a late probe sees the new breaker.
         self._server.reset_after_fork()
         self._connections.close()
 
     def connect(self) -> None:
-        """See `SyncServers.connect`."""
         self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:
@@ -185,7 +176,7 @@ class Node:
         self.close()
 
     def probe(self, breaker: Breaker, connecting: ListenDeadline) -> None:
-        """Probe the server, unless the breaker has closed."""
+        """Unless the breaker has closed."""
         probe = breaker.begin_probe(monotonic()) if switch.stand_in is None else None
         if probe is None:
             return
@@ -241,7 +232,7 @@ class Node:
                 return connection
 
     def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
-        """Send an empty call. Return False if the connection was dropped."""
+        """Send an empty call. False if the connection was dropped."""
         asking = Call([NO_PLAN])
         self._replies.outgoing(asking)
         is_open = False
@@ -258,7 +249,6 @@ class Node:
             self._note(answer, call)
 
     def _lose(self, sent: Sent, session: Session[Call], error: Exception, listen_deadline: ListenDeadline) -> None:
-        """Resend or fail the calls of a lost connection."""
         # Otherwise only the replacement is idle.
         if not isinstance(error, FellSilentError):
             # They may have the same problem.
@@ -313,7 +303,7 @@ class Node:
         self._failed()
 
     def _start_probing(self) -> bool:
-        """Start the probing thread, which does not keep the store alive. Return False if it cannot be started."""
+        """Start the probing thread, which does not keep the store alive. False if it cannot be started."""
         try:
             background.start("probe", _keep_probing, ref(self), self._server.breaker)
         except RuntimeError:

@@ -27,31 +27,29 @@ from limitgate.stores.redis.redis_py import renewable_login
 from limitgate.stores.redis.session import Doubts
 from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, SyncConnection, WaitForThread
 
-LOOK_EVERY = 1.0
-"""Seconds between two checks for closed connections."""
+CHECK_LOGINS_EVERY = 1.0
+"""Seconds between two checks of logins and for closed connections."""
 
 
 class Renewal(NamedTuple):
     """When to replace all connections: before the first of their logins expires."""
 
     due_at: float
-    """A time of `time.monotonic`."""
+    """Monotonic."""
     retry_every: float
-    """Seconds between two attempts."""
+    """Seconds between attempts."""
 
 
 class Renewing(Protocol):
-    """A connection pool."""
-
     def next_renewal(self, closings: int) -> Renewal | None:
-        """Return None if no login expires, or if the pool was closed after ``closings`` closings."""
+        """None if no login expires, or if the pool was closed after ``closings`` closings."""
 
     def renew(self, closings: int) -> None:
-        """Replace the connections. Raises the error of connecting."""
+        """Raises the error of connecting."""
 
 
 def keep_renewing(pool: ref[Renewing], logins_changed: Event, closings: int) -> None:
-    """Replace connections in time while the pool is open and has logins that expire."""
+    """While the pool is open and has logins that expire."""
     failed_at = -math.inf
     while (renewing := pool()) is not None and (renewal := renewing.next_renewal(closings)) is not None:
         left = max(renewal.due_at, failed_at + renewal.retry_every) - monotonic()
@@ -62,19 +60,17 @@ def keep_renewing(pool: ref[Renewing], logins_changed: Event, closings: int) -> 
                 failed_at = -math.inf
         del renewing
         if left > 0:
-            logins_changed.wait(min(left, LOOK_EVERY))
+            logins_changed.wait(min(left, CHECK_LOGINS_EVERY))
             logins_changed.clear()
 
 
 MAX_CONNECTING = 4
-"""Maximum connecting threads per server."""
+"""Connecting threads per server."""
 LOOK_EVERY = 1.0
 """Seconds until a connection is checked for unexpected data again."""
 
 
 class ConnectionPool:
-    """Pool of the connections that ``dial`` opens."""
-
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
         self._idle: deque[SyncConnection] = deque()
@@ -88,10 +84,9 @@ class ConnectionPool:
         self._made_at = -math.inf
         self.doubts = Doubts()
         self._logins: WeakKeyDictionary[SyncConnection, Login] = WeakKeyDictionary()
-        """Expiring logins by connection."""
         self._logins_changed = threading.Event()
         self._renewed_by = -1
-        """Closings before the renewal thread was started, -1 without such a thread."""
+        """Closings before the renewal thread was started, -1 without one."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
         """Return an open connection without unread data. Raises `StoreError` after ``listen_deadline``.
@@ -125,11 +120,10 @@ class ConnectionPool:
             self._begin_to_connect()
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been opened since ``since``, by `time.monotonic`."""
+        """True if a connection has been opened since."""
         return self._made_at >= since
 
     def close_idle(self) -> None:
-        """Close the idle connections."""
         while (connection := self._pop()) is not None:
             connection.close()
 
@@ -145,14 +139,14 @@ class ConnectionPool:
         self.close()
 
     def _pop(self) -> SyncConnection | None:
-        """Return the newest idle connection, so that the others can age."""
+        """The newest idle connection, so that the others can age."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        """Return a new connection, opened by a background thread if possible."""
+        """Opened by a background thread if possible."""
         arrived = monotonic()
         waiting = WaitForThread(listen_deadline)
         with self._lock:
@@ -170,7 +164,7 @@ class ConnectionPool:
         return self._made_here(listen_deadline) if connection is None else connection
 
     def _begin_to_connect(self) -> bool:
-        """Start a thread that connects. Return False if none can be started."""
+        """False if no thread can be started."""
         attempt = object()
         try:
             self._connecting.add(attempt)
@@ -206,7 +200,7 @@ class ConnectionPool:
             listen_deadline.waited_in_vain(monotonic() - began)
 
     def _connect(self, closings: int, attempt: object) -> None:
-        """Connect. ``closings`` detects a later `close`."""
+        """``closings`` detects a later `close`."""
         began = monotonic()
         connection: SyncConnection | None = None
         failure: Exception | None = None
@@ -254,7 +248,6 @@ class ConnectionPool:
                 self._renewed_by = -1
 
     def next_renewal(self, closings: int) -> Renewal | None:
-        """See `Renewing.next_renewal`."""
         with self._lock:
             logins = list(self._logins.values())
             if logins and closings == self._closings:
@@ -264,7 +257,7 @@ class ConnectionPool:
         return None
 
     def renew(self, closings: int) -> None:
-        """See `Renewing.renew`. Connections in use close after their calls."""
+        """Connections in use close after their calls."""
         with self._lock:
             old = list(self._logins)
         connection = self._driven(self._dial(), closings)

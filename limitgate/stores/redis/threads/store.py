@@ -31,22 +31,20 @@ from limitgate.stores.redis.url import scheme_of
 
 
 class SyncServers(Protocol):
-    """One server or a cluster, used from threads."""
-
     def check(self, plan: AnyPlan) -> None:
         """Raise `StoreError` if a plan needs an unreachable server."""
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans. Raises `StoreError` after ``listen_deadline``."""
+        """Raises `StoreError` after ``listen_deadline``."""
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """Carry out a configuration request. Raises `StoreError` after ``listen_deadline``."""
+        """Raises `StoreError` after ``listen_deadline``."""
 
     def connect(self) -> None:
-        """Connect, unless connected. Raises `StoreError`."""
+        """Unless connected. Raises `StoreError`."""
 
     def close(self) -> None:
-        """Close the connections, those in use after their calls."""
+        """Those in use close after their calls."""
 
 
 class _Use:
@@ -54,7 +52,7 @@ class _Use:
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
-        """Whether a call is running, and whether to close afterwards."""
+        """A call is running; close after it."""
 
 
 class _ThreadState(threading.local):
@@ -101,7 +99,6 @@ class RedisStore(RedisStoreBase, Remade):
         self._gives_back = False
 
     def reset_after_fork(self) -> None:
-        """Drop the parent's connections and calls in a forked child."""
         super().reset_after_fork()
         self._this_thread = _ThreadState()
         self._begin()
@@ -201,7 +198,6 @@ class RedisStore(RedisStoreBase, Remade):
             use.is_asking = use.closes = False
 
     def give_back_leases(self) -> None:
-        """Return all leases."""
         if self.leases:
             self._give_back(age=0)
 
