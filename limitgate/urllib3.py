@@ -90,11 +90,7 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
         super().__init__(headers=self._manager.headers)
 
     def connection_from_host(
-        self,
-        host: str | None,
-        port: int | None = None,
-        scheme: str | None = "http",
-        pool_kwargs: dict[str, Any] | None = None,
+        self, host: str | None, port: int | None = None, scheme: str | None = "http", pool_kwargs: dict[str, Any] | None = None
     ) -> HTTPConnectionPool:
         """Return the pool for one request of `urlopen`. It has only the interface that `urlopen` needs."""
         pool = self._manager.connection_from_host(host, port, scheme, pool_kwargs)

@@ -10,8 +10,6 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from contextvars import Context
 from importlib import import_module
 from typing import Any, Final, Protocol, get_args, runtime_checkable
 from weakref import ref
@@ -20,6 +18,7 @@ from limitgate.errors import ConfigError, StoreFault
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing import instruments
 from limitgate.observing.instruments import STORE_UP, Instrument, Result
+from limitgate.process.background import daemon
 from limitgate.process.forking import get_ready_for_forks, reset_in_children
 
 NAMES = {
@@ -264,14 +263,10 @@ class MetricsExporter:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(
-                    target=Context().run, args=[self._run, self._wakeup], name="limitgate-observers", daemon=True
-                )
-                with suppress(RuntimeError):  # If no thread can start now, the next count tries again.
-                    thread.start()
-                    self._thread = thread
-                    return
-                self.is_idle = True
+                try:
+                    self._thread = daemon("observers", self._run, self._wakeup)
+                except RuntimeError:  # The next count tries again.
+                    self.is_idle = True
 
     def _run(self, wakeup: threading.Event) -> None:
         while True:

@@ -190,24 +190,4 @@ DIAGNOSTICS = Instrument(
     {"code": tuple(each.code for each in Diagnosis)},
 )
 
-INSTRUMENTS = (
-    REQUESTS,
-    RULE_DECISIONS,
-    RULE_UTILIZATION,
-    RULE_LIMIT,
-    RULE_IN_FLIGHT,
-    RULE_WAITING,
-    RULE_ADAPTIVE_LIMIT,
-    RULE_ADAPTIVE_BASE,
-    RULE_BANS,
-    RULE_SHED,
-    ADAPTIVE_LAG,
-    STORE_DURATION,
-    STORE_UP,
-    STORE_OUTAGES,
-    CONFIG_LOADS,
-    CONFIG_SUCCESS,
-    CONFIG_TIMESTAMP,
-    CONFIG_REVISION,
-    DIAGNOSTICS,
-)
+INSTRUMENTS = tuple([each for each in list(globals().values()) if isinstance(each, Instrument)])

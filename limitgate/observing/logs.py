@@ -14,11 +14,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from contextvars import Context
 from typing import Any, TypeVar
 
 from limitgate.internal_errors import logged_errors
 from limitgate.messages.text import printable
+from limitgate.process.background import daemon
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
@@ -85,14 +85,7 @@ class Episodes:
         return True
 
     def begin(
-        self,
-        key: str,
-        rule: str | None,
-        now: int,
-        refusal_id: str | None,
-        name: Callable[[], str],
-        *,
-        is_shadow: bool = False,
+        self, key: str, rule: str | None, now: int, refusal_id: str | None, name: Callable[[], str], *, is_shadow: bool = False
     ) -> None:
         """Begin an episode with its first refusal. ``is_shadow``: the request passes."""
         lines: list[_Line] = []
@@ -169,9 +162,7 @@ class Episodes:
     def _watch(self) -> None:
         if not self._is_watched:
             with suppress(RuntimeError):  # If no thread can start now, the next episode tries again.
-                threading.Thread(
-                    target=Context().run, args=[self._keep_looking], name="limitgate-refusals", daemon=True
-                ).start()
+                daemon("refusals", self._keep_looking)
                 self._is_watched = True
 
     def _keep_looking(self) -> None:

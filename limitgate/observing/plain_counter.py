@@ -9,17 +9,7 @@ from typing import Any
 
 from limitgate.algorithms.base import State, compiled
 from limitgate.limits.template import PlanTemplate
-from limitgate.observing.counts import (
-    ADMITTED,
-    BOUNDS,
-    COUNTS,
-    REFUSED,
-    SHADOW_REFUSED,
-    SUMS,
-    TINY,
-    RuleSeries,
-    count_buckets,
-)
+from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SHADOW_REFUSED, SUMS, TINY, RuleSeries, count_buckets
 
 _Count = Callable[[Sequence[State]], None]
 _Window = tuple[int, int, int]

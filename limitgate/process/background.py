@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
-from threading import Event, Thread
 from typing import Any, Protocol
 from weakref import ref
 
@@ -22,18 +21,23 @@ this_thread = _ThreadState()
 """True in a background thread, which a finalizer or log handler may interrupt with locks held."""
 
 
-def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Start a daemon thread that logs its exceptions. Raises `RuntimeError` if no thread can be started.
+def daemon(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a daemon thread. Raises `RuntimeError` if none can be started.
 
     Its context is empty, because green threads copy the context of the request.
     """
-    thread = threading.Thread(target=Context().run, args=[_run, target, *args], name=f"limitgate-{name}", daemon=True)
+    thread = threading.Thread(target=Context().run, args=[target, *args], name=f"limitgate-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a `daemon` that logs its exceptions. A store call in it raises `StoreError`."""
     try:
-        thread.start()
+        return daemon(name, _run, target, *args)
     except RuntimeError as error:
         raise_interruption(error)
         raise
-    return thread
 
 
 def _run(target: Callable[..., object], *args: Any) -> None:
@@ -56,8 +60,8 @@ class Poller:
         self._seconds = seconds
         self._pollables = pollables
         self._is_looking = self._is_wanted = False
-        self._ended = Event()
-        self._thread: Thread | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
         reset_in_children(self)
 
     @property
@@ -69,16 +73,9 @@ class Poller:
         self._is_wanted = True
         if in_children or self.is_running:
             return
-        self._ended = Event()
+        self._ended = threading.Event()
         with suppress(RuntimeError):  # The thread may fail to start.
-            thread = Thread(
-                target=Context().run,
-                args=(_keep_looking, ref(self), self._seconds, self._ended),
-                name="limitgate-reload",
-                daemon=True,
-            )
-            thread.start()
-            self._thread = thread
+            self._thread = daemon("reload", _keep_looking, ref(self), self._seconds, self._ended)
 
     def stop(self) -> None:
         """Stop until the next start."""
@@ -103,7 +100,7 @@ class Poller:
             self.start()
 
 
-def _keep_looking(poller: ref[Poller], seconds: float, ended: Event) -> None:
+def _keep_looking(poller: ref[Poller], seconds: float, ended: threading.Event) -> None:
     while not ended.wait(seconds):
         here = poller()
         if here is None:

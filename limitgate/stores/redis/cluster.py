@@ -7,7 +7,7 @@ fails, the others are refunded, see limitgate/limits/plan.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import MovedError, TryAgainError
@@ -24,6 +24,10 @@ from limitgate.stores.redis.wire import Call
 GIVE_BACK_TIMEOUT = 0.5
 MAP_PAUSE = 0.1
 """Seconds between two lookups."""
+PAUSE = 0.01
+"""Seconds before a parked or split call is sent."""
+MAX_HOPS = 5
+"""Redirections without a pause."""
 
 
 class Part(NamedTuple):
@@ -119,6 +123,13 @@ def _untouched(reading: Reading) -> tuple[Plan, Reading]:
     return Plan.spend([bucket.charge for bucket in untouched]), reading._replace(buckets=untouched, admitted=False)
 
 
+class Route(NamedTuple):
+    """Where to send a redirected call: at once, after `PAUSE` (park), or each of its plans separately after `PAUSE` (split)."""
+
+    address: Address
+    how: Literal["send", "park", "split"]
+
+
 class HasBreaker(Protocol):
     @property
     def breaker(self) -> Breaker: ...
@@ -148,6 +159,25 @@ class SlotMap(Generic[N]):
     def moved(self, slot: int, address: Address) -> None:
         self._holders[slot] = address
         self.is_outdated = True
+
+    def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
+        """Route a call that the node at ``origin`` has redirected.
+
+            MOVED      another node holds the hash slot: resend there at once, and look up the map
+            ASK        the bucket has moved ahead of its slot: resend there once, after ASKING
+            TRYAGAIN   the slot is moving and splits the call's buckets: resend each plan after a pause
+
+        After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure.
+        """
+        slot = hash_slot(first_key(call.first))
+        if isinstance(redirection, TryAgainError):
+            return Route(self.holder(slot), "split")
+        address = address_at(redirection.host, redirection.port, origin)
+        call.hops += 1
+        call.asking = not isinstance(redirection, MovedError)
+        if not call.asking:
+            self.moved(slot, address)
+        return Route(address, "send" if call.hops <= MAX_HOPS else "park")
 
     def learn(self, reply: object, origin: Address) -> bool:
         """Read a node's reply to CLUSTER SLOTS. False if it names no slot."""
@@ -206,53 +236,3 @@ def _ranges(reply: object, origin: Address) -> Iterable[tuple[int, int, Address]
                 yield first, last, address_at(host, port, origin)
         except (TypeError, ValueError):
             continue
-
-
-PAUSE = 0.01
-"""Seconds before a parked or split call is sent."""
-MAX_HOPS = 5
-"""Redirections without a pause."""
-
-
-class Send(NamedTuple):
-    address: Address
-
-
-class Park(NamedTuple):
-    """After `PAUSE`."""
-
-    address: Address
-
-
-class Split(NamedTuple):
-    """Each plan of the call separately, after `PAUSE`."""
-
-    address: Address
-
-
-Route = Send | Park | Split
-
-
-class Router:
-    """Routes calls that a node has redirected, and updates the slot map.
-
-        MOVED      another node holds the hash slot: resend there at once, and look up the map
-        ASK        the bucket has moved ahead of its slot: resend there once, after ASKING
-        TRYAGAIN   the slot is moving and splits the call's buckets: resend each plan after a pause
-
-    After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure, so ``on_error`` decides.
-    """
-
-    def __init__(self, slots: SlotMap[Any]) -> None:
-        self._slots = slots
-
-    def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
-        slot = hash_slot(first_key(call.first))
-        if isinstance(redirection, TryAgainError):
-            return Split(self._slots.holder(slot))
-        address = address_at(redirection.host, redirection.port, origin)
-        call.hops += 1
-        call.asking = not isinstance(redirection, MovedError)
-        if not call.asking:
-            self._slots.moved(slot, address)
-        return Send(address) if call.hops <= MAX_HOPS else Park(address)

@@ -133,11 +133,7 @@ class DenyCache:
                 elif refused and not is_known:
                     continue
                 self.refusals.pop(key, None)
-                if (
-                    is_known
-                    and (refused or (gives_back and plan.verb == "adjust"))
-                    and charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)
-                ):
+                if is_known and (refused or (gives_back and plan.verb == "adjust")) and _holds(charge, states):
                     self.refusals[key] = _Refusal(charge.bucket, states, reading.now, sent, heard)
             self._drop_oldest()
 

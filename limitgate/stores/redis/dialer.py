@@ -18,11 +18,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-    RedisError,
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError, RedisError, TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError

@@ -230,14 +230,7 @@ class RedisStoreBase:
         return outcomes
 
     def _understood_refunds(
-        self,
-        plans: list[PlainRefund],
-        now: int,
-        verdicts: Sequence[int] | None,
-        sent: float,
-        heard: float,
-        *,
-        unwritten: bool,
+        self, plans: list[PlainRefund], now: int, verdicts: Sequence[int] | None, sent: float, heard: float, *, unwritten: bool
     ) -> list[Outcome]:
         outcomes: list[Outcome] = plans  # type: ignore[assignment]
         if verdicts is not None or unwritten:

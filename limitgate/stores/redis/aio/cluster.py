@@ -32,10 +32,7 @@ from limitgate.stores.redis.cluster import (
     PAUSE,
     Conclusion,
     Part,
-    Router,
-    Send,
     SlotMap,
-    Split,
     concluded,
     hash_slot,
     hash_slot_of,
@@ -58,7 +55,6 @@ class AsyncCluster:
         self._time = partial(loop_time, asyncio.get_running_loop())
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
-        self._router = Router(self._map)
         self._giving_back: set[asyncio.Future[Reading]] = set()
         self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
@@ -153,12 +149,12 @@ class AsyncCluster:
         return [Batch(requests, batch.shape) for requests in slots.values()]
 
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
-        route = self._router.route(batch, redirection, origin)
+        route = self._map.route(batch, redirection, origin)
         node = self._map.node(route.address)
-        if isinstance(route, Send):
+        if route.how == "send":
             node.adopt(batch)
         else:
-            for each in batch.each() if isinstance(route, Split) else [batch]:
+            for each in batch.each() if route.how == "split" else [batch]:
                 node.park(each, PAUSE)
         if self._map.is_outdated:
             self.troubled()

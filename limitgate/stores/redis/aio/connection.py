@@ -26,6 +26,9 @@ class Owner(Protocol):
     def lost(self, connection: AsyncConnection) -> None:
         """The calls in ``session.flying`` will get no reply."""
 
+    def renew(self, connection: AsyncConnection) -> bool:
+        """Start to replace a connection. False if it is no longer in use."""
+
 
 class AsyncConnection(asyncio.Protocol):
     """Drives a session on a redis-py connection.
@@ -109,18 +112,14 @@ class AsyncConnection(asyncio.Protocol):
             owner.lost(self)
 
 
-class Renewing(Protocol):
-    def renew(self, connection: AsyncConnection) -> bool: ...
-
-
-def renew_in_time(owner: Renewing, connection: AsyncConnection, login: Login) -> None:
+def renew_in_time(owner: Owner, connection: AsyncConnection, login: Login) -> None:
     """Replace a connection before its login expires, with retries."""
     due_in = max(login.renew_at - monotonic(), 0.0)
     loop = asyncio.get_running_loop()
     loop.call_later(due_in, _renew, ref(owner), ref(connection), login.retry_every, context=Context())
 
 
-def _renew(owner: ref[Renewing], connection: ref[AsyncConnection], retry_every: float) -> None:
+def _renew(owner: ref[Owner], connection: ref[AsyncConnection], retry_every: float) -> None:
     here, expiring = owner(), connection()
     if here is not None and expiring is not None and here.renew(expiring):
         asyncio.get_running_loop().call_later(retry_every, _renew, owner, connection, retry_every, context=Context())

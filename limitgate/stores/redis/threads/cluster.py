@@ -19,10 +19,7 @@ from limitgate.stores.redis.cluster import (
     MAP_PAUSE,
     PAUSE,
     Part,
-    Router,
-    Send,
     SlotMap,
-    Split,
     concluded,
     hash_slot,
     parts_of,
@@ -63,7 +60,6 @@ class SyncCluster:
         self._dialer = dialer
         self._replies = replies
         self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
-        self._router = Router(self._map)
         self._looks = False
         self._giving_back: set[threading.Thread] = set()
         self._lock = threading.Lock()
@@ -196,12 +192,12 @@ class SyncCluster:
             self._replies.unanswered(errand)
 
     def _sent_on(self, errand: _Errand, redirection: Redirection) -> Sequence[_Errand]:
-        route = self._router.route(errand, redirection, errand.address)
+        route = self._map.route(errand, redirection, errand.address)
         if self._map.is_outdated:
             self._look()
-        errands = errand.each() if isinstance(route, Split) else [errand]
+        errands = errand.each() if route.how == "split" else [errand]
         for each in errands:
-            each.address, each.is_parked = route.address, not isinstance(route, Send)
+            each.address, each.is_parked = route.address, route.how != "send"
         return errands
 
     def _look(self) -> None:

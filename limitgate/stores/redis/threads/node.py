@@ -29,9 +29,6 @@ from limitgate.stores.redis.url import Address
 from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call
 
 
-def _nothing() -> None: ...
-
-
 class _ProbePatience(ListenDeadline):
     """Confirms a probe to the breaker."""
 
@@ -62,12 +59,7 @@ class Node:
     """
 
     def __init__(
-        self,
-        dial: Dial,
-        replies: RedisStoreBase,
-        *,
-        address: Address | None = None,
-        failed: Callable[[], None] = _nothing,
+        self, dial: Dial, replies: RedisStoreBase, *, address: Address | None = None, failed: Callable[[], object] = bool
     ) -> None:
         self._server = Server(replies, address)
         self._connections = ConnectionPool(dial)

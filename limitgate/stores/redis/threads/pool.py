@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from threading import Event
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from redis.exceptions import RedisError
@@ -29,41 +29,6 @@ from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, 
 
 CHECK_LOGINS_EVERY = 1.0
 """Seconds between two checks of logins and for closed connections."""
-
-
-class Renewal(NamedTuple):
-    """When to replace all connections: before the first of their logins expires."""
-
-    due_at: float
-    """Monotonic."""
-    retry_every: float
-    """Seconds between attempts."""
-
-
-class Renewing(Protocol):
-    def next_renewal(self, closings: int) -> Renewal | None:
-        """None if no login expires, or if the pool was closed after ``closings`` closings."""
-
-    def renew(self, closings: int) -> None:
-        """Raises the error of connecting."""
-
-
-def keep_renewing(pool: ref[Renewing], logins_changed: Event, closings: int) -> None:
-    """While the pool is open and has logins that expire."""
-    failed_at = -math.inf
-    while (renewing := pool()) is not None and (renewal := renewing.next_renewal(closings)) is not None:
-        left = max(renewal.due_at, failed_at + renewal.retry_every) - monotonic()
-        if left <= 0:
-            failed_at = monotonic()
-            with logged_errors(), suppress(OSError, RedisError):
-                renewing.renew(closings)
-                failed_at = -math.inf
-        del renewing
-        if left > 0:
-            logins_changed.wait(min(left, CHECK_LOGINS_EVERY))
-            logins_changed.clear()
-
-
 MAX_CONNECTING = 4
 """Connecting threads per server."""
 LOOK_EVERY = 1.0
@@ -242,16 +207,17 @@ class ConnectionPool:
         self._logins_changed.set()
         if not is_renewed:
             try:
-                background.start("renewal", keep_renewing, ref(self), self._logins_changed, self._closings)
+                background.start("renewal", _keep_renewing, ref(self), self._logins_changed, self._closings)
             # The next connection tries again.
             except RuntimeError:
                 self._renewed_by = -1
 
-    def next_renewal(self, closings: int) -> Renewal | None:
+    def next_renewal(self, closings: int) -> tuple[float, float] | None:
+        """Monotonic time to replace all connections, and seconds between attempts. None without logins that expire."""
         with self._lock:
             logins = list(self._logins.values())
             if logins and closings == self._closings:
-                return Renewal(min([each.renew_at for each in logins]), min([each.retry_every for each in logins]))
+                return min([each.renew_at for each in logins]), min([each.retry_every for each in logins])
             if self._renewed_by == closings:
                 self._renewed_by = -1
         return None
@@ -268,3 +234,20 @@ class ConnectionPool:
             each.session.retire()
         self.close_idle()
         self.give(connection)
+
+
+def _keep_renewing(pool: ref[ConnectionPool], logins_changed: Event, closings: int) -> None:
+    """Replace connections before their logins expire, while the pool is open."""
+    failed_at = -math.inf
+    while (renewing := pool()) is not None and (renewal := renewing.next_renewal(closings)) is not None:
+        due_at, retry_every = renewal
+        left = max(due_at, failed_at + retry_every) - monotonic()
+        if left <= 0:
+            failed_at = monotonic()
+            with logged_errors(), suppress(OSError, RedisError):
+                renewing.renew(closings)
+                failed_at = -math.inf
+        del renewing
+        if left > 0:
+            logins_changed.wait(min(left, CHECK_LOGINS_EVERY))
+            logins_changed.clear()

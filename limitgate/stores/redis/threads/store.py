@@ -257,10 +257,7 @@ def _check_is_outermost(use: _Use) -> None:
 
 
 _LOCK = threading.Lock
-_PATCHES = {
-    "gevent": "gevent.monkey.patch_all()",
-    "eventlet": "eventlet.monkey_patch()",
-}
+_PATCHES = {"gevent": "gevent.monkey.patch_all()", "eventlet": "eventlet.monkey_patch()"}
 
 
 def check_patches() -> None:
