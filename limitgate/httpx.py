@@ -25,9 +25,8 @@ class AsyncRateLimitTransport(
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
-    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
-    unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
+    `TypeError` for an unknown option.
 
     ``transport`` is the wrapped transport, by default a new one of httpx.
     """

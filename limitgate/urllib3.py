@@ -67,9 +67,8 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
-    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
-    unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
+    `TypeError` for an unknown option.
 
     ``manager`` is the wrapped `PoolManager`, such as a `ProxyManager`. Its retries, and those of a request, take a turn each
     after another status or a broken body. Failed connections are retried within a turn, or with ``adaptive`` or ``throttle`` in

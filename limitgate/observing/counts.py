@@ -142,7 +142,6 @@ class RuleSeries(Series):
         values[SUMS + bucket] += share
 
     def count_ban(self) -> None:
-        """Count a ban by the rule."""
         if self.bans is not None:
             self.bans.values[0] += 1
 
@@ -167,8 +166,6 @@ class Held(Protocol):
 
 
 class Counts:
-    """Metrics of one gate or limiter."""
-
     def __init__(self) -> None:
         counters = [(instruments.REQUESTS, labels) for labels in _REQUESTS]
         self._requests = Series([0] * len(_REQUESTS), counters, rare=_RARE)
@@ -353,7 +350,6 @@ _HISTOGRAM: Final = len(instruments.RULE_UTILIZATION.bounds) + len(("infinity", 
 _ADAPTIVE: Final = prod(map(len, instruments.RULE_SHED.values.values())) + len(
     (instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_ADAPTIVE_BASE)
 )
-"""Without requests in flight and waiting."""
 
 
 def series(rules: RuleSet) -> int:

@@ -125,8 +125,6 @@ class Metrics(Protocol):
 
 
 class _Exported:
-    """Values already exported to one observer."""
-
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._owners: dict[Metrics, ref[object]] = {}
@@ -140,7 +138,7 @@ class _Exported:
         self._owners.setdefault(metrics, ref(owner))
 
     def reset_after_fork(self) -> None:
-        """The parent exports previous counts."""
+        """Reset: the parent exports previous counts."""
         self._gauges.clear()
         self._inherited = [series for metrics in self._owners for series in metrics.series()]
         self._values = {series: series.values.copy() for series in self._inherited}
@@ -203,7 +201,7 @@ class MetricsExporter:
     def __init__(self) -> None:
         self._exported: dict[Observer, _Exported] = {}
         self.is_idle = True
-        """Counting has to `wake` the exporter."""
+        """If True, counting has to `wake` the exporter."""
         self._reset()
         reset_in_children(self)
         get_ready_for_forks(self)

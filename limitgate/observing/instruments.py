@@ -32,7 +32,6 @@ class Instrument:
     meaning: str
     labels: tuple[str, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Known values by label."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of histogram buckets, without infinity."""
     joined: Joined = "sum"

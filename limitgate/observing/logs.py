@@ -1,7 +1,7 @@
 """Logs of refusals, without floods, and of changed limits and bans.
 
-A bucket logs its first refusal, and a line after a quiet period. In between, refusals are only counted; a thread checks once a
-second for ended episodes while there are any. The audit log has structured fields for JSON, at level INFO.
+A bucket logs its first refusal, and a line after a quiet period. In between, refusals are only counted. The audit log has
+structured fields for JSON, at level INFO.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ _Line = tuple[str, tuple[object, ...], dict[str, Any]]
 
 
 class _Episode:
-    """Consecutive refusals by one bucket."""
-
     __slots__ = ("began", "count", "grown_at", "is_shadow", "is_told", "last", "looked_at", "rule", "who")
 
     def __init__(self, rule: str | None, now: int, at: float, *, is_shadow: bool) -> None:

@@ -58,7 +58,7 @@ class HostLoad:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Reset. Requests in flight end without effect."""
+        """Requests in flight end without effect."""
         self._lock = Lock()
         self._forget()
 

@@ -113,8 +113,6 @@ class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
 
 
 class AsyncTransport(_Transport[Request, Response, Inner]):
-    """Base of ``AsyncRateLimitTransport``."""
-
     _kind, _other = "AsyncClient", "Client"
 
     def __init__(
@@ -174,8 +172,6 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
 
 
 class SyncTransport(_Transport[Request, Response, Inner]):
-    """Base of ``RateLimitTransport``."""
-
     _kind, _other = "Client", "AsyncClient"
 
     def __init__(
@@ -275,7 +271,7 @@ class _Outbound:
         """The builtin errors come from third-party transports."""
 
     def is_unanswered(self, error: BaseException) -> bool:
-        """A full connection pool doesn't count."""
+        """False for a full connection pool."""
         return isinstance(error, self._unanswered) and not isinstance(error, self._library.PoolTimeout)
 
     def repeatable(self, request: Any) -> bool:

@@ -18,7 +18,7 @@ Field = Callable[[str], str | None]
 """Returns a field's value by lower-case name, with its lines joined by commas, or None."""
 
 LONGEST = 366 * 86_400.0
-"""Longest accepted pause in seconds."""
+"""Longest pause in seconds."""
 MOST_READ = 4096
 """Longer fields are ignored."""
 _SKEW = 2.0
@@ -38,8 +38,6 @@ _COUNTS = (
 
 
 class Answer(NamedTuple):
-    """Limits in a response."""
-
     status: int
     retry_after: float | None = None
     """Seconds, from ``Retry-After``."""

@@ -50,7 +50,6 @@ MOST_READ = 65_536
 LONGEST_READ = 1.0
 """Seconds for reading the body of a refusal."""
 REMEMBERED = 10_000
-"""Keys remembered in this process."""
 _SHORT = 260
 """Longest key to remember literally: any host with a port (RFC 1035, section 2.3.4)."""
 _HEARD = 1.0

@@ -61,7 +61,6 @@ class Permit:
 
     @property
     def waits(self) -> bool:
-        """True while it waits."""
         return self.began is None
 
     @property
@@ -73,7 +72,6 @@ class Permit:
 class Served(NamedTuple):
     called: list[Permit]
     gave_way: list[Permit]
-    """Requests that are refused."""
 
 
 class AdaptiveLimit:

@@ -1,8 +1,8 @@
 """Baselines: the unloaded duration R0 of a class of requests, and dips of the limit that reveal it. Pure.
 
 A baseline falls with faster requests. It rises only from measurements without a local queue, and at most fourfold within ten
-minutes; otherwise it would follow the load without end. A fall without load is reversible for ten minutes unless a dip confirms
-it. A client with many requests of a class has its own baseline.
+minutes; otherwise it would follow the load. A fall without load is reversible for ten minutes unless a dip confirms it. A
+client with many requests of a class has its own baseline.
 
 All processes dip at the same multiples of five seconds of the wall clock, so that they don't measure each other's queues.
 """
@@ -19,13 +19,10 @@ MOST_CLASSES = 1000
 MEMORY_S = 600.0
 """Seconds that minimum and maximum are remembered, up to twice that."""
 MAX_STEP = 2.0
-"""Maximum factor of a rise."""
 MAX_DRIFT = 4.0
-"""Maximum factor above the remembered minimum."""
 FEW = 3
 """The mean of n requests has weight n/(n + 3)."""
 QUIET_WEIGHT = 0.1
-"""Weight of a window without load."""
 RECENT = 64
 """Recent requests that determine frequent clients; counts are halved at this number."""
 MANY = 4
@@ -200,7 +197,6 @@ EVERY_S = 5.0
 SOON_S = 0.5
 """After a dip with much faster requests, the next follows at the next multiple of this, up to 4 s after the mark."""
 PRESSED_S = 1.0
-"""Seconds of pressure before a dip."""
 DEPTH = 0.7
 """Limit during a dip, as a share of the requests in flight without a queue."""
 ON_TIME_S = 0.1

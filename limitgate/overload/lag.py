@@ -3,8 +3,8 @@
 A heartbeat is due every 10 ms. While it is late for some time, each iteration of the loop admits only requests of its first 10
 ms. Without a loop, the waits reported by a trusted proxy replace heartbeats.
 
-uvloop accepts one connection per iteration, so heartbeats can be on time while the queue is in the listening socket. Therefore
-the number of unaccepted connections also counts.
+uvloop accepts one connection per iteration, so heartbeats can be on time while the queue is in the listening socket. So
+unaccepted connections count, too.
 """
 
 from __future__ import annotations
@@ -289,7 +289,6 @@ class Heartbeats:
         self._others[other] = None
 
     def lags_s(self) -> list[float]:
-        """Current lags in seconds."""
         others = [other.lag_s for other in _alive(self._others)]
         guards = [self._guards[loop] for loop in _alive(self._guards)]
         return [guard.lag_s for guard in guards if guard.due_at != math.inf] + [lag_s for lag_s in others if lag_s is not None]

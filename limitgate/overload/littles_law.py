@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from limitgate.overload.options import Adaptive
 
 SPARE = 1.0
-"""Requests beyond B and its queue."""
 SMOOTHED_S = (0.3, 3.0)
 """Minimum and maximum time constant of the moving averages in seconds; between them it is twice the largest R0."""
 DOWN = 0.4
@@ -57,12 +56,9 @@ class Window:
 
 
 class LittlesLaw:
-    """The limit and its inputs."""
-
     def __init__(self, options: Adaptive) -> None:
         self.options = options
         self.value = float(options.start)
-        """The limit, L."""
         self.rate: float | None = None
         """Completions per second, X."""
         self.base_in_flight = 0.0

@@ -27,9 +27,9 @@ class PriorityLevel:
     def __init__(self, priority: Priority) -> None:
         self.priority: Priority = priority
         self.share = Fraction(1)
-        """Of the limit."""
+        """Share of the limit."""
         self.budget = 1.0
-        """Of an iteration of a hot loop."""
+        """Share of an iteration of a hot loop."""
         self.room = 1
         """Total of requests in flight that still admits this priority."""
         self.free = 0
@@ -152,7 +152,6 @@ class Thinning:
         self.level = min(2.0, max(0.0, self.level + step))
 
     def kept(self, priority: Priority) -> float:
-        """Share of a priority that passes."""
         if priority == "high":
             return 1.0
         return 1 - min(1.0, self.level if priority == "low" else max(0.0, self.level - 1))

@@ -47,8 +47,6 @@ def _run(target: Callable[..., object], *args: Any) -> None:
 
 
 class Pollable(Protocol):
-    """Something that may change."""
-
     def poll(self) -> None: ...
 
     def forget(self) -> None:

@@ -118,7 +118,6 @@ class Unpicklable:
     """Base of objects that belong to one process."""
 
     made_by: str
-    """Call that makes another one."""
 
     def __reduce__(self) -> NoReturn:
         raise unpicklable(self.made_by)

@@ -77,7 +77,6 @@ class Layout:
         self.uses = 0
         initial = bucket.algorithm.initial(0, bucket)
         self.is_debts = bool(initial) and all(type(state) is int for state in initial)
-        """Each state is one number."""
         self.is_row = type(initial[0]) is tuple if initial else False
         """The only state is a tuple of numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
@@ -89,7 +88,6 @@ class Layout:
         self.plain_size = form.size if self.is_debts else 0
         """0 if the states are not plain numbers."""
         self.drains = bucket.algorithm is gcra
-        """Debts drain by `Bucket.counts`."""
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
         """Built on first use."""
@@ -297,9 +295,8 @@ def charge(value, now, number, cost, rows, slot=0):
 def straight_charge(straight: Straight, form: str, windows: int) -> StraightCharge:
     """Make a function that charges a bucket of ``windows`` windows; ``form`` is the `struct` format of its value.
 
-    Its arguments are the value, the time (Unix µs), the layout number, the cost, the rows of the windows and the name of a
-    slot. It returns the states at that time and the new value (None if the cost does not fit); or None if the value has another
-    layout or cost, or was written in the future.
+    It returns the states at ``now`` (Unix µs) and the new value (None if the cost does not fit); or None if the value has
+    another layout or cost, or was written in the future.
     """
     value = struct.Struct(form)
     each = partial(each_window, windows)

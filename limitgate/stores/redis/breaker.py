@@ -29,7 +29,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
 CHANCE = random.SystemRandom()
 """Leaves the application's seeded random state alone; differs in forks."""
 PROBE_TIMEOUT = 0.5
-"""Seconds to wait for a probe."""
+"""Seconds."""
 LATE = 0.1
 """A probe or check this many seconds late means that the process stood still."""
 

@@ -7,7 +7,7 @@ fails, the others are refunded, see limitgate/limits/plan.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import MovedError, TryAgainError
@@ -15,15 +15,16 @@ from redis.exceptions import MovedError, TryAgainError
 from limitgate.errors import StoreError
 from limitgate.limits.plan import BucketReading, Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole
-from limitgate.stores.redis.breaker import CHANCE, Breaker, first_key
+from limitgate.stores.redis.breaker import CHANCE, first_key
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.replies import Outcome
 from limitgate.stores.redis.url import Address, parse_address
 from limitgate.stores.redis.wire import Call
 
 GIVE_BACK_TIMEOUT = 0.5
+"""Seconds."""
 MAP_PAUSE = 0.1
-"""Seconds between two lookups."""
+"""Seconds between lookups."""
 PAUSE = 0.01
 """Seconds before a parked or split call is sent."""
 MAX_HOPS = 5
@@ -42,7 +43,7 @@ def hash_slot(key: str) -> int:
 
 
 def hash_slot_of(plan: AnyPlan) -> int:
-    """For a plan whose buckets share one."""
+    """Return the hash slot of a plan whose buckets share one."""
     return hash_slot(plan.charges[0].key if isinstance(plan, Plan) else plan.keys[0])
 
 
@@ -79,7 +80,9 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
     failures = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
     outcome: Outcome
     if failures:
-        outcome = StoreError(str(failures[0]), _worst(failures), _missed(parts, outcomes))
+        # Prefer "oom", which `on_error` treats more strictly.
+        fault = "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
+        outcome = StoreError(str(failures[0]), fault, _missed(parts, outcomes))
         outcome.__cause__ = failures[0]
         outcome.waited = max([each.waited for each in outcomes])
     else:
@@ -105,11 +108,6 @@ def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str
     return frozenset(charge.key for part, _ in failed for charge in part.plan.charges)
 
 
-def _worst(failures: Sequence[StoreError]) -> Any:
-    """Prefer "oom", which ``on_error`` treats more strictly."""
-    return "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
-
-
 def _joined(plan: AnyPlan, parts: Sequence[Part], readings: Sequence[Reading]) -> Reading:
     places = {place: bucket for part, reading in zip(parts, readings) for place, bucket in zip(part.places, reading.buckets)}
     buckets = [places.get(place) or BucketReading(charge, (), None) for place, charge in enumerate(plan.charges)]
@@ -130,12 +128,7 @@ class Route(NamedTuple):
     how: Literal["send", "park", "split"]
 
 
-class HasBreaker(Protocol):
-    @property
-    def breaker(self) -> Breaker: ...
-
-
-N = TypeVar("N", bound=HasBreaker)
+N = TypeVar("N", bound=Any)
 
 
 class SlotMap(Generic[N]):
@@ -190,7 +183,6 @@ class SlotMap(Generic[N]):
         return True
 
     def known(self) -> list[Address]:
-        """All nodes, healthy ones first."""
         held = list(self._held())
         # Avoids always asking a partitioned node first.
         CHANCE.shuffle(held)

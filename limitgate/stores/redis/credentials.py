@@ -32,7 +32,6 @@ AsyncGivesLogin = Callable[[], Given | Awaitable[Given]]
 LONGEST = 10.0
 """Seconds until another call may start."""
 MOST_HANGING = 4
-"""Threads with a hanging call."""
 _RENEWED_AFTER = 0.75
 """Share of its validity for which a login is used."""
 _LOGIN = "(user, password) or (user, password, seconds it is valid)"

@@ -1,8 +1,8 @@
 """Answers refused callers locally until they may retry.
 
 A request is refused locally only if it cannot fit even by the time since the call was *sent*. The reported wait uses the time
-since the reply was *received*, so it is long enough. After `LONGEST` seconds Redis is asked again, which reveals resets by
-other processes. Known bans hold until they end, even while Redis is unreachable, or until a reading without the ban.
+since the reply was *received*, so it suffices. After `LONGEST` seconds Redis is asked again, which reveals resets by other
+processes. Known bans hold until they end or a reading lacks them, even while Redis is unreachable.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ SKEW = 1.001
 
 
 class _Refusal(NamedTuple):
-    """A bucket as read when it refused."""
-
     bucket: Bucket
     states: Sequence[State]
     now: int
@@ -171,7 +169,6 @@ class KnownBans:
         self._lock = RLock()
 
     def learn(self, reading: AnyReading, heard: float) -> None:
-        """Learn bans, and forget the lifted ones."""
         for charge, states, _ in reading.buckets:
             if not charge.cost:
                 continue

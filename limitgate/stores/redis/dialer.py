@@ -15,7 +15,7 @@ from functools import partial
 from inspect import iscoroutinefunction, signature
 from ipaddress import ip_address
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError, RedisError, TimeoutError as RedisTimeoutError
@@ -93,11 +93,6 @@ class NoMasterError(RedisConnectionError):
     """No Sentinel names the master."""
 
 
-class Dial(Protocol):
-    def __call__(self, *, within: float | None = None) -> Any:
-        """Each step takes at most ``within`` seconds, default `CONNECT_TIMEOUT`."""
-
-
 class Dialer:
     """Opens and inspects connections to the servers of a URL. Raises `ConfigError`.
 
@@ -153,7 +148,7 @@ class Dialer:
         return self._where.nodes
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
-        """See `Dial`. ``address`` is that of a cluster node."""
+        """Open a sync connection, or one to the cluster node at ``address``. Each step takes at most ``within`` seconds."""
         _check_not_frozen()
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
@@ -438,7 +433,6 @@ class Spare:
         """list.pop() is atomic."""
 
     def fill(self) -> None:
-        """Reserve a descriptor, if one is free."""
         if not self._descriptors:
             with suppress(OSError):
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -485,7 +479,6 @@ class Resolver:
         return (host,)
 
     def pass_over(self, host: str, address: str) -> None:
-        """Try this address last next time."""
         if host in self._known:
             others = [each for each in self._passed_over.get(host, ()) if each in self._known[host] and each != address]
             self._passed_over[host] = [*others, address]

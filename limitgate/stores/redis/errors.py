@@ -33,7 +33,6 @@ Redirection = AskError | TryAgainError
 
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""On this machine."""
 
 
 _LONGEST = 500
@@ -82,7 +81,6 @@ _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})",
 """Texts of proxies and hosted servers."""
 _FULL = "its memory is full and it cannot evict anything: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""A connection has ended."""
 NO_CERTIFICATE = "it requires a client certificate: add ?ssl_certfile= and &ssl_keyfile= to the URL"
 _EXPIRED, _OTHER_NAME = 10, (62, 64)
 """OpenSSL codes."""

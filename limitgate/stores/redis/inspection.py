@@ -110,7 +110,6 @@ class Inspection:
         self._refused: dict[tuple[str, Diagnosis], float] = {}
         """Monotonic time of the last such error."""
         self._masters: set[str] = set()
-        """They accepted writes."""
 
     def expect(self, prefix: str) -> None:
         if prefix not in self._prefixes:
@@ -188,12 +187,10 @@ class Inspection:
 APART = 60.0
 """Seconds between two checks of a server."""
 _TIMEOUT = 0.5
-"""Seconds per step of a check."""
+"""Seconds per step."""
 
 
 class TLSCheck:
-    """Checks unreachable servers in background threads."""
-
     def __init__(self, inspection: Inspection, *, uses_tls: bool, has_certificate: bool) -> None:
         self._inspection = inspection
         self._uses_tls = uses_tls

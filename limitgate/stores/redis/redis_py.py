@@ -66,7 +66,7 @@ def take_writer(connection: Any) -> asyncio.StreamWriter:
 
 
 def close(connection: Any) -> None:
-    """Without waiting."""
+    """Close an asyncio connection without waiting."""
     if connection._writer is not None:  # noqa: SLF001
         take_writer(connection).close()
 

@@ -76,7 +76,6 @@ class RedisStoreBase:
     clock_steps = 0
     """Buckets written in the server's future."""
     clock_leaps = 0
-    """A server's clock jumped ahead."""
     scheme = "redis"
     observed: StoreCounts | None = None
     calls: CallSeries | None = None
@@ -114,16 +113,13 @@ class RedisStoreBase:
 
     @property
     def failures(self) -> int:
-        """Failed calls."""
         return self._tally.failures
 
     @property
     def outages(self) -> int:
-        """Times that a circuit breaker has opened."""
         return self._tally.outages
 
     def ban_left_us(self, key: str) -> int:
-        """Known remaining ban in µs."""
         return self._bans.left_us(key, self._clock())
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
@@ -190,7 +186,6 @@ class RedisStoreBase:
         return outcomes
 
     def _learned(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> AnyReading:
-        """Return the reading to deliver."""
         if self._bans.ends or plan.verb == "ban" or not reading.admitted:
             self._bans.learn(reading, heard)
         if self.deny_cache is not None:
@@ -299,10 +294,6 @@ def blames_server(failure: StoreError) -> bool:
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
 
 
-def _result(answer: Answer) -> Result:
-    return "oom" if isinstance(answer, list) and any(isinstance(each, StoreError) for each in answer) else "ok"
-
-
 def configuration(answer: Answer) -> StoredConfig:
     """Raises `StoreError` for another answer."""
     if isinstance(answer, StoredConfig):
@@ -354,7 +345,8 @@ class Server:
             if breaker.in_trouble and call.is_wanted:
                 breaker.succeeded()
             if replies.calls is not None and not isinstance(event, Redirected):
-                replies.note_call(call, _result(answer))
+                is_lost = isinstance(answer, list) and any(isinstance(each, StoreError) for each in answer)
+                replies.note_call(call, "oom" if is_lost else "ok")
         except Exception as error:  # noqa: BLE001 - the answer is consumed, and other calls have theirs
             failure = internal_error(error)
             replies.note_call(call, failure.fault)

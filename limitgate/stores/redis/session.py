@@ -1,15 +1,12 @@
 """The protocol state of one connection to Redis without I/O: calls become bytes, received bytes become events.
 
 * Replies arrive in call order. A call sent with ASKING has two replies; the second counts. Push messages are ignored.
-* After NOSCRIPT the call is resent with the script's text, after the calls in flight (`Resend`).
-* After MOVED, ASK or TRYAGAIN (`Redirected`), `cluster.Router` selects the next node.
-* The connection ends (`MustClose`) after invalid RESP, unexpected bytes, the end of the stream, or its last reply if retired.
+* After NOSCRIPT the call is resent with the script's text, after the calls in flight.
+* Invalid RESP and unexpected bytes end the connection.
 * A call on a lost connection is resent once on another one if nothing has arrived since. If Redis did receive it, it is charged
-  twice, which only admits too little. So refunds are never resent (`wire.Call.repeated`).
-* Networks drop idle connections silently. If one does not answer within `silence_allowed`, a second connection is opened, which
-  takes over the calls if it opens before a reply arrives (`Session.replaced`). A refund on an idle connection waits until a
-call
-  without buckets is answered (`Session.lies_idle`).
+  twice, which only admits too little. So refunds are never resent.
+* Networks drop idle connections silently. If one does not answer within `silence_allowed`, a second one is opened, which takes
+  over the calls if it opens before a reply arrives. A refund on an idle connection first waits for the answer to an empty call.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ DOUBT, MOST_DOUBT = 0.2, 0.5
 again.
 """
 LONGEST_DOUBT = 0.25
-"""Seconds."""
+"""Maximum seconds."""
 
 Call = TypeVar("Call", bound=wire.Call)
 
@@ -42,15 +39,13 @@ _NO_REPLY = object()
 
 
 class Answered(NamedTuple, Generic[Call]):
-    """Possibly with an error."""
+    """A call was answered, possibly with an error."""
 
     call: Call
     reply: object
 
 
 class Redirected(NamedTuple, Generic[Call]):
-    """By a cluster node."""
-
     call: Call
     reply: Redirection
 
@@ -104,7 +99,6 @@ class Session(Generic[Call]):
         self.is_settling = False
         """A call with the script's text is in flight; new calls must not overtake it."""
         self.has_more = False
-        """`next_event` may return an event."""
         self.asked_at = 0.0
         """Monotonic time at which the last answered call was sent."""
         self._is_retired = False
@@ -138,7 +132,6 @@ class Session(Generic[Call]):
         self.has_more = True
 
     def next_event(self) -> Event[Call] | None:
-        """`MustClose` is the last event."""
         while self.has_more and self._end is None:
             try:
                 reply = self._reader.gets()

@@ -29,7 +29,6 @@ _SINGLE_EXPECTED = "expected for example redis://localhost:6379/0 or redis://use
 _SOCKET_EXPECTED = "expected for example unix:///run/redis.sock?db=0"
 _ENCODED = "(in a user or password % is %25, / is %2F, ? is %3F, # is %23, @ is %40)"
 _UNEXPANDED = re.compile(r"[${}<>]")
-"""Characters of an unexpanded template variable."""
 
 _TIMEOUT = "LimitGate's option timeout limits how long requests wait"
 _RETRY = "LimitGate resends a call on a lost connection once, then on_error decides"
@@ -166,14 +165,12 @@ def _check_server(server: str) -> None:
 
 
 def check_effects(url: str) -> None:
-    """Raise `ConfigError` for an option without effect."""
     for name, _ in parse_qsl(_listed(url), keep_blank_values=True):
         if name in _WITHOUT_EFFECT:
             raise ConfigError(f"store: option {name!r} has no effect, expected a URL without it: {_WITHOUT_EFFECT[name]}")
 
 
 def check_options(url: str, known: Collection[str]) -> None:
-    """Raise `ConfigError` for an unknown option."""
     listed = _listed(url)
     for name, _ in parse_qsl(listed, keep_blank_values=True):
         if name in known:

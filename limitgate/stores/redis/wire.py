@@ -108,7 +108,6 @@ _HEAD = 4
 class Answers(NamedTuple):
     readings: list[AnyAnswer]
     unreadable: int
-    """Values that LimitGate did not write."""
     clock_steps: int
     unwritten: bool
     """Redis is out of memory, so nothing was charged."""
@@ -126,7 +125,6 @@ class Call:
         self.plans = self.requested = plans
         """`requested` are the plans without leases."""
         self.shape = shape
-        """Common shape of plain plans, else None."""
         self.sent = 0.0
         """Monotonic seconds."""
         self.in_full = False
@@ -145,7 +143,6 @@ class Call:
 
     @property
     def is_wanted(self) -> bool:
-        """True if a caller still waits."""
         return True
 
     @property

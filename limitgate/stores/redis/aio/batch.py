@@ -26,7 +26,7 @@ class Batch(wire.Call):
     since: float
     """`ListeningClock` time of the latest send."""
     silence: float
-    """Before `since`."""
+    """Seconds of Redis' silence before `since`."""
     _due: float | None
 
     def __init__(

@@ -93,7 +93,7 @@ class Batcher:
         """Start of the attempt, and `ListeningClock.sleeps` then."""
         self._no_room_until = 0.0
         self._doubted: tuple[AsyncConnection, float] | None = None
-        """And when its silence began."""
+        """A connection, and when its silence began."""
         self._doubts = Doubts()
         self._renewed: AsyncConnection | None = None
         self._silence = Silence(clock)
@@ -109,7 +109,7 @@ class Batcher:
         timeout: float,
         checks: bool = True,  # noqa: FBT001, FBT002 - a keyword is slower
     ) -> asyncio.Future[Reading]:
-        """Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open."""
+        """Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open; the future after ``timeout``."""
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
             self._server.breaker.check(self._time)
@@ -146,7 +146,7 @@ class Batcher:
         self._is_gathering = breaker.state == "closed"
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """The request overtakes all queued plans."""
+        """Overtakes all queued plans. The future raises `StoreError` after ``timeout`` seconds."""
         stored: asyncio.Future[StoredConfig] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
@@ -180,6 +180,7 @@ class Batcher:
         await asyncio.sleep(0)
 
     def abandon(self) -> None:
+        """Drop calls in flight after the event loop has closed."""
         for connection in self._connections:
             for batch in connection.session.flying:
                 self._replies.unanswered(batch)
@@ -197,7 +198,6 @@ class Batcher:
         self._flush()
 
     def park(self, batch: Batch, pause: float) -> None:
-        """Resend a batch after ``pause`` seconds."""
         self._parked.append(batch)
         self._silence.watch(self)
         call_later(asyncio.get_running_loop(), pause, partial(self._unpark, batch))
@@ -390,7 +390,7 @@ class Batcher:
             self._connecting_since = self._time(), self._clock.sleeps
 
     def is_through(self) -> None:
-        """The running task has stopped connecting."""
+        """Called by the running task when it stops connecting."""
         if self._connecting is asyncio.current_task():
             self._connecting = None
 
@@ -453,7 +453,7 @@ class Batcher:
             self._dial_at_once()
 
     def _dial_at_once(self) -> None:
-        """After a long silence."""
+        """Called after a long silence."""
         if (
             not self._server.breaker.is_closed
             and self._connection is None
@@ -465,7 +465,7 @@ class Batcher:
     def listened(self) -> float | None:
         """Count Redis' silence. Return the seconds until the next deadline; None without callers."""
         now = self._clock.seconds
-        if not self._owes:
+        if self._connecting is None and not self._is_owed_an_answer:
             self._silence.break_()
         elif not self._server.breaker.is_closed:
             self._server.breaker.is_probing(self._time())
@@ -486,7 +486,7 @@ class Batcher:
         return left
 
     def _connect_anew_after_a_sleep(self) -> None:
-        """After the event loop stood still."""
+        """Called when the event loop may have stood still."""
         began, sleeps = self._connecting_since
         connecting = self._connecting
         if connecting is not None and sleeps < self._clock.sleeps and self._time() - began > CONNECT_TIMEOUT:
@@ -513,10 +513,6 @@ class Batcher:
         return self._connection is not None and not self._connection.is_closing()
 
     @property
-    def _owes(self) -> bool:
-        return self._connecting is not None or self._is_owed_an_answer
-
-    @property
     def _is_owed_an_answer(self) -> bool:
         return any(connection.session.flying for connection in self._connections)
 
@@ -537,7 +533,7 @@ class Batcher:
                 connection.give_up()
 
     def _give_up_what_owes_since_before(self) -> None:
-        """After the process stood still."""
+        """Called when the process may have stood still."""
         for connection in list(self._connections):
             flying = connection.session.flying
             if flying and monotonic() - flying[0].sent > SILENCE:
@@ -587,7 +583,6 @@ class Batcher:
         self._probe_timer = None if pause is None else call_later(loop, pause, partial(_send_probe, ref(self)))
 
     def send_probe(self) -> None:
-        """Probe, unless the breaker has closed."""
         self._probe_timer = None
         if switch.stand_in is not None:
             self._probe_later()

@@ -1,7 +1,6 @@
 """One pipelined connection to Redis on asyncio.
 
-After redis-py has connected, the transport feeds a `Session` directly. redis-py's streams would need a task and several
-wake-ups per reply.
+After redis-py has connected, the transport feeds a `Session`: streams would need a task and several wake-ups per reply.
 """
 
 from __future__ import annotations

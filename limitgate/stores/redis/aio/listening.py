@@ -42,7 +42,7 @@ class ListeningClock:
         self.seconds = 0.0
         self._passed = 0.0
         self.was_away = False
-        """Before one of the latest two ticks."""
+        """The loop was away before one of the latest two ticks."""
         self.sleeps = 0
         """Times that the loop or process stood still."""
         self._run: object = None
@@ -138,7 +138,7 @@ class Silence:
             self._clock.watch(listener)
 
     def break_(self) -> None:
-        """Record an answer."""
+        """Record an answer, which ends the silence."""
         self._was_broken = True
 
     def go_on(self, *, connecting: float = math.inf) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import Protocol, overload
+from typing import overload
 
 from redis.asyncio.connection import ConnectionPool
 
@@ -30,23 +30,6 @@ from limitgate.stores.redis.url import scheme_of
 _NAME = "a store on Redis for async code"
 
 
-class AsyncServers(Protocol):
-    def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """The future fails with `StoreError` after ``timeout`` seconds."""
-
-    def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """The future fails with `StoreError` after ``timeout`` seconds."""
-
-    def connect(self) -> None:
-        """Start to connect in the background."""
-
-    async def close(self) -> None:
-        """Fails the waiting requests."""
-
-    def abandon(self) -> None:
-        """Drop calls in flight after the event loop has closed."""
-
-
 class LoopEnd:
     """Calls ``close`` before the event loop ends, by an asynchronous generator (PEP 525)."""
 
@@ -59,7 +42,7 @@ class LoopEnd:
             await anext(self._ending)
 
     async def closed(self) -> None:
-        """After a normal close."""
+        """Stop the watch after a normal close."""
         self._close = None
         if self._ending is not None:
             await self._ending.aclose()
@@ -75,7 +58,7 @@ class LoopEnd:
 
 
 class _LoopState:
-    def __init__(self, servers: AsyncServers, leases: Leases) -> None:
+    def __init__(self, servers: Batcher | AsyncCluster, leases: Leases) -> None:
         self.servers = servers
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
@@ -92,7 +75,6 @@ class _LoopState:
         self.end_leases_in_time()
 
     def give_back(self, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
-        """Return leases of at least ``age`` seconds."""
         sent: list[asyncio.Future[Reading]] = []
         plans = self._leases.ended(monotonic(), age)
         for plan in plans if switch.stand_in is None else ():
@@ -225,7 +207,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         await state.loop_end.watch()
         return state
 
-    def _reach(self, clock: ListeningClock) -> AsyncServers:
+    def _reach(self, clock: ListeningClock) -> Batcher | AsyncCluster:
         if self._dialer.nodes:
             return AsyncCluster(self._dialer, self, clock)
         return Batcher(partial(self._dialer.adial, clock), self, clock)

@@ -169,7 +169,7 @@ class SyncCluster:
         try:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
             # These may have to connect first.
-            for node, own in sorted(nodes, key=_in_trouble):
+            for node, own in sorted(nodes, key=lambda each: each[0].breaker.in_trouble):
                 try:
                     _check(node, listen_deadline)
                     sent.append((node, node.send(own, listen_deadline), own))
@@ -240,7 +240,3 @@ def _check(node: Node, listen_deadline: ListenDeadline) -> None:
     if listen_deadline.left <= 0:
         raise StoreError("the timeout ended before the call could be sent", "timeout")
     node.breaker.check(monotonic)
-
-
-def _in_trouble(errands: tuple[Node, list[_Errand]]) -> bool:
-    return errands[0].breaker.in_trouble

@@ -2,8 +2,7 @@
 
 The first thread asks at once, as leader. Threads that arrive meanwhile wait; then the one with the most time left leads the
 next call for all. With 32 threads this saves 30 % CPU here and half of it in Redis. Timeouts count only while the leader
-listens to Redis, see `ListenDeadline`. If it hangs elsewhere, for example in a log handler, the others wait `HANGS` more
-seconds.
+listens to Redis. If it hangs elsewhere, such as in a log handler, the others wait `HANGS` more seconds.
 """
 
 from __future__ import annotations

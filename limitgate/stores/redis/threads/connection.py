@@ -2,8 +2,8 @@
 
 After redis-py has connected, a `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply.
 
-Only listening time counts against a deadline. A thread that waits for the GIL or a processor receives no replies, so it waits
-in slices: a slice counts only if the kernel waited for all of it, and a reply that arrived meanwhile is still read.
+A thread that waits for the GIL receives no replies, so only listening time counts against a deadline. A thread waits in slices:
+a slice counts only if the kernel waited for all of it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from limitgate.stores.redis.session import NEED_DATA, Doubts, Event, Session
 from limitgate.stores.redis.wire import Call
 
 SLICE = 0.0125
-"""Maximum seconds of a slice."""
+"""Seconds at most."""
 GRACE = 0.02
 """Seconds to read after the deadline, for each of several servers."""
 SHORTEST = 0.001
-"""Minimum seconds of a slice."""
+"""Seconds at least."""
 
 STARVED_TURNS = 40
 """GIL waits of the other thread that don't count; connecting needs 5 to 25."""
@@ -32,8 +32,6 @@ LATE_S = 0.004
 
 
 class ListenDeadline:
-    """Remaining and spent seconds of a wait."""
-
     __slots__ = ("left", "spent")
 
     def __init__(self, seconds: float, spent: float = 0.0) -> None:
@@ -54,7 +52,6 @@ class ListenDeadline:
         return max(min(self.left, SLICE), SHORTEST)
 
     def waited_in_vain(self, seconds: float) -> None:
-        """Count a slice without a reply."""
         self.left -= seconds
         self.spent += seconds
 

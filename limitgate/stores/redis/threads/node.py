@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 from weakref import ref
 
 from redis.exceptions import RedisError
@@ -19,7 +20,7 @@ from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dial
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.errors import store_error, unsendable
 from limitgate.stores.redis.replies import Answer, Outcome, RedisStoreBase, Server, blames_server, configuration, failure_by
 from limitgate.stores.redis.session import Answered, Event, FellSilentError, MustClose, Redirected, Session
@@ -59,7 +60,12 @@ class Node:
     """
 
     def __init__(
-        self, dial: Dial, replies: RedisStoreBase, *, address: Address | None = None, failed: Callable[[], object] = bool
+        self,
+        dial: Callable[..., Any],
+        replies: RedisStoreBase,
+        *,
+        address: Address | None = None,
+        failed: Callable[[], object] = bool,
     ) -> None:
         self._server = Server(replies, address)
         self._connections = ConnectionPool(dial)
@@ -74,6 +80,7 @@ class Node:
         return self._server.breaker
 
     def check(self, _: AnyPlan) -> None:
+        """Raise `StoreError` if the server is unreachable."""
         if self._probe_due is not None:
             self.look()
         if self._server.breaker.state != "closed":
@@ -92,6 +99,7 @@ class Node:
             self._probing.release()
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
+        """Raises `StoreError` after ``listen_deadline``."""
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
         call = Call(plans, common_shape(plans))
@@ -102,6 +110,7 @@ class Node:
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
+        """Raises `StoreError` after ``listen_deadline``."""
         self.look()
         self._server.breaker.check(monotonic)
         call = Call([NO_PLAN], config=request)
@@ -148,18 +157,19 @@ class Node:
         return list(map(answers.__getitem__, calls))
 
     def abandon(self, sent: Sent) -> None:
-        """Stop waiting for sent calls."""
         if sent.connection is not None:
             sent.connection.session.give_up()
             sent.connection.close()
         self._unanswered([call for call in sent.calls if call not in sent.answers])
 
     def close(self) -> None:
+        """Connections in use close after their calls."""
         # First, so that a late probe sees the new breaker.
         self._server.reset_after_fork()
         self._connections.close()
 
     def connect(self) -> None:
+        """Connect, unless connected. Raises `StoreError`."""
         self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:
@@ -168,7 +178,6 @@ class Node:
         self.close()
 
     def probe(self, breaker: Breaker, connecting: ListenDeadline) -> None:
-        """Unless the breaker has closed."""
         probe = breaker.begin_probe(monotonic()) if switch.stand_in is None else None
         if probe is None:
             return
@@ -186,7 +195,6 @@ class Node:
             self._connections.close_idle()
 
     def _ask(self, call: Call, listen_deadline: ListenDeadline) -> Answer:
-        """`send` and `hear` for a single call."""
         connection, event = None, None
         answer: Answer | None = None
         try:

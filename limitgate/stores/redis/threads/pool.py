@@ -1,7 +1,6 @@
 """The sync connections to one Redis server, opened by background threads if possible.
 
-Connecting continues after the timeout of the call that started it, and then serves the next call. A thread replaces connections
-before their logins expire.
+Connecting continues after the timeout of the call that started it, and then serves the next call.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Event
 from typing import Any
@@ -21,7 +21,6 @@ from limitgate.internal_errors import internal_error, logged_errors, raise_inter
 from limitgate.process import background
 from limitgate.process.clock import monotonic
 from limitgate.stores.redis.credentials import Login
-from limitgate.stores.redis.dialer import Dial
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.redis_py import renewable_login
 from limitgate.stores.redis.session import Doubts
@@ -36,7 +35,7 @@ LOOK_EVERY = 1.0
 
 
 class ConnectionPool:
-    def __init__(self, dial: Dial) -> None:
+    def __init__(self, dial: Callable[..., Any]) -> None:
         self._dial = dial
         self._idle: deque[SyncConnection] = deque()
         self._lock = threading.Lock()
@@ -99,7 +98,6 @@ class ConnectionPool:
         self.close_idle()
 
     def retire(self) -> None:
-        """Close all connections when they become idle."""
         self._retired = True
         self.close()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
-from typing import Protocol, overload
+from typing import overload
 from weakref import ref
 
 from redis.connection import ConnectionPool
@@ -22,7 +21,7 @@ from limitgate.stores.base import MAX_BATCH, ConfigRequest, StoredConfig, calls_
 from limitgate.stores.redis.credentials import Credentials, GivesLogin
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
-from limitgate.stores.redis.replies import Outcome, RedisStoreBase
+from limitgate.stores.redis.replies import RedisStoreBase
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.connection import ListenDeadline
@@ -30,29 +29,12 @@ from limitgate.stores.redis.threads.node import Node
 from limitgate.stores.redis.url import scheme_of
 
 
-class SyncServers(Protocol):
-    def check(self, plan: AnyPlan) -> None:
-        """Raise `StoreError` if a plan needs an unreachable server."""
-
-    def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Raises `StoreError` after ``listen_deadline``."""
-
-    def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """Raises `StoreError` after ``listen_deadline``."""
-
-    def connect(self) -> None:
-        """Unless connected. Raises `StoreError`."""
-
-    def close(self) -> None:
-        """Those in use close after their calls."""
-
-
 class _Use:
     __slots__ = ("closes", "is_asking")
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
-        """A call is running; close after it."""
+        """A call is running; the store closes after it."""
 
 
 class _ThreadState(threading.local):
@@ -93,7 +75,9 @@ class RedisStore(RedisStoreBase, Remade):
 
     def _begin(self) -> None:
         self._connecting: threading.Thread | None = None
-        self._servers: SyncServers = SyncCluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
+        self._servers: Node | SyncCluster = (
+            SyncCluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
+        )
         self._calls = CallCoalescer(self._servers.exchange, MAX_BATCH)
         self._lease_lock = threading.RLock()
         self._gives_back = False
