@@ -56,11 +56,8 @@ class CheckedOptions(NamedTuple):
         if unknown:
             known = [*ClientOptions.__annotations__, "limiter", "key", "repeatable"]
             raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(known))}")
-        longest_pause, on_error, timeout = (
-            as_seconds(given.get("longest_pause", 3600.0), "longest_pause"),
-            given.get("on_error", "local"),
-            as_seconds(given.get("timeout", 120.0), "timeout"),
-        )
+        longest_pause = as_seconds(given.get("longest_pause", 3600.0), "longest_pause")
+        on_error, timeout = given.get("on_error", "local"), as_seconds(given.get("timeout", 120.0), "timeout")
         if not _is_seconds(longest_pause) or longest_pause == 0:
             raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
         if on_error not in get_args(OnError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.resources import files
 from itertools import chain
 from typing import Any, NamedTuple
@@ -29,21 +29,6 @@ _HEAD = struct.Struct("<2q")
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
 """The buckets were not as expected; or all charges fitted."""
-
-
-class _Repetition(NamedTuple):
-    names: Mapping[str, object]
-    windows: Sequence[Mapping[str, object]]
-    pieces: Mapping[str, Sequence[str]]
-
-    def lines(self, block: Sequence[str]) -> Iterator[str]:
-        """Expand a block; ``--window`` lines are repeated per window."""
-        for line in chain.from_iterable([self.pieces.get(line, (line,)) for line in block]):
-            filled = _filled(line, self.names)
-            if filled.endswith("--window"):
-                yield from [_filled(filled.removesuffix("--window").rstrip(), window) for window in self.windows]
-            else:
-                yield filled
 
 
 class Script(NamedTuple):
@@ -239,25 +224,43 @@ def _note_refunds(plans: Sequence[PlainRefund], each: Iterator[Sequence[int]], n
     return all(verdict == ADMITTED for (verdict,) in each)
 
 
+_Expand = Callable[[Sequence[str]], Iterator[str]]
+
+
+def _expanded(
+    names: Mapping[str, object],
+    windows: Sequence[Mapping[str, object]],
+    pieces: Mapping[str, Sequence[str]],
+    block: Sequence[str],
+) -> Iterator[str]:
+    """Fill a block of a script; ``--window`` lines are repeated per window."""
+    for line in chain.from_iterable([pieces.get(line, (line,)) for line in block]):
+        filled = _filled(line, names)
+        if filled.endswith("--window"):
+            yield from [_filled(filled.removesuffix("--window").rstrip(), window) for window in windows]
+        else:
+            yield filled
+
+
 def _script(shape: ScriptVariant) -> str:
     """Expand plain.lua or refund.lua for plans of a shape."""
     first, reported = 1, 2
-    buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
+    buckets: dict[str, list[_Expand]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):
         names = {"$b": place, "$buckets": len(shape.buckets), "$windows": windows, "$refuses": str(enforced).lower()}
         fields = algorithm.REPLY_FIELDS
         places = [{"$w": first + n, "$r": reported + fields * n} for n in range(windows)]
-        buckets["--bucket" if windows else "--ban"].append(_Repetition(names, places, _PIECES[algorithm]))
+        buckets["--bucket" if windows else "--ban"].append(partial(_expanded, names, places, _PIECES[algorithm]))
         first, reported = first + windows, reported + fields * windows
     lines: list[str] = []
     block: list[str] | None = None
-    repeated: Sequence[_Repetition] = ()
+    repeated: Sequence[_Expand] = ()
     for line in _REFUND_LINES if shape.gives_back else _LINES:
         if line in buckets:
             block, repeated = [], buckets[line]
         elif line == "--end" and block is not None:
-            for repetition in repeated:
-                lines += repetition.lines(block)
+            for expand in repeated:
+                lines += expand(block)
             block = None
         else:
             (lines if block is None else block).append(line)
