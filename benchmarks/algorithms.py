@@ -17,7 +17,7 @@ from limitgate import Limit
 from limitgate.limiter.operations import bucket_key
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.plan import Charge, Plan
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
 from tests.support.redis_server import RedisServer
 
 LIMITS: Mapping[str, tuple[Limit, ...]] = {

@@ -19,8 +19,8 @@ from benchmarks.drive import CLIENTS
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlanTemplate
-from limitgate.stores.redis.aio.loop_end import LoopEnd
-from limitgate.stores.redis.protocol import plain
+from limitgate.stores.redis import plain
+from limitgate.stores.redis.aio.store import LoopEnd
 from tests.support.redis_server import RedisServer
 
 

@@ -7,13 +7,12 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     algorithms/      one pure module per algorithm, with a counterpart in lua/
     limits/          limits, durations, buckets, plans, refunds, decisions; pure
     overload/        adaptive concurrency limits for this process; pure, except for concurrency_limiter.py and
-                     heartbeat.py, which use threads and event loops
+                     lag.py, which use threads and event loops
     http/            requests, client addresses, paths, responses (header styles, 429, 503); pure
     rules/           rules, tiers, callers, key parts, rule files (YAML), settings, decorators; review.py finds odd rules
-    observing/       metrics and their exporter, episodes of refusals, audit log
+    observing/       metrics, observers and their exporter, logs of refusals and changes
     routes/          routes of the frameworks, for rules, overviews and OpenAPI
-    stores/          carry out plans and return readings, the only I/O: memory, and redis/ with protocol/ (bytes),
-                     cluster/, dial/ (from a URL to a connection), aio/ and threads/
+    stores/          carry out plans and return readings, the only I/O: memory, and redis/ with aio/ and threads/
     gate/            decides about requests: gate, admission, charging, late (further limits, messages, usage),
                      outage, turns, load (adaptive limits), refunds, slots, explanations; planning/ finds rules,
                      buckets and charges; lifecycle/ builds, starts and reloads a gate
@@ -26,7 +25,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
     replay/          runs access logs through rules
     testing.py       helpers for tests of applications: limits off, a controlled clock
-    process/         state of the process: forks, clocks, polling for changes, the listen queue
+    process/         state of the process: forks, clocks, background threads
     messages/        diagnostics (LG codes), text (masked names, suggestions, missing extras)
     errors.py        public errors; internal_errors.py handles unexpected ones
 """
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from limitgate.limits.decision import Decision, RateLimited, Window
     from limitgate.limits.limit import Limit
     from limitgate.middleware import LimitGate, LimitGateWSGI
-    from limitgate.observing.observer import Observer
+    from limitgate.observing.exporter import Observer
     from limitgate.overload.options import Adaptive
     from limitgate.rules.callers import Caller
     from limitgate.rules.decorators import exempt, limit
@@ -103,7 +102,7 @@ _HOMES = {
     "LimitGateWSGI": "middleware",
     "Limiter": "limiter.limiter",
     "MemoryStore": "stores",
-    "Observer": "observing.observer",
+    "Observer": "observing.exporter",
     "RateLimited": "limits.decision",
     "RedisStore": "stores",
     "Request": "http.request",

@@ -69,9 +69,8 @@ class RateLimitMiddleware(ThrottledClient):
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
-    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
-    unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
+    `TypeError` for an unknown option.
 
     A session doesn't close its middlewares: if this one opened a store, call `aclose` or use ``async with``. The
     ``ClientTimeout(total=…)`` of a request includes the wait.

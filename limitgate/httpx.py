@@ -25,9 +25,8 @@ class AsyncRateLimitTransport(
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
-    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
-    unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
+    `TypeError` for an unknown option.
 
     ``transport`` is the wrapped transport, by default a new one of httpx.
     """
@@ -38,18 +37,8 @@ class AsyncRateLimitTransport(
 class RateLimitTransport(SyncTransport[httpx.Request, httpx.Response, httpx.BaseTransport], httpx.BaseTransport):
     """Rate-limited transport: ``httpx.Client(transport=RateLimitTransport("10/second"))``. Thread-safe.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
-    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
-    ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the transport closes a store that it opened. Processes
-    that share the store share the limits.
-
-    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
-    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
-    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
-    unknown option.
-
-    ``transport`` is the wrapped transport, by default a new one of httpx.
+    ``limiter`` is a `Limiter` or a store URL. ``limits``, ``key``, ``repeatable``, ``transport``, ``options`` and errors
+    are as in `AsyncRateLimitTransport`.
     """
 
     _library = httpx

@@ -47,9 +47,8 @@ class RateLimitAdapter(ThrottledClient, BaseAdapter):
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
-    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
-    unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
+    `TypeError` for an unknown option.
 
     ``adapter`` is the wrapped adapter. Its own retries are not visible here: retries that respect ``Retry-After``, such as
     those of ``HTTPAdapter(max_retries=3)``, retry after a 429 without notice to other processes. To leave those to this

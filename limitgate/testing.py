@@ -29,7 +29,7 @@ from limitgate.process.forking import living
 from limitgate.stores import AsyncRedisStore, MemoryStore, RedisStore
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import system_clock
-from limitgate.stores.redis.dial.url import StoreUrl
+from limitgate.stores.redis.url import StoreUrl
 
 __all__ = ["FrozenClock", "frozen", "off", "reset"]
 

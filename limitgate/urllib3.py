@@ -67,9 +67,8 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``, ``adaptive``, ``throttle`` and ``observers``.
-    Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and `TypeError` for an
-    unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
+    `TypeError` for an unknown option.
 
     ``manager`` is the wrapped `PoolManager`, such as a `ProxyManager`. Its retries, and those of a request, take a turn each
     after another status or a broken body. Failed connections are retried within a turn, or with ``adaptive`` or ``throttle`` in
@@ -90,11 +89,7 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
         super().__init__(headers=self._manager.headers)
 
     def connection_from_host(
-        self,
-        host: str | None,
-        port: int | None = None,
-        scheme: str | None = "http",
-        pool_kwargs: dict[str, Any] | None = None,
+        self, host: str | None, port: int | None = None, scheme: str | None = "http", pool_kwargs: dict[str, Any] | None = None
     ) -> HTTPConnectionPool:
         """Return the pool for one request of `urlopen`. It has only the interface that `urlopen` needs."""
         pool = self._manager.connection_from_host(host, port, scheme, pool_kwargs)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from limitgate import AsyncLimiter, Limiter
 from limitgate.exchange import application
-from limitgate.observing.episodes import Episodes
+from limitgate.observing.logs import Episodes
 from limitgate.process.forking import living
 from tests.support import guarantees
 from tests.support.doors import PATIENCE

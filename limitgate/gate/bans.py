@@ -27,11 +27,10 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.messages.text import Names
+from limitgate.process.clock import begin
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.options import Ban as BanTerms
-from limitgate.stores.base import AsyncConfigStore, SyncConfigStore
-from limitgate.stores.redis.aio.loop_end import begin
-from limitgate.stores.redis.calls import calls_of
+from limitgate.stores.base import AsyncConfigStore, SyncConfigStore, calls_of
 
 MOST = 1_000
 """Buckets whose refusals are counted at the same time."""

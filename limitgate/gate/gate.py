@@ -24,7 +24,7 @@ from limitgate.http.request import Request, UserWanted
 from limitgate.limits.decision import Decision, deferred, deferred_under_places
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
-from limitgate.process.poller import Poller
+from limitgate.process.background import Poller
 from limitgate.rules.callers import Caller
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from limitgate.errors import StoreError
 from limitgate.gate.flow import ConfigFlow, run
-from limitgate.observing.audit import somebody
+from limitgate.observing.logs import somebody
 from limitgate.stores.base import ConfigRequest, StoredConfig, SyncConfigStore
 
 MOST_BANS, MOST_EVENTS = 2_000, 1_000

@@ -16,7 +16,7 @@ from limitgate.http.response import Refusal
 from limitgate.limits.decision import Window, decide
 from limitgate.limits.plan import Plan
 from limitgate.process import switch
-from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.clock import asyncio_loop
 from limitgate.rules.decorators import EVERYTHING
 
 

@@ -14,8 +14,8 @@ from limitgate.http.response import unavailable
 from limitgate.limits.decision import Decision, admitted_in_flight, under_places
 from limitgate.overload.adaptive_limit import Guard
 from limitgate.overload.concurrency_limiter import WaitingTask, WaitingThread
-from limitgate.overload.heartbeat import heartbeats
-from limitgate.process.event_loop import asyncio_loop
+from limitgate.overload.lag import heartbeats
+from limitgate.process.clock import asyncio_loop
 from limitgate.rules.callers import Caller
 
 

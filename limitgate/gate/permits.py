@@ -21,9 +21,7 @@ from limitgate.limits.decision import Decision, InForce, InShadow, Window, refus
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread
-from limitgate.overload.heartbeat import heartbeats
-from limitgate.overload.lag_guard import LagGuard
-from limitgate.overload.proxy_queue import ProxyQueue
+from limitgate.overload.lag import LagGuard, ProxyQueue, heartbeats
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.callers import Caller
 

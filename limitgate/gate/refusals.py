@@ -27,7 +27,7 @@ from limitgate.http.response import Refusal, RefusalKey, quota_exceeded
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.messages.text import Names
-from limitgate.observing.episodes import Episodes, log
+from limitgate.observing.logs import Episodes, log
 from limitgate.process import switch
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks

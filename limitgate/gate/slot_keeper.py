@@ -25,10 +25,9 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.process import switch
-from limitgate.process.clock import monotonic
+from limitgate.process.clock import begin, monotonic
 from limitgate.process.forking import reset_in_children
-from limitgate.stores.redis.aio.loop_end import begin
-from limitgate.stores.redis.calls import calls_of
+from limitgate.stores.base import calls_of
 
 log = logging.getLogger("limitgate")
 

@@ -22,7 +22,7 @@ from limitgate.limits.decision import is_booked
 from limitgate.limits.plan import Plan
 from limitgate.observing.counts import RuleSeries, counted_waiting
 from limitgate.process import waiting
-from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.clock import asyncio_loop
 
 TurnWaiter = asyncio.Future[Turn]
 

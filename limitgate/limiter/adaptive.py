@@ -20,13 +20,11 @@ from limitgate.limits.limit import Duration, seconds_of
 from limitgate.messages.text import expected_of
 from limitgate.overload.adaptive_limit import Outcome, Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread
-from limitgate.overload.heartbeat import Heartbeats
-from limitgate.overload.lag_guard import LagGuard
+from limitgate.overload.lag import Heartbeats, LagGuard
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.process import switch
-from limitgate.process.clock import monotonic
-from limitgate.process.event_loop import asyncio_loop
-from limitgate.process.remaking import Unpicklable
+from limitgate.process.clock import asyncio_loop, monotonic
+from limitgate.process.forking import Unpicklable
 from limitgate.rules.options import is_async
 from limitgate.rules.rule import MAX_DELAY
 

@@ -44,10 +44,10 @@ from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.limit import Duration, Limit, as_seconds
 from limitgate.limits.template import AnyReading, whole_reading
 from limitgate.messages.text import masked
-from limitgate.observing.audit import audited
-from limitgate.observing.observer import Observer
+from limitgate.observing.exporter import Observer
+from limitgate.observing.logs import audited
 from limitgate.process import switch, waiting
-from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.clock import asyncio_loop
 from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, is_async_redis, open_store, open_sync_store, opened
 

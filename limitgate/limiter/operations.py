@@ -38,10 +38,9 @@ from limitgate.limits.plan import (
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.messages.text import lacking
 from limitgate.observing.counts import LimiterCounts, observe
-from limitgate.observing.observer import Observer, observers_of
-from limitgate.observing.store_calls import store_counts
+from limitgate.observing.exporter import Observer, observers_of, store_counts
 from limitgate.process import switch, waiting
-from limitgate.process.remaking import IN_MEMORY, Remade
+from limitgate.process.forking import IN_MEMORY, Remade
 from limitgate.rules.options import check_secret
 from limitgate.stores import AsyncStore, SyncStore
 from limitgate.stores.base import ConfigRequest, StoredConfig

@@ -15,8 +15,8 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import check_cost
-from limitgate.process.event_loop import asyncio_loop
-from limitgate.process.remaking import Unpicklable
+from limitgate.process.clock import asyncio_loop
+from limitgate.process.forking import Unpicklable
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from limitgate.keys import Value, part_of, text_of, value_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.limit import Duration, as_seconds
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.observing.audit import audited
+from limitgate.observing.logs import audited
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import limits_on
 from limitgate.rules.options import Given, check_names, check_part, read_limits

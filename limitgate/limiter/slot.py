@@ -17,8 +17,8 @@ from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import Plan, Reading, full_refund
 from limitgate.observing.counts import LimiterCounts
 from limitgate.process import switch
-from limitgate.process.event_loop import asyncio_loop
-from limitgate.process.remaking import unpicklable
+from limitgate.process.clock import asyncio_loop
+from limitgate.process.forking import unpicklable
 
 
 def at_once(limit: Limit | str | int) -> Limit:

@@ -1,7 +1,7 @@
 -- Carries out plain plans without loops: spends of buckets that either fit now or do not. The result is the same as
 -- from spend.lua, which handles every kind of plan.
 --
--- limitgate/stores/redis/protocol/plain.py generates a script from this file for plans of one shape. Lines from
+-- limitgate/stores/redis/plain.py generates a script from this file for plans of one shape. Lines from
 -- "--bucket" to "--end" are repeated for each bucket of a plan: $b is its place from 0, $windows its number of
 -- windows, and "--names", "--asked", "--read", "--charge" and "--value" are the pieces after "--PLAIN" of its algorithm.
 -- Lines from "--ban" to "--end" are repeated for each ban, which must not exist. Within these, a line that ends in

@@ -1,7 +1,7 @@
 -- Refunds charges of plain.lua without loops. The result is the same as from spend.lua, which handles every kind of
 -- plan.
 --
--- limitgate/stores/redis/protocol/plain.py generates a script from this file as from plain.lua, with the pieces
+-- limitgate/stores/redis/plain.py generates a script from this file as from plain.lua, with the pieces
 -- "--names", "--asked", "--read" and "--value", and
 --   refund  refunds the charge made ``since`` us ago; sets is_known to false if the bucket is not written in this form
 --

@@ -1,4 +1,4 @@
-"""Metrics as integers that only increase.
+"""Metrics of gates, limiters and rules, as integers that only increase.
 
 Counting needs no lock: CPython with a GIL switches threads only at calls and backward jumps.
 """
@@ -9,24 +9,58 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
+from math import prod
 from typing import Any, Final, Protocol, get_args
 from weakref import ref
 
 from limitgate.algorithms import gcra
+from limitgate.limits.bucket import RESERVES
 from limitgate.limits.decision import Decision
+from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Charge, Source
 from limitgate.messages.diagnostics import Diagnosis, times_logged
 from limitgate.observing import instruments
-from limitgate.observing.exporter import Gauge, Metrics, Series, exporter
+from limitgate.observing.exporter import Gauge, Metrics, Observer, Series, exporter
 from limitgate.observing.instruments import Outcome
-from limitgate.observing.observer import Observer
-from limitgate.observing.series import takes_slots, windows_of, written
-from limitgate.observing.shed import ShedSeries
+from limitgate.overload.adaptive_limit import AdaptiveLimit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
-from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.lag import heartbeats
+from limitgate.overload.shedding import Refusal
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.revision import revision
 from limitgate.rules.rule import Rule, RuleSet
+
+_REFUSALS: Final = tuple(product(RESERVES, get_args(Refusal)))
+
+
+class ShedSeries(Series):
+    """Refusals of an adaptive limit, which counts them itself."""
+
+    __slots__ = ("_before", "_labels", "_limit", "places")
+
+    def __init__(self, labels: tuple[str, str], places: ConcurrencyLimiter) -> None:
+        super().__init__([0] * len(_REFUSALS), [(instruments.RULE_SHED, (*labels, *kind)) for kind in _REFUSALS])
+        self._labels = labels
+        self.places = places
+        self._limit = places.limit
+        self._before = _refused(self._limit)
+
+    def look(self) -> None:
+        limit = self.places.limit
+        if limit is not self._limit:  # A fork created a new limit.
+            self._limit, self._before = limit, [0] * len(_REFUSALS)
+        now = _refused(limit)
+        self.values[:] = [value + new - was for value, new, was in zip(self.values, now, self._before)]
+        self._before = now
+
+    def gauges(self) -> Iterable[Gauge]:
+        yield instruments.RULE_ADAPTIVE_LIMIT, self._labels, self.places.limit.limit
+        yield instruments.RULE_ADAPTIVE_BASE, self._labels, self.places.limit.base_s
+
+
+def _refused(limit: AdaptiveLimit) -> list[int]:
+    return [getattr(limit.levels[priority], reason) for priority, reason in _REFUSALS]
+
 
 _OUTCOMES: Final = get_args(Outcome)
 _WEIGHT: Final = {outcome: weight for weight, outcome in enumerate(_OUTCOMES)}
@@ -47,30 +81,28 @@ _USUAL: Final = frozenset(
     }
 )
 _RARE: Final = frozenset(_REQUESTS) - _USUAL
-"""Pairs of labels that don't occur, so they have no initial series with 0."""
+"""Pairs that don't occur, so they have no initial series with 0."""
 
 BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
 _BUCKETS: Final = len(BOUNDS) + 1
 ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
-"""Positions of a rule's values: its outcomes, and the first bucket count of its histogram."""
+"""Positions of a rule's values: its outcomes, and the first bucket of its histogram."""
 SUMS = COUNTS + _BUCKETS
-"""Position of the first sum of its histogram."""
+"""Position of the first sum of the histogram."""
 TINY: Final = 1e-9
 """Subtracted from a share, so that rounding can't lift it above an equal bound."""
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"
-"""Rule label of limiter metrics; not a valid rule name."""
+"""Not a valid rule name."""
 
 
 def outweighs(outcome: Outcome, other: Outcome) -> bool:
-    """Return True if an outcome supersedes another outcome of the same request."""
+    """True if an outcome supersedes another outcome of the same request."""
     return _WEIGHT[outcome] >= _WEIGHT[other]
 
 
 class RuleSeries(Series):
-    """Metrics of one rule."""
-
     __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "labels", "shed", "waiting")
 
     def __init__(self, name: str, tier: str = DEFAULT_TIER) -> None:
@@ -84,7 +116,7 @@ class RuleSeries(Series):
         self.shed: ShedSeries | None = None
 
     def take(self, rule: Rule) -> None:
-        """Update limits and options from a rule."""
+        """Update limits and options."""
         self._windows = windows_of(rule.every_limit)
         self._has_slots = takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
@@ -96,7 +128,7 @@ class RuleSeries(Series):
         self._windows = {**self._windows, **dict.fromkeys(windows, 0)}
 
     def adapt(self, places: ConcurrencyLimiter | None) -> None:
-        """Export the adaptive limit of the rule, None if it has none."""
+        """Export the adaptive limit of the rule, if any."""
         if places is None:
             self.shed = None
         elif self.shed is None or self.shed.places is not places:
@@ -110,7 +142,6 @@ class RuleSeries(Series):
         values[SUMS + bucket] += share
 
     def count_ban(self) -> None:
-        """Count a ban by the rule."""
         if self.bans is not None:
             self.bans.values[0] += 1
 
@@ -130,16 +161,11 @@ class RuleSeries(Series):
 
 
 class Held(Protocol):
-    """Provides the slots that are currently held."""
-
     @property
-    def held(self) -> Sequence[Charge]:
-        """Charges of the held slots."""
+    def held(self) -> Sequence[Charge]: ...
 
 
 class Counts:
-    """Metrics of one gate or limiter."""
-
     def __init__(self) -> None:
         counters = [(instruments.REQUESTS, labels) for labels in _REQUESTS]
         self._requests = Series([0] * len(_REQUESTS), counters, rare=_RARE)
@@ -157,26 +183,24 @@ class Counts:
         self._config = ConfigSeries(loads, rules)
 
     def count(self, outcome: Outcome, source: Source) -> None:
-        """Count a request."""
         self._values[_PLACES[outcome][source]] += 1
         if exporter.is_idle:
             exporter.wake()
 
     def rule(self, rule: Rule) -> RuleSeries:
-        """Return the metrics of a rule. A redefined rule continues its metrics."""
+        """Return the metrics of a rule, which continue if it is redefined."""
         series = self.named(rule.name, rule.tier or DEFAULT_TIER)
         series.take(rule)
         return series
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
-        """Set limits to 0 that are in the old set but not in the new one."""
+        """Set limits to 0 that are no longer in the rules."""
         present = written(after)
         for labels, rule in written(before).items():
             kept = windows_of(present[labels].every_limit) if labels in present else {}
             self.named(*labels).retire([window for window in windows_of(rule.every_limit) if window not in kept])
 
     def named(self, name: str, tier: str = DEFAULT_TIER) -> RuleSeries:
-        """Return the metrics of a name and tier."""
         labels = name, tier
         series = self._rules.get(labels)
         if series is None:
@@ -184,7 +208,6 @@ class Counts:
         return series
 
     def series(self) -> Iterable[Series]:
-        """All counters and histograms."""
         yield self._requests
         for series in list(self._rules.values()):
             yield series
@@ -198,7 +221,6 @@ class Counts:
             yield self._config
 
     def gauges(self) -> Iterable[Gauge]:
-        """All gauges."""
         held: dict[str | None, int] = {}
         for kept in self._keepers:
             keeper = kept()
@@ -211,14 +233,11 @@ class Counts:
 
 
 class LimiterCounts(Counts):
-    """Metrics of a limiter. All keys and limits share one series."""
-
     def __init__(self) -> None:
         super().__init__()
         self._rule = self.named(LIMITER)
 
     def decided(self, decision: Decision, source: Source) -> None:
-        """Count a decision of the limiter."""
         if not decision.allowed:
             outcome: Outcome = "refused"
             self._rule.count(REFUSED, 1.0)
@@ -228,12 +247,10 @@ class LimiterCounts(Counts):
         self.count(outcome, source)
 
     def failed(self) -> None:
-        """Count a failed store call."""
         self.count("failed_closed", "nobody")
 
 
 def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | None]) -> None:
-    """Count a decision for the rules that were charged, and for those without room."""
     counted = [
         (bucket, rows(bucket.charge))
         for bucket in decision.evidence
@@ -243,7 +260,7 @@ def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | Non
 
 
 def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *, is_charged: bool, is_allowed: bool) -> None:
-    """Count the decision about buckets for their rules, like `count_decision`."""
+    """Count a decision for the rules that were charged, and for those without room."""
     found: dict[RuleSeries, tuple[int, float]] = {}
     for bucket, row in buckets:
         if row is None:
@@ -258,7 +275,7 @@ def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *,
 
 
 def _used(bucket: BucketReading, *, is_charged: bool) -> float:
-    """Return the used share of the fullest window after a decision; 1 for a banned bucket."""
+    """Used share of the fullest window after a decision; 1 for a banned bucket."""
     charge, before, after = bucket
     algorithm = charge.bucket.algorithm
     if not algorithm.IS_LIMIT:
@@ -272,7 +289,6 @@ def _used(bucket: BucketReading, *, is_charged: bool) -> float:
 
 @contextmanager
 def counted_waiting(rows: Iterable[RuleSeries]) -> Iterator[None]:
-    """Count a request as waiting under rules."""
     for row in rows:
         row.waiting[0] += 1
     try:
@@ -283,8 +299,6 @@ def counted_waiting(rows: Iterable[RuleSeries]) -> Iterator[None]:
 
 
 class ReloadStats(Protocol):
-    """Loads of the rules of a gate."""
-
     ok: int
     rejected: int
     was_ok: bool
@@ -292,8 +306,6 @@ class ReloadStats(Protocol):
 
 
 class ConfigSeries(Series):
-    """Rule loads, counted by the gate, and the current rules from ``rules``."""
-
     __slots__ = ("_loads", "_rules")
 
     def __init__(self, loads: ReloadStats, rules: Callable[[], RuleSet | None]) -> None:
@@ -303,11 +315,9 @@ class ConfigSeries(Series):
         self._rules = rules
 
     def look(self) -> None:
-        """Update the counts."""
         self.values[:] = self._loads.ok, self._loads.rejected
 
     def gauges(self) -> Iterable[Gauge]:
-        """The last load and the current rules."""
         yield instruments.CONFIG_SUCCESS, (), int(self._loads.was_ok)
         yield instruments.CONFIG_TIMESTAMP, (), self._loads.at
         rules = self._rules()
@@ -316,17 +326,13 @@ class ConfigSeries(Series):
 
 
 class ProcessMetrics:
-    """Process-wide metrics."""
-
     def __init__(self) -> None:
         self._diagnoses = Series(times_logged, [(instruments.DIAGNOSTICS, (diagnosis.code,)) for diagnosis in Diagnosis])
 
     def series(self) -> Iterable[Series]:
-        """Diagnostics."""
         return (self._diagnoses,)
 
     def gauges(self) -> Iterable[Gauge]:
-        """Lag of event loops and proxies, if measured."""
         if heartbeats.are_known:
             yield instruments.ADAPTIVE_LAG, (), max(heartbeats.lags_s(), default=0.0)
 
@@ -335,5 +341,43 @@ _process_metrics = ProcessMetrics()
 
 
 def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
-    """Export metrics, each while its owner lives, and the process-wide metrics."""
+    """Export metrics, each while its owner lives, and the process-wide ones."""
     exporter.attach(observers, *metrics, (_process_metrics, _process_metrics))
+
+
+_RULE_COUNTERS: Final = len(instruments.RULE_DECISIONS.values["outcome"])
+_HISTOGRAM: Final = len(instruments.RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))
+_ADAPTIVE: Final = prod(map(len, instruments.RULE_SHED.values.values())) + len(
+    (instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_ADAPTIVE_BASE)
+)
+
+
+def series(rules: RuleSet) -> int:
+    """Number of Prometheus series of a rule set per process."""
+    rest = _RULE_COUNTERS + _HISTOGRAM
+    return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written(rules).values())
+
+
+def _gauges(rule: Rule) -> int:
+    adapts = rule.adaptive is not None
+    return (takes_slots(rule) or adapts) + bool(rule.max_delay) + bool(rule.ban) + (_ADAPTIVE if adapts else 0)
+
+
+def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
+    """Return counts by name of their period; the lowest of equal periods."""
+    windows: dict[str, int] = {}
+    for limit in limits:
+        window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"
+        windows[window] = min(limit.count, windows.get(window, limit.count))
+    return windows
+
+
+def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
+    """Return the rules with metrics, by labels."""
+    of_tiers = rules.tiers.values()
+    return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
+
+
+def takes_slots(rule: Rule) -> bool:
+    """True if requests of the rule take slots."""
+    return any(bucket.has_slots for bucket in rule.buckets)

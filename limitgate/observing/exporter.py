@@ -1,6 +1,6 @@
-"""Exports metrics to observers: once a second while values change, before a scrape, and when the process ends.
+"""Observers, and the export of metrics to them: once a second while values change, before a scrape, and at the end.
 
-A separate thread exports, independent of event loops. Observers receive differences, so metrics of gates and processes add up.
+A thread exports, independent of event loops. Observers receive differences, so metrics of gates and processes add up.
 """
 
 from __future__ import annotations
@@ -8,16 +8,70 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from contextvars import Context
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, Final, Protocol, get_args, runtime_checkable
 from weakref import ref
 
+from limitgate.errors import ConfigError, StoreFault
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.observing.instruments import STORE_UP, Instrument
-from limitgate.observing.observer import Observer
+from limitgate.observing import instruments
+from limitgate.observing.instruments import STORE_UP, Instrument, Result
+from limitgate.process.background import daemon
 from limitgate.process.forking import get_ready_for_forks, reset_in_children
+
+NAMES = {
+    "prometheus": ("limitgate.prometheus", "PrometheusObserver"),
+    "opentelemetry": ("limitgate.opentelemetry", "OpenTelemetryObserver"),
+}
+"""Module and class by name; imported on use."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Receives all metrics, once a second while values change: ``LimitGate(app, observers=[MyObserver()])``.
+
+    Called from any thread, but never concurrently. ``labels`` are the values of `Instrument.labels`, in their order; clients
+    can't create label values. Every series starts at 0. Equal observers count as one.
+    """
+
+    def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:
+        """Add ``amount`` to a counter."""
+
+    def set(self, instrument: Instrument, labels: tuple[str, ...], value: float) -> None:
+        """Set a gauge, or the current value of an up-down counter."""
+
+    def record(self, instrument: Instrument, labels: tuple[str, ...], counts: Sequence[int], sums: Sequence[float]) -> None:
+        """Record observations in a histogram: new counts and sums per bucket; the last bucket is unbounded."""
+
+
+def check_observers(chosen: Iterable[object]) -> None:
+    """Raise `ConfigError` for an invalid observer or name."""
+    for each in chosen:
+        if isinstance(each, str):
+            if each not in NAMES:
+                raise ConfigError(f"observer {each!r:.80} is unknown, expected some of {', '.join(NAMES)}, or an Observer")
+        elif isinstance(each, type) or not isinstance(each, Observer):
+            raise ConfigError(f"{each!r:.80} is no observer, expected one with the methods add, set and record, or a name")
+
+
+def observers_of(chosen: Iterable[str | Observer]) -> tuple[Observer, ...]:
+    """Return observers, given as objects, names, or one text of names. Raises `ConfigError`, also for a missing package."""
+    listed = tuple(filter(None, map(str.strip, chosen.split(",")))) if isinstance(chosen, str) else tuple(chosen)
+    check_observers(listed)
+    return tuple(dict.fromkeys([_named(each) if isinstance(each, str) else each for each in listed]))
+
+
+def _named(name: str) -> Observer:
+    module, kind = NAMES[name]
+    try:
+        observer: Any = getattr(import_module(module), kind)()
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"observer {name!r}: {error}") from error
+    made: Observer = observer
+    return made
+
 
 PERIOD = 1.0
 """Seconds between exports."""
@@ -30,7 +84,7 @@ class Series:
     """Counters and histograms of one subject, which only increase.
 
     ``values`` has one number per counter, and per histogram the counts of its buckets followed by their sums. Series with
-    ``rare`` labels start at the first count; all others exist from the start.
+    ``rare`` labels start at the first count.
     """
 
     __slots__ = ("counters", "histograms", "rare", "values")
@@ -48,7 +102,7 @@ class Series:
         self.rare = rare
 
     def export(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Export the difference between ``before`` and ``now``; None exports all series, with 0 if new."""
+        """Export the difference between ``before`` and ``now``; all series if ``before`` is None."""
         is_first = before is None
         new = now if before is None else [value - was for value, was in zip(now, before)]
         place = len(self.counters)
@@ -64,33 +118,27 @@ class Series:
 
 
 class Metrics(Protocol):
-    """Metrics of one subject, such as a gate or a store."""
-
     def series(self) -> Iterable[Series]:
-        """Counters and histograms: the same objects each time, possibly with new ones."""
+        """The same objects each time, possibly with new ones."""
 
-    def gauges(self) -> Iterable[Gauge]:
-        """Current values."""
+    def gauges(self) -> Iterable[Gauge]: ...
 
 
 class _Exported:
-    """Values already exported to one observer."""
-
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._owners: dict[Metrics, ref[object]] = {}
-        """Owners of metrics; metrics without an owner get a final export."""
         self._values: dict[Series, Sequence[Any]] = {}
         self._gauges: dict[Name, float] = {}
         self._inherited: list[Series] = []
-        """Series of a forked child that still need an export with 0; the parent exports their previous counts."""
+        """Series of a forked child to export once with 0; the parent exports their previous counts."""
         self._failed = Once(Diagnosis.OBSERVER_FAILED)
 
     def attach(self, metrics: Metrics, owner: object) -> None:
         self._owners.setdefault(metrics, ref(owner))
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork: the parent exports previous counts."""
+        """Reset: the parent exports previous counts."""
         self._gauges.clear()
         self._inherited = [series for metrics in self._owners for series in metrics.series()]
         self._values = {series: series.values.copy() for series in self._inherited}
@@ -150,12 +198,10 @@ def _joined(instrument: Instrument, one: float, other: float) -> float:
 
 
 class MetricsExporter:
-    """Exports all metrics of this process to its observers."""
-
     def __init__(self) -> None:
         self._exported: dict[Observer, _Exported] = {}
         self.is_idle = True
-        """True if counting has to `wake` the exporter."""
+        """If True, counting has to `wake` the exporter."""
         self._reset()
         reset_in_children(self)
         get_ready_for_forks(self)
@@ -168,12 +214,11 @@ class MetricsExporter:
         self._is_exporting = False
 
     def before_fork(self) -> None:
-        """Wait for the current export, so that the child doesn't inherit held locks of observers."""
+        """Wait for the current export, so that the child doesn't inherit locks of observers."""
         with self._lock:
             pass
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         self._reset()
         self.is_idle = True
         for exported in self._exported.values():
@@ -189,7 +234,7 @@ class MetricsExporter:
         self.export()
 
     def wake(self) -> None:
-        """Start exporting every second until nothing changes. No effect without observers."""
+        """Export every second until nothing changes."""
         if not self._exported:
             return
         self.is_idle = False
@@ -198,7 +243,7 @@ class MetricsExporter:
             self._start()
 
     def export(self, *, waits: bool = True) -> bool:
-        """Export new values to every observer. True if any. Without ``waits``, False if another thread exports."""
+        """Export new values. True if any; without ``waits``, False if another thread exports."""
         if not self._lock.acquire(blocking=waits):
             return False
         try:
@@ -216,14 +261,10 @@ class MetricsExporter:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(
-                    target=Context().run, args=[self._run, self._wakeup], name="limitgate-observers", daemon=True
-                )
-                with suppress(RuntimeError):  # If no thread can start now, the next count tries again.
-                    thread.start()
-                    self._thread = thread
-                    return
-                self.is_idle = True
+                try:
+                    self._thread = daemon("observers", self._run, self._wakeup)
+                except RuntimeError:  # The next count tries again.
+                    self.is_idle = True
 
     def _run(self, wakeup: threading.Event) -> None:
         while True:
@@ -237,3 +278,63 @@ class MetricsExporter:
 
 
 exporter = MetricsExporter()
+
+
+_CALL_BOUNDS: Final = instruments.STORE_DURATION.bounds
+_CALL_BUCKETS: Final = len(_CALL_BOUNDS) + 1
+_RESULTS: Final[tuple[Result, ...]] = get_args(Result)
+_CALL_WIDTH: Final = 2 * _CALL_BUCKETS
+_CALL_STARTS: Final = {result: place * _CALL_WIDTH for place, result in enumerate(_RESULTS)}
+
+
+class CallSeries(Series):
+    """Calls to a store with the URL scheme ``store``."""
+
+    __slots__ = ()
+
+    def __init__(self, store: str) -> None:
+        values = ([0] * _CALL_BUCKETS + [0.0] * _CALL_BUCKETS) * len(_RESULTS)
+        super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
+
+    def note(self, result: Result | StoreFault, seconds: float) -> None:
+        """Count a call. An overload of this process made no call."""
+        if result != "overload":
+            place = _CALL_STARTS[result] + bisect_left(_CALL_BOUNDS, seconds)
+            self.values[place] += 1
+            self.values[place + _CALL_BUCKETS] += seconds
+
+
+class StoreCounts:
+    """Metrics of a store. Reads ``healthy`` and ``outages`` if present."""
+
+    def __init__(self, store: object) -> None:
+        self.scheme: str = getattr(store, "scheme", "custom")
+        self._store = ref(store)
+        self._outages = Series([0], [(instruments.STORE_OUTAGES, (self.scheme,))])
+        self._seen = 0
+        self._series = [self._outages]
+        if hasattr(store, "calls"):
+            store.calls = calls = CallSeries(self.scheme)
+            self._series.append(calls)
+
+    def series(self) -> Iterable[Series]:
+        outages = getattr(self._store(), "outages", self._seen)
+        # The store of a forked child counts from 0.
+        self._outages.values[0] += outages - self._seen if outages >= self._seen else outages
+        self._seen = outages
+        return self._series
+
+    def gauges(self) -> Iterable[Gauge]:
+        store = self._store()
+        if store is not None:
+            yield instruments.STORE_UP, (self.scheme,), int(getattr(store, "healthy", True))
+
+
+def store_counts(store: object) -> StoreCounts:
+    """Return the metrics of a store, shared by its users."""
+    counts: StoreCounts | None = getattr(store, "observed", None)
+    if counts is None:
+        counts = StoreCounts(store)
+        if hasattr(store, "observed"):
+            store.observed = counts
+    return counts

@@ -1,4 +1,4 @@
-"""The table of all metrics, the source of instruments and documentation."""
+"""All metrics, the source of instruments and documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RuleOutcome = Literal["admitted", "refused", "shadow_refused"]
 Result = Literal["ok", "timeout", "connection", "oom", "reply"]
 Kind = Literal["counter", "gauge", "up_down", "histogram"]
 Joined = Literal["sum", "min", "max", "each"]
-"""How to combine the values of a gauge across processes and gates."""
+"""How to combine a gauge across processes and gates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +32,10 @@ class Instrument:
     meaning: str
     labels: tuple[str, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Possible values by label, if known in advance."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of histogram buckets, without infinity."""
     joined: Joined = "sum"
-    """How to combine a gauge of several live processes: sum, extreme, or each by its pid."""
+    """How to combine the gauge of several live processes: sum, extreme, or each by its pid."""
 
     @property
     def prometheus_name(self) -> str:
@@ -190,24 +189,4 @@ DIAGNOSTICS = Instrument(
     {"code": tuple(each.code for each in Diagnosis)},
 )
 
-INSTRUMENTS = (
-    REQUESTS,
-    RULE_DECISIONS,
-    RULE_UTILIZATION,
-    RULE_LIMIT,
-    RULE_IN_FLIGHT,
-    RULE_WAITING,
-    RULE_ADAPTIVE_LIMIT,
-    RULE_ADAPTIVE_BASE,
-    RULE_BANS,
-    RULE_SHED,
-    ADAPTIVE_LAG,
-    STORE_DURATION,
-    STORE_UP,
-    STORE_OUTAGES,
-    CONFIG_LOADS,
-    CONFIG_SUCCESS,
-    CONFIG_TIMESTAMP,
-    CONFIG_REVISION,
-    DIAGNOSTICS,
-)
+INSTRUMENTS = tuple([each for each in list(globals().values()) if isinstance(each, Instrument)])

@@ -1,4 +1,4 @@
-"""Counts decisions about plain plans, with generated code like `limitgate.stores.straight`: a loop takes twice as long."""
+"""Counts decisions about plain plans, with generated code like `limitgate.stores.packed`: a loop takes twice as long."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ from typing import Any
 
 from limitgate.algorithms.base import State, compiled
 from limitgate.limits.template import PlanTemplate
-from limitgate.observing.counts import (
-    ADMITTED,
-    BOUNDS,
-    COUNTS,
-    REFUSED,
-    SHADOW_REFUSED,
-    SUMS,
-    TINY,
-    RuleSeries,
-    count_buckets,
-)
+from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SHADOW_REFUSED, SUMS, TINY, RuleSeries, count_buckets
 
 _Count = Callable[[Sequence[State]], None]
 _Window = tuple[int, int, int]
@@ -52,8 +42,6 @@ if (other := {used}) > share:
 
 
 class PlainCounter:
-    """Counts decisions about plain plans of one template, for the metrics of its rules."""
-
     __slots__ = ("charged", "refused")
 
     def __init__(self, template: PlanTemplate, rows: Sequence[RuleSeries]) -> None:
@@ -83,7 +71,6 @@ def _count_states(
 
 
 def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
-    """Make the function that counts a charged plan."""
     constants: list[Any] = []
     for row, windows in rules.items():
         constants.append(row.values)
@@ -94,7 +81,6 @@ def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
 
 
 def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[RuleSeries, int]) -> _Count:
-    """Make the function that counts a refused plan for the rules without room, each with its outcome."""
     constants: list[Any] = []
     for row, windows in rules.items():
         constants.append(row.values)
@@ -106,7 +92,6 @@ def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[Ru
 
 @cache
 def _maker(shape: _Shape, *, is_refused: bool) -> Callable[..., _Count]:
-    """Return the factory of the counting function for rules of this shape."""
     constants, rules = [], []
     for number, (outcome, places) in enumerate(shape):
         used = [f"share{place} * debt{place} + more{place}" for place in places]  # Faster with a float first.

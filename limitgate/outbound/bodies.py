@@ -9,15 +9,14 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
-from limitgate.outbound.deadline import shut_after
-from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES
+from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, shut_after
 from limitgate.process.clock import monotonic
 
 _PORTS = {"http": 80, "https": 443}
 
 
 def host_of(url: str) -> str:
-    """Return the lower-case host of a URL, with a non-default port."""
+    """The lower-case host of a URL, with a non-default port."""
     scheme, _, host, port, *_ = parse_url(url)
     # A trailing dot doesn't change the host.
     name = (host or "").removesuffix(".")
@@ -25,12 +24,12 @@ def host_of(url: str) -> str:
 
 
 def in_memory(body: object) -> bool:
-    """Return True if a request body can be sent again, which excludes streams."""
+    """True if a request body can be sent again, which excludes streams."""
     return body is None or isinstance(body, str | bytes | bytearray)
 
 
 def kept(response: HTTPResponse) -> HTTPResponse:
-    """Read a refusal's body into memory, which frees its connection; drop a body that is too long, late or broken."""
+    """Read a refusal's body into memory, which frees its connection; drop it if too long, late or broken."""
     body = _read(response)
     if body is None or not _is_readable(_with(response, body)):
         lost = _with(response, b"")
@@ -57,7 +56,6 @@ def _read(response: HTTPResponse) -> bytes | None:
 
 
 def _deadline(response: HTTPResponse) -> AbstractContextManager[None]:
-    """Stop reading a network response after `LONGEST_READ` seconds."""
     try:
         fileno = response.fileno()
     except (OSError, AttributeError):  # The response is in memory or already read.

@@ -1,4 +1,4 @@
-"""Load of each host, learned from its responses. `limitgate.overload` decides; this module adds a clock and a lock."""
+"""Load of each host, learned from its responses. Adds a clock and a lock to `limitgate.overload`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from limitgate.process import waiting
 from limitgate.process.forking import reset_in_children
 
 MOST_HOSTS = 1000
-"""Maximum number of hosts with known load; the least recently used one is dropped."""
+"""The least recently used one is dropped."""
 
 _log = logging.getLogger("limitgate.outbound")
 
 
 class Refusal(NamedTuple):
-    """Reason for not sending a request."""
-
     retry_after: int
     """Randomized seconds until the next attempt."""
     limit: int = 0
-    """Current limit on requests in flight if there is no room; 0 if the host accepts too few requests."""
+    """Limit on requests in flight if there is no room; 0 if the host accepts too few requests."""
 
 
 def outcome_of(method: str | None, status: int, content_type: str | None) -> Outcome:
@@ -41,8 +39,6 @@ def outcome_of(method: str | None, status: int, content_type: str | None) -> Out
 
 
 class Place(NamedTuple):
-    """Permit of a request in flight."""
-
     limit: AdaptiveLimit
     permit: Permit
 
@@ -55,8 +51,6 @@ class _Ended(NamedTuple):
 
 
 class HostLoad:
-    """Load of one host, shared by threads and event loops."""
-
     def __init__(self, name: str, adaptive: Adaptive | None, *, throttles: bool) -> None:
         self._name = name
         self._adaptive = adaptive
@@ -64,7 +58,7 @@ class HostLoad:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Reset. Requests in flight end without effect."""
+        """Requests in flight end without effect."""
         self._lock = Lock()
         self._forget()
 
@@ -75,7 +69,7 @@ class HostLoad:
         self._limit = None if self._adaptive is None else AdaptiveLimit(self._adaptive, wall_offset=_wall_offset)
 
     def refusal(self) -> Refusal | None:
-        """Decide at random whether to refuse a request because the host accepts too few; None to send it."""
+        """Decide at random whether to refuse a request because the host accepts too few."""
         with self._lock:
             now = self._learn()
             if self._throttle is None or not self._throttle.refuses(now, random.random):
@@ -119,7 +113,7 @@ class HostLoad:
         return now
 
     def _logged(self, refusal: Refusal) -> Refusal:
-        """Log the first refusal in a while. Doesn't hold the lock: the log handler may send to this host."""
+        """Log the first refusal in a while, without the lock: the log handler may send to this host."""
         now, before = waiting.monotonic(), self._refused_at
         self._refused_at = now
         if now - before > WINDOW_S:
@@ -129,8 +123,6 @@ class HostLoad:
 
 
 class HostLoads:
-    """Load of each host of a client, by key."""
-
     def __init__(self, adaptive: Adaptive | None, *, throttles: bool) -> None:
         self._adaptive = adaptive
         self._throttles = throttles
@@ -139,19 +131,16 @@ class HostLoads:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         self._lock = Lock()
         for host in self._hosts.values():
             host.reset_after_fork()
         self._hosts.clear()
 
     def forget(self) -> None:
-        """Forget all hosts."""
         with self._lock:
             self._hosts.clear()
 
     def __getitem__(self, key: str) -> HostLoad:
-        """Return the load of a host, creating it if needed."""
         with self._lock:
             host = self._hosts.get(key)
             if host is None:

@@ -1,6 +1,6 @@
 """Throttled transports for httpx and httpx2, which have one API but no common classes.
 
-`limitgate.httpx` and `limitgate.httpx2` pass in their library; this module imports neither.
+`limitgate.httpx` and `limitgate.httpx2` pass in their library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
-from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import (
@@ -30,58 +29,49 @@ from limitgate.outbound.throttle import (
     arun,
     is_idempotent,
     run,
+    shut_after,
 )
 from limitgate.process import waiting
 from limitgate.process.clock import monotonic
 
 _LIBRARIES = ("httpx", "httpx2")
 _PIECE = 64
-"""Number of bytes of a refusal's body that are decoded together."""
+"""Bytes of a refusal's body that are decoded together."""
 
 
 class URL(Protocol):
-    """URL of either library."""
-
     @property
-    def netloc(self) -> bytes:
-        """Host, with its port unless it is the default of the scheme."""
+    def netloc(self) -> bytes: ...
 
 
 class AnyRequest(Protocol):
-    """Request of either library."""
-
     method: str
 
     @property
-    def url(self) -> URL:
-        """Target of the request."""
+    def url(self) -> URL: ...
 
     @property
-    def headers(self) -> Iterable[str]:
-        """Header names of the request."""
+    def headers(self) -> Iterable[str]: ...
 
 
 Request = TypeVar("Request", bound=AnyRequest)
 Response = TypeVar("Response")
 Inner = TypeVar("Inner")
-"""Wrapped transport."""
 
 
 def host(request: AnyRequest) -> str:
-    """Return the default key: the host of a request, with a non-default port."""
+    """The default key: the host of a request, with a non-default port."""
     name = request.url.netloc.decode("ascii").lower()
     # A trailing dot doesn't change the host.
     return name.replace(".:", ":").removesuffix(".")
 
 
 def repeatable(request: AnyRequest) -> bool:
-    """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
+    """True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
 class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
-    """Common part of both kinds of transport."""
-
     _library: Any
     _kind: ClassVar[str]
     _other: ClassVar[str]
@@ -103,7 +93,7 @@ class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
         )
 
     def _inner(self, transport: Any, method: str, base: str) -> Any:
-        """Return the wrapped transport, by default a new one. Raises `ConfigError` if it can't send our requests."""
+        """The wrapped transport, by default a new one. Raises `ConfigError` if it can't send our requests."""
         library, own = self._library.__name__, base.replace("Base", "HTTP")
         if transport is None:
             return getattr(self._library, own)()
@@ -117,15 +107,12 @@ class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
         return transport
 
     def send(self, *_: object, **__: object) -> NoReturn:
-        """Raise `TypeError` naming the library of this transport."""
         library = self._library.__name__
         cure = "expected RateLimitAdapter of limitgate.requests in a Session"
         raise TypeError(f"the transports of limitgate.{library} are for {library}, {cure}")
 
 
 class AsyncTransport(_Transport[Request, Response, Inner]):
-    """Base of ``AsyncRateLimitTransport``."""
-
     _kind, _other = "AsyncClient", "Client"
 
     def __init__(
@@ -158,7 +145,6 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
     __enter__ = handle_request
 
     async def __aenter__(self) -> Self:
-        """Enter the wrapped transport."""
         await self._transport.__aenter__()
         return self
 
@@ -186,8 +172,6 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
 
 
 class SyncTransport(_Transport[Request, Response, Inner]):
-    """Base of ``RateLimitTransport``."""
-
     _kind, _other = "Client", "AsyncClient"
 
     def __init__(
@@ -220,7 +204,6 @@ class SyncTransport(_Transport[Request, Response, Inner]):
     __aenter__ = handle_async_request
 
     def __enter__(self) -> Self:
-        """Enter the wrapped transport."""
         self._transport.__enter__()
         return self
 
@@ -252,7 +235,7 @@ def _transport_in(client: str) -> str:
 
 
 def _foreign(thing: object, library: Any) -> str | None:
-    """Return the name of the other library if the object belongs to it, or None.
+    """Name of the other library if the object belongs to it.
 
     Checks base classes: openai overwrites the module name of httpx2 classes.
     """
@@ -285,10 +268,10 @@ class _Outbound:
             ConnectionError,
             TimeoutError,
         )
-        """Errors of a request without a response. The builtin errors come from third-party transports."""
+        """The builtin errors come from third-party transports."""
 
     def is_unanswered(self, error: BaseException) -> bool:
-        """True for a failed connection or a missing or late response, but not for a full connection pool."""
+        """False for a full connection pool."""
         return isinstance(error, self._unanswered) and not isinstance(error, self._library.PoolTimeout)
 
     def repeatable(self, request: Any) -> bool:
@@ -385,7 +368,7 @@ class _SyncOutbound(_Outbound):
 
 @contextmanager
 def _reading_briefly(request: Any) -> Iterator[None]:
-    """Shorten the read timeout of a request for the body of a refusal."""
+    """Shorten the read timeout for the body of a refusal."""
     timeouts = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {**timeouts, "read": min(timeouts.get("read") or LONGEST_READ, LONGEST_READ)}
     try:
@@ -395,7 +378,7 @@ def _reading_briefly(request: Any) -> Iterator[None]:
 
 
 def _deadline(response: Any) -> AbstractContextManager[None]:
-    """Stop reading an HTTP/1 response after `LONGEST_READ` seconds; HTTP/2 connections are shared."""
+    """Stop reading an HTTP/1 response in time; HTTP/2 connections are shared."""
     stream = response.extensions.get("network_stream")
     line = stream.get_extra_info("socket") if stream and response.http_version.startswith("HTTP/1") else None
     return shut_after(LONGEST_READ, line.fileno()) if line else nullcontext()

@@ -1,4 +1,4 @@
-"""Options of all throttled clients."""
+"""Options of all throttled clients, and limits for ``strict``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypedDict, TypeGuard, get_args
 
+from limitgate.algorithms.sliding_log import MAX_ENTRIES
 from limitgate.errors import ConfigError
-from limitgate.limits.limit import Duration, as_seconds
+from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
 from limitgate.messages.text import expected_of
-from limitgate.observing.observer import Observer
+from limitgate.observing.exporter import Observer
 from limitgate.overload.options import Adaptive, as_adaptive
+from limitgate.rules.lint import most_within
 from limitgate.rules.options import OnError
 
 
@@ -39,8 +41,6 @@ class ClientOptions(TypedDict, total=False):
 
 
 class CheckedOptions(NamedTuple):
-    """Validated `ClientOptions`."""
-
     timeout: float
     """Infinite for no maximum."""
     on_error: OnError
@@ -56,11 +56,8 @@ class CheckedOptions(NamedTuple):
         if unknown:
             known = [*ClientOptions.__annotations__, "limiter", "key", "repeatable"]
             raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(known))}")
-        longest_pause, on_error, timeout = (
-            as_seconds(given.get("longest_pause", 3600.0), "longest_pause"),
-            given.get("on_error", "local"),
-            as_seconds(given.get("timeout", 120.0), "timeout"),
-        )
+        longest_pause = as_seconds(given.get("longest_pause", 3600.0), "longest_pause")
+        on_error, timeout = given.get("on_error", "local"), as_seconds(given.get("timeout", 120.0), "timeout")
         if not _is_seconds(longest_pause) or longest_pause == 0:
             raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
         if on_error not in get_args(OnError):
@@ -81,7 +78,40 @@ class CheckedOptions(NamedTuple):
 
 
 def _is_seconds(value: object) -> TypeGuard[float]:
-    """Return True for numbers of at least 0 that a float can hold."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return 0 <= value <= sys.float_info.max or value == math.inf
+
+
+SHARE = 10
+"""A count that is too high for a log gets a burst of this fraction."""
+
+
+def strict(limit: Limit | str) -> Limit:
+    """Return a limit that never lets more than the count pass in any period.
+
+    Uses a ``sliding_log``. With a burst, or a count too high for a log, uses ``gcra`` at a lower rate: for a count N and a
+    burst B, N - B + 1 per period. Raises `ConfigError` for a burst that leaves no rate, and for an explicit algorithm that lets
+    more pass.
+    """
+    given = as_limit(limit)
+    if given.says_algorithm or given.borrow:
+        check_is_strict(given)
+        return given
+    if given.burst > given.count:
+        raise ConfigError(
+            f"{given!r}: in no period are more than {given.count} to pass, expected a burst of at most that, or strict=False"
+        )
+    if given.burst == given.count and given.count <= MAX_ENTRIES:
+        return Limit(f"{given.count} per {given.period} seconds", algorithm="sliding_log")
+    burst = given.burst if given.burst < given.count else given.count // SHARE
+    return Limit(f"{given.count - burst + 1} per {given.period} seconds", burst=burst, lease=min(given.lease, burst))
+
+
+def check_is_strict(limit: Limit) -> None:
+    """Raise `ConfigError` for a limit that lets more than the count pass in a period."""
+    if limit.borrow or (limit.period and most_within(limit.period, [limit]) > limit.count):
+        raise ConfigError(
+            f"{limit!r} may let more than {limit.count} pass in {limit.period} s, expected a limit without an algorithm of its "
+            "own, a sliding_log, a burst of 1, or strict=False"
+        )

@@ -18,17 +18,17 @@ Field = Callable[[str], str | None]
 """Returns a field's value by lower-case name, with its lines joined by commas, or None."""
 
 LONGEST = 366 * 86_400.0
-"""Longest accepted pause, in seconds."""
+"""Longest pause in seconds."""
 MOST_READ = 4096
-"""Maximum length of a field in characters; longer fields are ignored."""
+"""Longer fields are ignored."""
 _SKEW = 2.0
-"""Tolerated difference from the service's clock in seconds: ``Date`` has whole seconds and a network delay."""
+"""Tolerated difference of clocks in seconds: ``Date`` has whole seconds and a network delay."""
 _IS_TIME = 1_000_000_000
-"""Numbers from here on are Unix time (September 2001), not seconds to wait (31 years)."""
+"""From here on a number is Unix time (September 2001), not seconds to wait (31 years)."""
 _IS_MILLISECONDS = 1_000_000_000_000
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _VALUE = re.compile(r"\s*(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\s*,)?[^,]+", re.IGNORECASE)
-"""A list item. Two of the three HTTP date formats contain a comma after the weekday."""
+"""A list item. Two of the three HTTP date formats contain a comma."""
 _COUNTS = (
     ("ratelimit-remaining", "ratelimit-reset"),  # Drafts before 07, in seconds.
     ("x-ratelimit-remaining", "x-ratelimit-reset-after"),
@@ -38,13 +38,11 @@ _COUNTS = (
 
 
 class Answer(NamedTuple):
-    """Limits in a response."""
-
     status: int
     retry_after: float | None = None
-    """Seconds until the next request according to ``Retry-After``, or None."""
+    """Seconds, from ``Retry-After``."""
     exhausted: float | None = None
-    """Seconds until the exhausted limit has room; None if it has room or is unknown."""
+    """Seconds until the exhausted limit has room."""
 
     @property
     def refused(self) -> bool:
@@ -58,7 +56,7 @@ class Answer(NamedTuple):
 
 
 def answer_of(status: int, field: Field, now: float) -> Answer:
-    """Read the limits in a response received at ``now``, in Unix seconds."""
+    """Read the limits in a response received at ``now`` (Unix seconds)."""
     field = _short(field)
     retry_after = field("retry-after") if status >= 400 else None
     wait = None if retry_after is None else _retry_after(retry_after, field("date"), now)
@@ -77,7 +75,7 @@ def _short(field: Field) -> Field:
 
 
 def _retry_after(value: str, date: str | None, now: float) -> float | None:
-    """Parse RFC 9110, section 10.2.3, and also fractions and Unix time. Returns the longest of several values."""
+    """Parse RFC 9110, section 10.2.3, and also fractions and Unix time. The longest of several values counts."""
     waits = [_delay(each, date, now) for each in _VALUE.findall(value)]
     return max([wait for wait in waits if wait is not None], default=None)
 
@@ -105,9 +103,9 @@ def _exhausted(field: Field, now: float) -> float | None:
 
 
 def _policies(value: str) -> list[tuple[int, int | None]]:
-    """Return remaining requests and seconds until reset of each policy; empty if the field is malformed.
+    """Remaining requests and seconds until reset of each policy; empty if malformed.
 
-    Drafts since 08 use a list of items, ``"name";r=0;t=5``, draft 07 a dictionary, ``limit=10, remaining=0, reset=5``.
+    Drafts since 08 use a list, ``"name";r=0;t=5``, draft 07 a dictionary, ``limit=10, remaining=0, reset=5``.
     """
     raw = value.encode("latin-1", "replace")
     for kind, read in (("list", _items), ("dictionary", _members)):
@@ -166,6 +164,6 @@ def _wait(number: float, date: str | None, now: float) -> float:
 
 
 def _until(at: float, date: str | None, now: float) -> float:
-    """Return the seconds until a time on the service's clock, or on the local one if both agree or ``Date`` is missing."""
+    """Seconds until a time on the service's clock, or on ours if both agree or ``Date`` is missing."""
     theirs = None if date is None else next(map(_time, _VALUE.findall(date)), None)
     return min(max(0.0, at - (now if theirs is None or abs(theirs - now) <= _SKEW else theirs)), LONGEST)

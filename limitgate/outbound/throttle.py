@@ -1,6 +1,6 @@
 """Throttle of outgoing requests: wait for a turn, send, obey the service's rate fields, and retry after a 429.
 
-Shared by async and sync code: generators yield results of a `Transport`, or awaitables of them, to `run` or `arun`.
+Generators yield results of a `Transport`, or awaitables of them, to `run` or `arun`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import hashlib
 import logging
 import math
 import random
-from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
+import socket
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Timer
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
 from weakref import WeakSet
 
@@ -21,44 +23,37 @@ from limitgate.limiter.operations import LOOK_AGAIN
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
-from limitgate.observing.observer import Observer
+from limitgate.observing.exporter import Observer
 from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
-from limitgate.outbound.options import CheckedOptions, ClientOptions
+from limitgate.outbound.options import CheckedOptions, ClientOptions, check_is_strict, strict as strictly
 from limitgate.outbound.response_fields import Answer
-from limitgate.outbound.strict import check_is_strict, strict as strictly
 from limitgate.overload.adaptive_limit import Outcome
 from limitgate.process import switch, waiting
-from limitgate.process.remaking import Remade
+from limitgate.process.forking import Remade
 from limitgate.stores import MemoryStore
 
 
 class Sent(Protocol):
-    """Request of any client library."""
-
     @property
-    def method(self) -> str | None:
-        """HTTP method."""
+    def method(self) -> str | None: ...
 
 
 Request = TypeVar("Request", bound=Sent)
 Kind = TypeVar("Kind", AsyncLimiter, Limiter)
 Flow = Generator[Any, Any, Any]
-"""Yields results of a `Transport` or limiter, or awaitables of them."""
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
-"""Idempotent methods (RFC 9110, section 9.2.2)."""
+"""RFC 9110, section 9.2.2."""
 OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
-"""Fields to remove from a response without its body."""
 MOST_READ = 65_536
-"""Maximum number of body bytes of a refusal to read."""
+"""Body bytes of a refusal to read."""
 LONGEST_READ = 1.0
-"""Maximum time for reading the body of a refusal, in seconds."""
+"""Seconds for reading the body of a refusal."""
 REMEMBERED = 10_000
-"""Maximum number of keys remembered in this process."""
 _SHORT = 260
-"""Maximum length of a key that is remembered literally: any host with a port (RFC 1035, section 2.3.4)."""
+"""Longest key to remember literally: any host with a port (RFC 1035, section 2.3.4)."""
 _HEARD = 1.0
-"""Polling interval in seconds for pauses that other processes begin or end."""
+"""Seconds between polls for pauses that other processes begin or end."""
 _ROUNDING = 2.0
 """Tolerated delay of a reset in seconds: services round up, and clocks differ."""
 _LONGEST_BACKOFF = 60.0
@@ -67,10 +62,10 @@ _log = logging.getLogger("limitgate.outbound")
 
 
 class Transport(Protocol):
-    """Operations of a client library on one request. All except those that return a bool may return awaitables."""
+    """A client library's operations on one request. All except those that return a bool may return awaitables."""
 
     def send(self, request: Any) -> Any:
-        """Send a request; return its response and the limits in it, an `Answer`."""
+        """Send a request; return its response and an `Answer`."""
 
     def discard(self, response: Any) -> Any:
         """Read the rest of a refusal if it is short, to reuse the connection; return the response."""
@@ -78,23 +73,20 @@ class Transport(Protocol):
     def close(self, response: Any) -> Any:
         """Close a response that isn't returned to the caller."""
 
-    def sleep(self, seconds: float) -> Any:
-        """Sleep."""
+    def sleep(self, seconds: float) -> Any: ...
 
     def repeatable(self, request: Any) -> bool:
-        """True if the body of a request can be sent again."""
+        """True if the body can be sent again."""
 
     def is_unanswered(self, error: BaseException) -> bool:
         """True for an error of `send` that means: no connection, no response, or a late one."""
 
 
 def run(flow: Flow) -> Any:
-    """Run a flow whose transport returns results."""
     return drive(flow, _itself)
 
 
 async def arun(flow: Flow) -> Any:
-    """Run a flow whose transport returns awaitables."""
     return await adrive(flow, _itself)
 
 
@@ -103,15 +95,14 @@ def _itself(wish: Any) -> Any:
 
 
 def is_idempotent(method: str, fields: Iterable[str]) -> bool:
-    """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
+    """True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
 
 
 class ClientThrottle(Generic[Request, Kind]):
     """Throttle of a client. ``limits`` count by ``key``; without limits, only the service's own fields apply.
 
-    ``limiter`` is of class ``kind``, or a store URL. ``repeatable`` returns True for requests that can be retried after a
-    refusal. ``options`` are `ClientOptions`. Raises `ConfigError` for invalid values, `TypeError` for an unknown option.
+    ``limiter`` is of class ``kind``, or a store URL. ``options`` are `ClientOptions`. Raises `ConfigError`, `TypeError`.
     """
 
     def __init__(
@@ -136,33 +127,32 @@ class ClientThrottle(Generic[Request, Kind]):
             limits = tuple([limit if isinstance(limit, Configured) else strictly(limit) for limit in limits])
         self._limiter: Kind = _limiter_of(limiter, kind, options.get("observers", ()))
         self.owned: Kind | None = self._limiter if isinstance(limiter, str) else None
-        """The limiter if this throttle created it; closes with the client."""
+        """The limiter if this throttle created it."""
         if limits:
             self._limiter.validate("", *limits, timeout=None)
         self._limits = limits
         self._local: Kind = kind(MemoryStore())
         self._are_configured = any(isinstance(limit, Configured) for limit in limits)
         self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
-        """Its limits; for limits configured in the store, the ones read last, None before the first read."""
+        """For limits configured in the store, the ones read last."""
         self._options = checked
         self._key = key
         self._repeatable = repeatable
         self._loads = HostLoads(checked.adaptive, throttles=checked.throttle) if checked.adaptive or checked.throttle else None
         self._look_at: dict[str, float] = {}
-        """Times of the next poll for a pardon, by key."""
+        """Next poll for a pardon, by key."""
         self._paused: dict[str, float] = {}
-        """Ends of known pauses, by key, on the monotonic clock."""
+        """Ends of pauses by key, monotonic."""
         self._empty: dict[str, float] = {}
         """When empty local buckets will be full, by key."""
         throttles.add(self)
 
     @property
     def counts_attempts(self) -> bool:
-        """True if each attempt to send a request is a sample of the host's load."""
+        """True if each attempt to send is a sample of the host's load."""
         return self._loads is not None
 
     def forget(self) -> None:
-        """Forget pauses, empty buckets and host loads."""
         for known in (self._look_at, self._paused, self._empty):
             known.clear()
         if self._loads is not None:
@@ -223,7 +213,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return response, answer
 
     def _refuse(self, refusal: Refusal, refused: Any) -> NoReturn:
-        """Raise `RateLimited` for an overloaded host; ``refused`` is the host's previous refusal, if any."""
+        """Raise `RateLimited` for an overloaded host; ``refused`` is its previous refusal."""
         decision = _refusal(refusal.retry_after, refusal.limit)
         self._limiter._count(decision, "nobody")  # noqa: SLF001 - a decision of this client, not of its limiter
         raise RateLimited(decision, refused)
@@ -235,7 +225,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return min(told, longest)
 
     def _turn(self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None) -> Flow:
-        """Wait for the next turn outside of any pause; ``refused`` is the service's previous refusal, if any."""
+        """Wait for the next turn outside of any pause; ``refused`` is the service's previous refusal."""
         if load is not None and (refusal := load.refusal()) is not None:
             self._refuse(refusal, refused)
         while True:
@@ -259,7 +249,7 @@ class ClientThrottle(Generic[Request, Kind]):
             yield transport.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)
 
     def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
-        """Book the next turn within ``left`` seconds; return the decision, None if ``on_error`` is open."""
+        """Book the next turn within ``left`` seconds; None if ``on_error`` is open."""
         if not self._limits:
             return (yield from self._asking(lambda limiter, _: limiter.banned(key)))
         decision = yield from self._asking(lambda limiter, limits: limiter.wait(key, *limits, timeout=left))
@@ -279,7 +269,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return decision if banned is None or banned.allowed else banned
 
     def _asking(self, ask: Callable[[Any, Any], Any]) -> Generator[Any, Any, Decision | None]:
-        """Call the limiter; if its store fails, apply ``on_error``. None means ``open``.
+        """Call the limiter; apply ``on_error`` if its store fails. None means ``open``.
 
         If this process is overloaded, it counts locally if possible.
         """
@@ -301,7 +291,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return self._empty.get(_short(key), -math.inf) - waiting.monotonic()
 
     def _look_for_pardon(self, key: str) -> Flow:
-        """End a known pause that the store no longer has; polled every second for longer pauses."""
+        """End a pause that the store no longer has; polled every second."""
         known, now = _short(key), waiting.monotonic()
         if self._paused_for(key) <= 0:
             self._look_at.pop(known, None)
@@ -326,19 +316,16 @@ class ClientThrottle(Generic[Request, Kind]):
 
 
 class ThrottledClient(Remade):
-    """Base of client classes: owns a throttle, and is pickled and copied by its arguments."""
-
     _throttle: ClientThrottle[Any, Any]
 
     @property
     def state_here(self) -> str:
-        """State of a limiter created here."""
         owned = self._throttle.owned
         return "" if owned is None else owned.state_here.replace("expected the URL", "expected limiter= with the URL")
 
 
 def _limiter_of(limiter: Kind | str, kind: type[Kind], observers: Iterable[str | Observer]) -> Kind:
-    """Return the given limiter, or a new one for a store URL. Raises `ConfigError`, also for observers of a given limiter."""
+    """Return the given limiter, or a new one for a URL. Raises `ConfigError`, also for observers of a given limiter."""
     if isinstance(limiter, str):
         return kind(limiter, observers=observers)
     if observers:
@@ -349,14 +336,12 @@ def _limiter_of(limiter: Kind | str, kind: type[Kind], observers: Iterable[str |
 
 
 throttles: WeakSet[ClientThrottle[Any, Any]] = WeakSet()
-"""All throttles of this process."""
 
 
 def _pause(answer: Answer, full_in: float) -> float:
-    """Return the pause in seconds that a response requires for its key.
+    """Seconds of pause that a response requires for its key.
 
-    ``full_in`` is the time until the local bucket is full, in seconds. If the service's bucket is full no later, turns are
-    already spaced.
+    If the service's bucket is full no later than ours (in ``full_in`` seconds), turns are already spaced.
     """
     if answer.refused:
         return answer.pause or _backoff(1)
@@ -365,14 +350,14 @@ def _pause(answer: Answer, full_in: float) -> float:
 
 
 def _refusal(wait: float, limit: int = 0) -> Decision:
-    """Return a refusal for `RateLimited`. ``limit`` is the limit on requests in flight, if that decided."""
+    """``limit`` is the limit on requests in flight, if that decided."""
     if limit:
         return refused_in_flight(((None, limit, 0),), float(wait))
     return Decision(False, 0, 0, float(wait), float(wait), 0, None)
 
 
 def _backoff(refusals: int) -> float:
-    """Return a randomized exponential backoff in seconds: up to 1, 2, 4 and so on."""
+    """Randomized exponential backoff in seconds: up to 1, 2, 4 and so on."""
     return min(_LONGEST_BACKOFF, 2.0 ** min(refusals - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
 
 
@@ -387,7 +372,7 @@ def _banned_for(decision: Decision) -> float:
 
 
 def _short(key: str) -> str:
-    """Return a bounded form of a key, because a service can choose it by redirects."""
+    """A bounded form of a key, because a service can choose it by redirects."""
     # The limiter rejects other types.
     if isinstance(key, str) and len(key) > _SHORT:
         return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -395,7 +380,7 @@ def _short(key: str) -> str:
 
 
 def _remember(times: dict[str, float], key: str, until: float) -> None:
-    """Remember a time. If there are too many, drop past ones, or all if that doesn't suffice."""
+    """Remember a time. If there are too many, drop past ones, or all."""
     if key not in times and len(times) >= REMEMBERED:
         now = waiting.monotonic()
         for old in [each for each, then in list(times.items()) if then <= now]:
@@ -403,3 +388,22 @@ def _remember(times: dict[str, float], key: str, until: float) -> None:
         if len(times) >= REMEMBERED:
             times.clear()
     times[key] = until
+
+
+@contextmanager
+def shut_after(seconds: float, fileno: int) -> Iterator[None]:
+    """Shut down a socket after ``seconds`` unless the block has ended: socket timeouts apply to each read."""
+    with socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM) as line:
+        timer = Timer(seconds, _shut, [line])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def _shut(line: socket.socket) -> None:
+    with suppress(OSError):  # The socket may be gone.
+        line.shutdown(socket.SHUT_RDWR)

@@ -11,13 +11,10 @@ from fractions import Fraction
 from typing import Literal, NamedTuple, Protocol
 
 from limitgate.limits.bucket import NORMAL, RESERVES, Priority
-from limitgate.overload.baseline import FIRST, Baseline, Baselines
-from limitgate.overload.dip import LEAST, PRESSED_S, Dip, Schedule
+from limitgate.overload.baseline import FIRST, LEAST, PRESSED_S, Baseline, Baselines, Dip, Schedule
 from limitgate.overload.littles_law import LittlesLaw, Window
 from limitgate.overload.options import Adaptive
-from limitgate.overload.shedding import PriorityLevel, RecentShare, Refusal, retry_after_s
-from limitgate.overload.thinning import Thinning
-from limitgate.overload.waiting_line import WaitingLine
+from limitgate.overload.shedding import PriorityLevel, RecentShare, Refusal, Thinning, WaitingLine, retry_after_s
 
 Outcome = Literal["ok", "failed", "untaught"]
 """Result of a request: its duration is a sample (ok); it failed (timeout, client disconnect, 503); or it is not a sample,
@@ -25,14 +22,12 @@ such as a stream, HEAD, 304, or an error before the handler.
 """
 
 WINDOW_S = 0.1
-"""Minimum length of a window, in seconds."""
 WINDOW_REQUESTS = 25
 """Minimum number of requests in a window shorter than `WINDOW_MOST_S`, because noise in fewer requests looks like a queue."""
 WINDOW_MOST_S = 1.0
 IDLE_S = 1.0
 """A window is discarded after this many seconds without a request."""
 TICK_S = 0.1
-"""Interval of time-dependent updates, in seconds."""
 STUCK_S = 60.0
 STUCK_BASES = 10
 """If no request ends for `STUCK_S`, or this many times the largest R0 if longer, while others are refused, all requests in
@@ -46,7 +41,7 @@ class Guard(Protocol):
     """Detects the queue of an event loop or a proxy."""
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """Return True to refuse a request now, see `limitgate.overload.lag_guard.LagGuard.refuses`."""
+        """True to refuse a request, see `limitgate.overload.lag.LagGuard.refuses`."""
 
 
 class Permit:
@@ -55,32 +50,28 @@ class Permit:
     # Without an `__init__`, which would take as long as the rest of `begin`.
     __slots__ = ("began", "came", "client", "era", "priority", "request_class")
     came: float
-    """Time of arrival; only set if it waited."""
+    """Only set if it waited."""
     began: float | None
     """Time when its work began; None while it waits and after its end."""
     request_class: Hashable
     client: Hashable
     priority: Priority
     era: int
-    """Number of times that requests in flight were declared lost before it began."""
+    """Times that requests in flight were declared lost before it began."""
 
     @property
     def waits(self) -> bool:
-        """True while it waits."""
         return self.began is None
 
     @property
     def waited_s(self) -> float:
-        """Seconds that it waited for the permit; 0 before that and after its end."""
+        """Seconds of waiting; 0 before the permit and after its end."""
         return 0.0 if self.began is None else self.began - self.came
 
 
 class Served(NamedTuple):
-    """Requests that no longer wait."""
-
     called: list[Permit]
     gave_way: list[Permit]
-    """Requests that are refused."""
 
 
 class AdaptiveLimit:
@@ -101,7 +92,7 @@ class AdaptiveLimit:
         self.in_flight = 0
         """Requests in flight that aren't declared lost."""
         self.limit = options.start
-        """Limit on requests in flight, outside of dips."""
+        """Outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
         """Budgets and counts by priority, highest first."""
         self._each_level = tuple(self.levels.values())
@@ -125,7 +116,6 @@ class AdaptiveLimit:
 
     @property
     def waiting(self) -> int:
-        """Number of requests waiting for a permit."""
         return 0 if self._line is None else len(self._line)
 
     @property
@@ -135,16 +125,15 @@ class AdaptiveLimit:
 
     @property
     def base_s(self) -> float:
-        """Mean unloaded duration of current requests in seconds; 0 if unknown."""
+        """Mean unloaded duration of requests in seconds; 0 if unknown."""
         return self._law.base_s
 
     @property
     def base_s_by_class(self) -> Mapping[Hashable, float]:
-        """Unloaded duration of requests, R0, in seconds by class."""
+        """R0 in seconds by class."""
         return self._baselines.by_class()
 
     def reconfigure(self, options: Adaptive, *, reserve: Fraction | None = None, max_delay: float = 0.0) -> None:
-        """Change the options and keep what was learned."""
         self._law.reconfigure(options)
         self._has_reserve = reserve is not None
         for level in self.levels.values():
@@ -221,7 +210,7 @@ class AdaptiveLimit:
         self._idle_due = min(self._idle_due, until)
 
     def busy(self, permit: Permit, idle_s: float) -> None:
-        """Stop the wait for a client; the idle time doesn't count."""
+        """Stop the wait for a client; idle time doesn't count."""
         if self._idle.pop(permit, None) is not None and permit.began is not None:
             permit.began += idle_s
 
@@ -258,7 +247,7 @@ class AdaptiveLimit:
         return now if self._displaced else min(self._line.due_at(now), self._idle_due)
 
     def retry_after_s(self, random: Callable[[], float]) -> int:
-        """Return randomized whole seconds until a retry, longer after more refusals. ``random`` returns numbers in [0, 1)."""
+        """Randomized whole seconds until a retry, longer after more refusals. ``random`` returns [0, 1)."""
         return retry_after_s(self._recent.of(*self._totals()), random)
 
     def _note_end(self, permit: Permit, began: float, now: float, outcome: Outcome) -> None:
@@ -278,7 +267,7 @@ class AdaptiveLimit:
             self._close_window(now)
 
     def _without_place(self, now: float, request_class: Hashable, level: PriorityLevel) -> Permit | Refusal | None:
-        """Return a refusal or a waiting permit; None if there is room."""
+        """Refuse or make wait; None if there is room."""
         if level.kept < 1 and not level.passes_thinning():
             level.thinned += 1
             return "thinned"
@@ -375,7 +364,7 @@ class AdaptiveLimit:
         self._pace_line()
 
     def _failed_of_many(self) -> int:
-        """Return the failed requests, without those of the client with most failures if there are others."""
+        """Failed requests, without those of the worst client if there are others."""
         most = max([number for client, number in self._failed_by.items() if client is not None], default=0)
         return self._failed - most if most and self._baselines.have_many_clients else self._failed
 
@@ -416,7 +405,7 @@ class AdaptiveLimit:
             self._thin()
 
     def _give_up(self, now: float) -> None:
-        """Declare all requests in flight lost. If they end later, they are no samples."""
+        """Declare all requests in flight lost. They are no samples."""
         self.in_flight = 0
         self._era += 1
         self._moved_at = now

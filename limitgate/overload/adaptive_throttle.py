@@ -42,14 +42,14 @@ class AdaptiveThrottle:
         self._requests = self._accepts = 0
 
     def refused_share(self, now: float) -> float:
-        """Return the share of requests to refuse at ``now`` in seconds."""
+        """Share of requests to refuse at ``now``."""
         self._newest(now)
         if self._requests < LEAST:
             return 0.0
         return min(MOST, max(0.0, (self._requests - K * self._accepts) / (self._requests + 1)))
 
     def refuses(self, now: float, random: Callable[[], float]) -> bool:
-        """Return True to withhold a request, which then counts as refused. ``random`` returns numbers in [0, 1)."""
+        """True to withhold a request, which then counts as refused. ``random`` returns [0, 1)."""
         if random() >= self.refused_share(now):
             return False
         self.count(now, accepted=False)

@@ -1,8 +1,10 @@
-"""Baselines: the unloaded duration R0 of a class of requests. Pure.
+"""Baselines: the unloaded duration R0 of a class of requests, and dips of the limit that reveal it. Pure.
 
 A baseline falls with faster requests. It rises only from measurements without a local queue, and at most fourfold within ten
-minutes; otherwise it would follow the load without end. A fall without load is reversible for ten minutes unless a dip confirms
-it. A client with many requests of a class has its own baseline.
+minutes; otherwise it would follow the load. A fall without load is reversible for ten minutes unless a dip confirms it. A
+client with many requests of a class has its own baseline.
+
+All processes dip at the same multiples of five seconds of the wall clock, so that they don't measure each other's queues.
 """
 
 from __future__ import annotations
@@ -13,37 +15,31 @@ from collections.abc import Hashable
 FIRST = 10
 """Initial requests of a class whose mean is its first baseline."""
 MOST_CLASSES = 1000
-"""Maximum number of classes; the least used one is dropped."""
+"""The least used one is dropped."""
 MEMORY_S = 600.0
-"""Memory of minimum and maximum baseline in seconds, up to twice that."""
+"""Seconds that minimum and maximum are remembered, up to twice that."""
 MAX_STEP = 2.0
-"""Maximum factor of a single rise."""
 MAX_DRIFT = 4.0
-"""Maximum factor above the remembered minimum."""
 FEW = 3
 """The mean of n requests has weight n/(n + 3)."""
 QUIET_WEIGHT = 0.1
-"""Weight of a window without load."""
 RECENT = 64
-"""Recent requests of a class that determine its frequent clients; counts are halved at this number."""
+"""Recent requests that determine frequent clients; counts are halved at this number."""
 MANY = 4
 """A client is frequent above a fourth of the recent requests."""
 SEVERAL = 3
 """The first baseline is the mean of one request from each of this many clients."""
 MOST_OWN = 8
-"""Maximum number of clients per class with their own baseline."""
+"""Clients per class with their own baseline."""
 
 
 class Baseline:
-    """R0 of some requests, and their samples in the current window."""
-
     __slots__ = ("_largest", "_largest_before", "_least", "_least_before", "_since", "count", "known", "mean_s", "seconds")
 
     def __init__(self) -> None:
         self.mean_s = 0.0
-        """R0."""
         self.known = 0
-        """Number of requests in the mean, up to `FIRST`."""
+        """Requests in the mean, up to `FIRST`."""
         self.count = 0
         self.seconds = 0.0
         self._least = self._least_before = math.inf
@@ -52,11 +48,9 @@ class Baseline:
 
     @property
     def base_s(self) -> float:
-        """Unloaded duration of the requests in the window."""
         return self.count * self.mean_s
 
     def copy(self) -> Baseline:
-        """Return a baseline with the same R0."""
         made = Baseline()
         made.mean_s, made.known, made._since = self.mean_s, self.known, self._since
         made._least, made._least_before = self._least, self._least_before
@@ -64,7 +58,6 @@ class Baseline:
         return made
 
     def begin_with(self, took_s: float) -> None:
-        """Learn from an initial request."""
         self.known += 1
         self.mean_s += (took_s - self.mean_s) / self.known
         self._largest = self.mean_s
@@ -108,7 +101,7 @@ class RequestClass:
 
     def __init__(self) -> None:
         self.shared = Baseline()
-        """Baseline of all but frequent clients."""
+        """Of all but frequent clients."""
         self.uses = 0
         self._own: dict[Hashable, Baseline] = {}
         self._total = 0
@@ -138,28 +131,25 @@ class RequestClass:
         return own
 
     def mean_s(self, client: Hashable) -> float:
-        """R0 for a client, in seconds; 0 if unknown."""
+        """R0 for a client in seconds; 0 if unknown."""
         return (self._own.get(client) or self.shared).mean_s
 
     @property
     def overall_s(self) -> float:
-        """Mean R0 of the recent requests of all clients, in seconds."""
+        """Mean R0 of the recent requests in seconds."""
         if not self.made:
             return self.shared.mean_s
         return sum([made * self.mean_s(client) for client, made in self.made.items()]) / sum(self.made.values())
 
 
 class Baselines:
-    """Baselines of a limit by class. A class starts with its first sample."""
-
     def __init__(self) -> None:
         self.seen: list[Baseline] = []
-        """Baselines with samples in the current window."""
+        """Those with samples in the current window."""
         self._classes: dict[Hashable, RequestClass] = {}
         self._aged_at = -math.inf
 
     def sampled(self, request_class: Hashable, client: Hashable, now: float) -> Baseline:
-        """Return the baseline for a sample."""
         found = self._classes.get(request_class)
         if found is None:
             if len(self._classes) >= MOST_CLASSES:
@@ -169,19 +159,16 @@ class Baselines:
         return found.shared if client is None else found.sampled(client)
 
     def note(self, baseline: Baseline, took_s: float) -> None:
-        """Add a sample to its baseline for this window."""
         if not baseline.count:
             self.seen.append(baseline)
         baseline.count += 1
         baseline.seconds += took_s
 
     def mean_s(self, request_class: Hashable, client: Hashable) -> float:
-        """R0 for a client, in seconds; 0 if unknown."""
         found = self._classes.get(request_class)
         return 0.0 if found is None else found.mean_s(client)
 
     def forget_window(self) -> None:
-        """Start a window."""
         for each in self.seen:
             each.count, each.seconds = 0, 0.0
         self.seen = []
@@ -193,11 +180,9 @@ class Baselines:
 
     @property
     def longest_s(self) -> float:
-        """Largest R0 of any class; 0 if unknown."""
         return max(self.by_class().values(), default=0.0)
 
     def by_class(self) -> dict[Hashable, float]:
-        """R0 in seconds by class."""
         return {name: each.overall_s for name, each in self._classes.items()}
 
     def _make_room(self, now: float) -> None:
@@ -206,3 +191,69 @@ class Baselines:
             for each in self._classes.values():
                 each.uses //= 2
         del self._classes[min(self._classes, key=lambda name: self._classes[name].uses)]
+
+
+EVERY_S = 5.0
+SOON_S = 0.5
+"""After a dip with much faster requests, the next follows at the next multiple of this, up to 4 s after the mark."""
+PRESSED_S = 1.0
+DEPTH = 0.7
+"""Limit during a dip, as a share of the requests in flight without a queue."""
+ON_TIME_S = 0.1
+"""A dip that begins this soon after a mark is shared by all processes."""
+LENGTH_S = 0.25
+LENGTH_BASES = 5
+"""A dip lasts at most `LENGTH_S` or this many times R0, whichever is longer."""
+LEAST = 3
+"""Requests needed to learn from a dip; with fewer, it lasts `GRACE_S` longer."""
+GRACE_S = 0.5
+ENOUGH = 10
+"""Requests that end a dip, or twice its limit, whichever is more."""
+
+
+class Schedule:
+    """Starts of dips on the wall clock, which may step: each 5 s interval other than the last one is new."""
+
+    __slots__ = ("_mark", "_soon_mark")
+
+    def __init__(self) -> None:
+        self._mark = self._soon_mark = -1
+
+    def wait_s(self, wall: float, *, wants_dip: bool) -> float:
+        """Seconds until the next dip, 0 if due."""
+        mark, into = divmod(wall, EVERY_S)
+        if mark != self._mark:
+            return 0.0
+        soon_mark, into_soon = divmod(wall, SOON_S)
+        if wants_dip and into < EVERY_S - 2 * SOON_S:
+            return 0.0 if soon_mark != self._soon_mark else SOON_S - into_soon
+        return EVERY_S - into
+
+    def begin(self, wall: float) -> bool:
+        """Record the start of a dip. True if other processes dip too."""
+        mark, into = divmod(wall, EVERY_S)
+        is_first = mark != self._mark
+        self._mark, self._soon_mark = int(mark), int(wall // SOON_S)
+        return is_first and into < ON_TIME_S
+
+
+class Dip:
+    __slots__ = ("_ends_at", "_enough", "clean_at", "count", "is_shared", "limit")
+
+    def __init__(self, now: float, base_in_flight: float, base_s: float, limit: float, *, is_shared: bool) -> None:
+        self.limit = max(1, round(DEPTH * min(base_in_flight, limit)))
+        self.is_shared = is_shared
+        """All processes dip, so none causes a queue."""
+        self.clean_at = math.inf
+        """When requests in flight fell to the limit; earlier requests may have queued."""
+        self.count = 0
+        self._ends_at = now + max(LENGTH_S, LENGTH_BASES * base_s)
+        self._enough = max(ENOUGH, 2 * self.limit)
+
+    def note_in_flight(self, in_flight: int, now: float) -> None:
+        if in_flight <= self.limit and self.clean_at == math.inf:
+            self.clean_at = now
+
+    def is_over(self, now: float) -> bool:
+        """True if the dip has enough samples or lasts too long."""
+        return self.count >= self._enough or (now > self._ends_at and self.count >= LEAST) or now > self._ends_at + GRACE_S

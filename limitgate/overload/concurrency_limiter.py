@@ -22,8 +22,6 @@ from limitgate.process.waiting import SHORTEST
 
 
 class PermitWaiter(Protocol):
-    """Waits for a permit."""
-
     def wake(self) -> bool:
         """Wake it to check its permit. False if it can't be woken. Thread-safe."""
 
@@ -32,13 +30,10 @@ class PermitWaiter(Protocol):
 
 
 class WaitingThread:
-    """A waiting thread."""
-
     def __init__(self) -> None:
         self._woken = Event()
 
     def wake(self) -> bool:
-        """Wake the thread."""
         self._woken.set()
         return True
 
@@ -47,14 +42,11 @@ class WaitingThread:
         self._woken.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until woken, or for at most ``seconds``."""
         if self._woken.wait(seconds):
             self._woken.clear()
 
 
 class WaitingTask:
-    """A waiting task of the running event loop."""
-
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.woken: asyncio.Future[None] = self.loop.create_future()
@@ -80,7 +72,7 @@ class WaitingTask:
 class ConcurrencyLimiter:
     """Permits of one adaptive limit in this process, shared by threads and event loops.
 
-    ``clock`` is monotonic, in seconds, and keeps running in tests that freeze time.
+    ``clock`` is monotonic, in seconds, and runs in tests that freeze time.
     """
 
     def __init__(self, terms: Terms, clock: Callable[[], float] = monotonic) -> None:
@@ -90,14 +82,14 @@ class ConcurrencyLimiter:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork, where permits of the parent are void."""
+        """Permits of the parent are void."""
         self._lock = Lock()
         adaptive, max_delay, reserve = self.terms
         self.limit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
         self._waiters: dict[Permit, PermitWaiter] = {}
         self._timed: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._abandoned: deque[Callable[[], None]] = deque()
-        """Deferred actions for the next holder of the lock."""
+        """Actions for the next holder of the lock."""
 
     def forget(self) -> None:
         """Reset. Waiting requests are refused."""
@@ -108,7 +100,6 @@ class ConcurrencyLimiter:
             waiter.wake()
 
     def reconfigure(self, terms: Terms) -> None:
-        """Change the terms and keep what was learned."""
         with self._lock:
             if terms != self.terms:
                 self.terms = terms
@@ -118,7 +109,7 @@ class ConcurrencyLimiter:
     def begin(
         self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], PermitWaiter]
     ) -> Permit | None:
-        """Return a permit, which may wait, see `waiter`; None if there is no room."""
+        """Return a permit, which may wait, see `waiter`; None without room."""
         with self._lock:
             if self._abandoned:
                 self._end_abandoned()
@@ -130,11 +121,11 @@ class ConcurrencyLimiter:
             return permit
 
     def waiter(self, permit: Permit) -> Any:
-        """Return the waiter of a permit, made by ``waiter`` of `begin`; None if it no longer waits."""
+        """The waiter of a permit, made by ``waiter`` of `begin`; None if it no longer waits."""
         return self._waiters.get(permit)
 
     def look(self, permit: Permit) -> float:
-        """Return the seconds until the next check of a waiting permit; 0 if it no longer waits."""
+        """Seconds until the next check of a waiting permit; 0 if it no longer waits."""
         with self._lock:
             self._end_abandoned()
             now = self._clock()
@@ -144,13 +135,13 @@ class ConcurrencyLimiter:
             return max(self.limit.due_at(now) - now, SHORTEST)
 
     def wait(self, permit: Permit, thread: WaitingThread) -> bool:
-        """Wait in this thread. True if the permit was granted, False if refused."""
+        """Wait in this thread. True if the permit was granted."""
         while pause_s := self.look(permit):
             thread.wait(pause_s)
         return permit.began is not None
 
     def has_to_wait(self, permit: Permit, task: WaitingTask) -> bool:
-        """Return True if a task has to wait until ``woken``, which also happens on a refusal."""
+        """True if a task has to wait until ``woken``, which also happens on a refusal."""
         if not self.look(permit):
             return False
         if task.loop not in self._timed:
@@ -160,7 +151,7 @@ class ConcurrencyLimiter:
     def idle(self, permit: Permit, spent_s: float) -> float:
         """Note that a request has waited for its client for ``spent_s`` seconds; return when that began.
 
-        It keeps its permit for ``delay`` seconds in total, and then until another request needs the permit.
+        It keeps its permit for ``delay`` seconds in total, and then until another request needs it.
         """
         now = self._clock()
         until = now + self.terms.adaptive.delay - spent_s
@@ -173,7 +164,7 @@ class ConcurrencyLimiter:
         return now
 
     def busy(self, permit: Permit, since: float) -> float:
-        """Note that a request no longer waits for its client. Returns the waiting time in seconds."""
+        """Note that a request no longer waits for its client. Returns the seconds that it waited."""
         idle_s = max(0.0, self._clock() - since)
         self.limit.busy(permit, idle_s)
         return idle_s
@@ -196,7 +187,7 @@ class ConcurrencyLimiter:
         self._abandon(lambda: self._end(permit, outcome))
 
     def _abandon(self, action: Callable[[], None]) -> None:
-        """Run an action now if the lock is free, or when the lock is taken next."""
+        """Run an action now if the lock is free, or when it is taken next."""
         self._abandoned.append(action)
         if self._lock.acquire(blocking=False):
             try:
@@ -211,7 +202,7 @@ class ConcurrencyLimiter:
         self._serve(now)
 
     def _serve(self, now: float) -> None:
-        """Wake requests that no longer wait. A permit without a living waiter passes to the next one."""
+        """Wake requests that no longer wait. A permit without a living waiter passes on."""
         is_over = not self._waiters
         while not is_over:
             is_over = True

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from limitgate.overload.options import Adaptive
 
 SPARE = 1.0
-"""Requests beyond B and its queue."""
 SMOOTHED_S = (0.3, 3.0)
-"""Minimum and maximum time constant of the moving averages of X and B in seconds; between them it is twice the largest R0."""
+"""Minimum and maximum time constant of the moving averages in seconds; between them it is twice the largest R0."""
 DOWN = 0.4
-"""Part of the distance that a limit falls per window. It rises by the full distance."""
+"""Part of the distance that a limit falls per window. It rises at once."""
 FAILED_SHARE = 0.1
-"""Share of failed requests in a window above which the limit is cut to `AFTER_FAILURES`."""
+"""Share of failed requests above which the limit is cut to `AFTER_FAILURES`."""
 AFTER_FAILURES = 0.9
 MUCH_FASTER = 0.85
-"""Share of the baseline below which a dip was so fast that another one follows soon."""
+"""Share of the baseline below which another dip follows soon."""
 CUT = 0.7
 """The limit must fall by this factor to make requests faster, if their queue is local."""
 SLOW = 1.1
@@ -34,77 +33,70 @@ SLOW = 1.1
 STILL_SLOW = 0.85
 """Share of the previous duration above which requests haven't become faster."""
 RAISE_EVERY_S = 30.0
-"""Minimum interval between such rises of baselines, in seconds."""
+"""Seconds between such rises of baselines."""
 QUEUE_FORMS_S = 3.0
 """After a rise, the limit follows the duration of requests for this many seconds."""
 
 
 @dataclass(slots=True, frozen=True)
 class Window:
-    """Requests of a time window."""
-
     span_s: float
     count: int = 0
     seconds: float = 0.0
     base_s: float = 0.0
-    """Unloaded duration of the samples, in seconds."""
+    """Unloaded duration of the samples."""
     untaught_s: float = 0.0
-    """Total time in flight of other requests in seconds, each capped at its unloaded duration."""
+    """Seconds in flight of other requests, each capped at its unloaded duration."""
     failed: int = 0
     has_refused: bool = False
-    """True if a request was refused for lack of room or because of lag."""
+    """For lack of room or because of lag."""
     is_full: bool = False
     most_in_flight: int = 0
     longest_base_s: float = 0.0
 
 
 class LittlesLaw:
-    """The limit and its inputs."""
-
     def __init__(self, options: Adaptive) -> None:
         self.options = options
         self.value = float(options.start)
-        """The limit, L."""
         self.rate: float | None = None
-        """Completions per second, X; None if unknown."""
+        """Completions per second, X."""
         self.base_in_flight = 0.0
         """Requests in flight without a queue, B."""
         self.pressed_since: float | None = None
         self.wants_dip = False
-        """True if the last dip found much faster requests, so that another one is useful soon."""
+        """The last dip found much faster requests, so another one is useful soon."""
         self._slow: tuple[float, float] | None = None
-        """Limit and duration in seconds when requests became slow."""
+        """Limit and duration when requests became slow."""
         self._cut_at: float | None = None
         self._raised_at = -math.inf
 
     @property
     def whole(self) -> int:
-        """The limit in whole requests, within ``min`` and ``max``."""
+        """The limit in whole requests."""
         return int(self.value + 0.5)
 
     @property
     def base_s(self) -> float:
-        """Mean R0 of current requests, in seconds."""
+        """Mean R0 of current requests in seconds."""
         return self.base_in_flight / self.rate if self.rate else 0.0
 
     @property
     def goal(self) -> float:
-        """The limit by Little's law."""
         rate = self.rate or 0.0
         extra = max((self.options.tolerance - 1) * self.base_in_flight, self.options.delay * rate)
         return self.base_in_flight + extra + SPARE
 
     def is_slow(self, took_s: float, base_s: float) -> bool:
-        """Return True if requests take longer than the allowed queue explains."""
+        """True if requests take longer than the allowed queue explains."""
         return took_s > SLOW * (base_s + self.options.allowed_queue_s(base_s))
 
     def reconfigure(self, options: Adaptive) -> None:
-        """Change the options and keep what was learned."""
         self.options = options
         self._move_to(self.value)
 
     def rest(self) -> None:
-        """Drop the pressure after idle time; keep the rest."""
+        """Drop the pressure after idle time."""
         self.pressed_since, self.wants_dip, self._slow = None, False, None
 
     def rebase(self, took_s: float, before_s: float, after_s: float) -> None:
@@ -160,7 +152,7 @@ class LittlesLaw:
         return self._is_not_ours(took_s, now)
 
     def _is_not_ours(self, took_s: float, now: float) -> bool:
-        """Return True if cutting the limit didn't make requests faster: they are slow elsewhere, not queued here."""
+        """True if cutting the limit didn't make requests faster: they are slow elsewhere, not queued here."""
         if self._slow is None:
             self._slow, self._cut_at = (self.value, took_s), None
             return False

@@ -12,7 +12,7 @@ from limitgate.limits.limit import Duration, seconds_of
 from limitgate.messages.text import expected_of
 
 HIGHEST = 100_000
-"""Maximum limit; no process holds more requests in memory."""
+"""No process holds more requests in memory."""
 LARGEST_TOLERANCE = 10.0
 LONGEST_DELAY_S = 10.0
 START = 20
@@ -50,17 +50,14 @@ class Adaptive:
 
     @property
     def start(self) -> int:
-        """Initial limit of a process."""
         return sorted((self.min, START, self.max))[1]
 
     def allowed_queue_s(self, base_s: float) -> float:
-        """Return the acceptable queueing time for a request with unloaded duration ``base_s``, in seconds."""
+        """Acceptable seconds of queueing for a request with unloaded duration ``base_s``."""
         return max((self.tolerance - 1) * base_s, self.delay)
 
 
 class Terms(NamedTuple):
-    """Options of an adaptive limit."""
-
     adaptive: Adaptive
     max_delay: float = 0.0
     reserve: Fraction | None = None

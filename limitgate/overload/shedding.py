@@ -1,19 +1,20 @@
-"""Load shedding by priority, and the Retry-After of refused requests. Pure."""
+"""Load shedding: priorities, thinning, the queue for permits, and the Retry-After of refused requests. Pure."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Mapping
 from fractions import Fraction
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from limitgate.limits.bucket import RESERVES, Priority
 
 Refusal = Literal["limit", "lag", "thinned"]
-"""Reason of a refusal: no room for its priority, a late event loop, or preference for a higher priority."""
+"""No room for its priority, a late event loop, or preference for a higher priority."""
 
 LATELY_S = 1.0
-"""Length of the recent period in seconds."""
+"""Seconds that count as recent."""
 SPREAD_S = 10
 """Seconds over which retries are spread if all requests are refused."""
 
@@ -26,30 +27,28 @@ class PriorityLevel:
     def __init__(self, priority: Priority) -> None:
         self.priority: Priority = priority
         self.share = Fraction(1)
-        """Share of the limit that it may use."""
+        """Share of the limit."""
         self.budget = 1.0
         """Share of an iteration of a hot loop."""
         self.room = 1
-        """Maximum total of requests in flight that still admits this priority."""
+        """Total of requests in flight that still admits this priority."""
         self.free = 0
         """The same on the fast path."""
         self.kept = 1.0
         """Share of its requests that pass thinning."""
         self.admitted = 0
         self.limit = 0
-        """Requests refused for lack of room, immediately or after waiting."""
+        """Refused for lack of room, immediately or after waiting."""
         self.lag = 0
         self.thinned = 0
         self._credit = 0.5
 
     @property
     def refused(self) -> int:
-        """Refused requests, without thinned ones."""
         return self.limit + self.lag
 
     @property
     def shed(self) -> int:
-        """All refused requests."""
         return self.limit + self.lag + self.thinned
 
     def keep(self, reserve: Fraction | None) -> None:
@@ -58,11 +57,11 @@ class PriorityLevel:
         self.budget = float(self.share)
 
     def make_room(self, limit: int) -> None:
-        """Apply the share to a limit, leaving at least one request."""
+        """Apply the share, leaving at least one request."""
         self.room = max(1, int(limit * self.share))
 
     def passes_thinning(self) -> bool:
-        """Return True for the share of requests that passes, evenly spaced."""
+        """True for the share of requests that passes, evenly spaced."""
         credit = self._credit + self.kept
         passes = credit >= 1
         self._credit = credit - passes
@@ -78,7 +77,6 @@ class RecentShare:
         self._totals: deque[tuple[float, int, int]] = deque()
 
     def note(self, now: float, came: int, shed: int) -> None:
-        """Record the total numbers of requests and refusals."""
         totals = self._totals
         if totals and now - totals[-1][0] > LATELY_S:
             totals.clear()
@@ -87,11 +85,154 @@ class RecentShare:
         totals.append((now, came, shed))
 
     def of(self, came: int, shed: int) -> float:
-        """Return the share, from 0 to 1, for the current totals."""
         _, came_before, shed_before = self._totals[0] if self._totals else (0.0, 0, 0)
         return (shed - shed_before) / (came - came_before) if came > came_before else 0.0
 
 
 def retry_after_s(share: float, random: Callable[[], float]) -> int:
-    """Return randomized whole seconds until a retry for a share of recent refusals; ``random`` returns [0, 1)."""
+    """Randomized whole seconds until a retry for a share of recent refusals; ``random`` returns [0, 1)."""
     return 1 + int(random() * (round(SPREAD_S * share) + 1))
+
+
+GAIN = 0.1
+"""Rise of the level per step, for each unit of refused share above the goal."""
+GOAL = 0.05
+"""Refused share of a priority that is tolerated before lower ones are thinned."""
+WEIGHT = 0.2
+"""Weight of a step in the moving averages."""
+QUIET_STEPS = 10
+"""The load is over after this many steps without other refusals."""
+FALLS = 0.05
+"""Fall of the level per step after that."""
+
+
+class _RefusedShare:
+    __slots__ = ("_admitted", "_level", "_refused", "value")
+
+    def __init__(self, level: PriorityLevel) -> None:
+        self.value = 0.0
+        self._level = level
+        self._admitted, self._refused = level.admitted, level.refused
+
+    def step(self) -> bool:
+        level = self._level
+        refused = level.refused - self._refused
+        came = level.admitted - self._admitted + refused
+        self._admitted, self._refused = level.admitted, level.refused
+        if came:
+            self.value += WEIGHT * (refused / came - self.value)
+        return bool(refused)
+
+
+class Thinning:
+    """Refuses low and then normal priority evenly until higher priorities are served.
+
+    The level determines refusals: from 0 to 1 that share of low, from 1 to 2 all of low and the remainder of normal.
+    """
+
+    __slots__ = ("_high", "_normal", "_quiet", "level")
+
+    def __init__(self, levels: Mapping[Priority, PriorityLevel]) -> None:
+        self.level = 0.0
+        """From 0, all pass, to 2, only high priority passes."""
+        self._high, self._normal = _RefusedShare(levels["high"]), _RefusedShare(levels["normal"])
+        self._quiet = 0
+
+    def step(self) -> None:
+        """Take a step based on the requests since the last one."""
+        has_refused = [share.step() for share in (self._high, self._normal)]
+        self._quiet = 0 if any(has_refused) else self._quiet + 1
+        step = GAIN * (self._high.value - GOAL)
+        # Thinning of low also serves normal, thinning of normal serves only high.
+        if self.level < 1:
+            step = max(step, min(1 - self.level, GAIN * (self._normal.value - GOAL)))
+        if self._quiet >= QUIET_STEPS:
+            self._high.value = self._normal.value = 0.0
+            step = -FALLS
+        self.level = min(2.0, max(0.0, self.level + step))
+
+    def kept(self, priority: Priority) -> float:
+        if priority == "high":
+            return 1.0
+        return 1 - min(1.0, self.level if priority == "low" else max(0.0, self.level - 1))
+
+
+W = TypeVar("W", bound=Hashable)
+
+INTERVAL_S = 0.100
+"""A queue is standing after this many seconds without being empty."""
+INTERVAL_PLACES = 10
+"""Released permits in that time, if that takes longer."""
+MOMENT_S = 0.005
+"""Maximum seconds of waiting in a standing queue."""
+MOMENT_PLACES = 2
+"""Released permits in that time, if that takes longer."""
+MOST = 1000
+"""More waiters would take memory and time out."""
+
+
+class WaitingLine(Generic[W]):
+    """A queue for permits with CoDel's rule of a standing queue (RFC 8289). Contains each waiter at most once.
+
+    A queue that is sometimes empty is first come, first served. A standing queue only adds latency, so it serves the newest
+    request first, and refuses requests after a short wait (Facebook, "Fail at Scale").
+    """
+
+    def __init__(self, max_delay: float) -> None:
+        self.max_delay = max_delay
+        self.place_s = math.inf
+        """Mean seconds per released permit; infinite if unknown, when no queue is standing."""
+        self._waiting: dict[Priority, OrderedDict[W, float]] = {priority: OrderedDict() for priority in RESERVES}
+        self._since = math.inf
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def is_before(self, priority: Priority) -> bool:
+        """True if a request of this or a higher priority waits."""
+        return any(line for each, line in self._waiting.items() if RESERVES[each] <= RESERVES[priority])
+
+    def join(self, now: float, waiter: W, priority: Priority) -> W | None:
+        """Add a waiter. If the queue is full, return the displaced one: the oldest of the lowest priority."""
+        if not self:
+            self._since = now
+        self._waiting[priority][waiter] = now
+        if len(self) <= MOST:
+            return None
+        lowest = next(line for line in reversed(self._waiting.values()) if line)
+        return lowest.popitem(last=False)[0]
+
+    def leave(self, waiter: W, priority: Priority) -> None:
+        self._waiting[priority].pop(waiter, None)
+
+    def call(self, now: float, priority: Priority) -> W | None:
+        line = self._waiting[priority]
+        return line.popitem(last=self._stands(now))[0] if line else None
+
+    def overdue(self, now: float) -> list[W]:
+        """Remove and return those that waited too long."""
+        patience_s, gone = self._patience_s(now), []
+        for line in self._waiting.values():
+            while line and next(iter(line.values())) + patience_s <= now:
+                gone.append(line.popitem(last=False)[0])
+        return gone
+
+    def due_at(self, now: float) -> float:
+        """Time when the next waiter will have waited too long; infinite if none waits."""
+        oldest = min((next(iter(line.values())) for line in self._waiting.values() if line), default=math.inf)
+        soonest = oldest + self._patience_s(now)
+        return soonest if self._stands(now) or not self else min(soonest, max(self._stands_at, oldest + self._moment_s))
+
+    @property
+    def _stands_at(self) -> float:
+        return self._since + max(INTERVAL_S, INTERVAL_PLACES * self.place_s)
+
+    @property
+    def _moment_s(self) -> float:
+        return min(self.max_delay, max(MOMENT_S, MOMENT_PLACES * self.place_s))
+
+    def _stands(self, now: float) -> bool:
+        return now >= self._stands_at
+
+    def _patience_s(self, now: float) -> float:
+        return self._moment_s if self._stands(now) else self.max_delay

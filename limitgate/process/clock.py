@@ -1,13 +1,18 @@
-"""Clocks and timers that keep running while a test has frozen time."""
+"""Clocks, timers and tasks of event loops. Clocks and timers run while a test has frozen time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from importlib.util import find_spec, module_from_spec
 from types import BuiltinFunctionType, ModuleType
+from typing import Any, TypeVar
+
+from limitgate.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def _second_module_of_time() -> ModuleType:
@@ -25,12 +30,12 @@ monotonic: Callable[[], float] = _own_time.monotonic
 
 
 def asyncio_is_stopped() -> bool:
-    """Return True if a test replaced `time.monotonic`: then asyncio timers may never fire."""
+    """True if a test replaced `time.monotonic`: then asyncio timers may never fire."""
     return type(time.monotonic) is not BuiltinFunctionType
 
 
 def loop_time(loop: asyncio.AbstractEventLoop) -> float:
-    """Return seconds on the clock of an event loop, or of `monotonic` if it is frozen."""
+    """Seconds on the clock of an event loop, or of `monotonic` if it is frozen."""
     return monotonic() if asyncio_is_stopped() else loop.time()
 
 
@@ -43,3 +48,23 @@ def call_later(
     timer = loop.run_in_executor(None, time.sleep, seconds)
     timer.add_done_callback(lambda done: done.cancelled() or callback(), context=Context())
     return timer
+
+
+def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
+    """Return the running asyncio event loop. Raises a `ConfigError` naming ``what`` if there is none, as under trio."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    raise ConfigError(
+        f"{what} needs asyncio, and no event loop of asyncio runs here, as under trio: expected asyncio, "
+        "such as hypercorn --worker-class asyncio or anyio's backend 'asyncio'"
+    )
+
+
+def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Create a task that starts in the next loop iteration, with an empty context.
+
+    An eager task could end before its owner knows it. The context of the request would stay alive.
+    """
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())

@@ -1,26 +1,24 @@
-"""State that a forked child must not share: held locks, connections, threads."""
+"""State that forks and pickles must not copy: locks, connections, threads."""
 
 from __future__ import annotations
 
 import os
-from typing import Protocol, TypeVar
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 T = TypeVar("T")
 
 
 class Forked(Protocol):
-    """An object that resets itself in a forked child."""
-
     def reset_after_fork(self) -> None:
-        """Drop locks, connections and threads of the parent, in the child of a fork."""
+        """Drop locks, connections and threads of the parent."""
 
 
 class Forking(Protocol):
-    """An object that prepares for a fork."""
-
     def before_fork(self) -> None:
-        """Wait in the parent until this object's threads hold no locks that the child would inherit."""
+        """Wait until no thread of this object holds a lock that the child would inherit."""
 
 
 _all: WeakSet[Forked] = WeakSet()
@@ -43,7 +41,7 @@ def _before_fork() -> None:
 
 
 def living(kind: type[T]) -> list[T]:
-    """Return the living objects of a class registered with `reset_in_children`."""
+    """Return the living objects of a class given to `reset_in_children`."""
     while True:
         try:
             return [each for each in _all if isinstance(each, kind)]
@@ -58,3 +56,79 @@ def _begin_anew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_begin_anew)
+
+
+IN_MEMORY = "what it has counted is in the memory of this process, expected the URL of a store on Redis"
+
+
+class Remade:
+    """Base of objects that are pickled and copied by their constructor arguments.
+
+    Raises a `TypeError` that names an argument that can't be pickled, or state that the copy would lack.
+    """
+
+    _made_of: tuple[Sequence[Any], Mapping[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made._made_of = args, kwargs
+        return made
+
+    @property
+    def state_here(self) -> str:
+        """State that a copy would lack, with a remedy; empty if none."""
+        return ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_state("pickled")
+        args, kwargs = self._made_of
+        for place, value in enumerate(args, 1):
+            self._check_argument(f"argument {place}", value)
+        for name, value in kwargs.items():
+            self._check_argument(name, value)
+        return _made, (type(self), args, kwargs)
+
+    def __copy__(self) -> Self:
+        self._check_state("copied")
+        args, kwargs = self._made_of
+        return type(self)(*args, **kwargs)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self.__copy__()
+
+    def _check_state(self, done: str) -> None:
+        if self.state_here:
+            raise TypeError(f"a {type(self).__qualname__} cannot be {done}: {self.state_here}")
+
+    def _check_argument(self, name: str, value: object) -> None:
+        if isinstance(value, Remade):
+            value.__reduce__()
+            return
+        try:
+            pickle.dumps(value)
+        except Exception:  # noqa: BLE001 - classes raise various errors
+            refused = getattr(value, "__qualname__", None) or f"an object of {type(value).__qualname__}"
+        else:
+            return
+        cure = "a function of a module" if callable(value) else "one that can"
+        raise TypeError(f"a {type(self).__qualname__} cannot be pickled, because its {name} cannot: {refused}, expected {cure}")
+
+
+class Unpicklable:
+    """Base of objects that belong to one process."""
+
+    made_by: str
+
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable(self.made_by)
+
+
+def unpicklable(made_by: str) -> TypeError:
+    """Return the error for a pickle or copy of an object that belongs to this process."""
+    return TypeError(
+        f"{made_by} cannot be pickled: its state is in the memory of this process, expected the call in each process"
+    )
+
+
+def _made(kind: type[Remade], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Remade:
+    return kind(*args, **kwargs)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 null_store: Any = None
-"""A store that admits everything, used while limits are off; otherwise None."""
+"""A store that admits everything, while limits are off."""
 stand_in: Callable[[Any], Any] | None = None
-"""Returns the memory store that replaces a store on Redis, None for any other store, while clocks are frozen; otherwise None.
-
-While it is set, stores on Redis neither connect nor send anything.
+"""Returns the memory store that replaces a store on Redis (None for others), while clocks are frozen. Then stores on Redis
+neither connect nor send.
 """

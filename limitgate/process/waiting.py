@@ -1,4 +1,4 @@
-"""Time for waiting requests. `limitgate.testing.frozen` replaces all of it, by these names."""
+"""Time for waiting requests. `limitgate.testing.frozen` replaces all of it; without it, frozen clocks raise `ConfigError`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from limitgate.errors import ConfigError
 from limitgate.process import clock
 
 SHORTEST = 0.001
-"""Shortest timer in seconds: event loops have no finer ones. An early timer is set again."""
+"""Shortest timer of event loops in seconds. An early timer is set again."""
 
 monotonic = clock.monotonic
 
@@ -32,23 +32,23 @@ def require_running_clock() -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Sleep in this thread. Raises `ConfigError` if the clock is frozen."""
+    """Sleep in this thread."""
     require_running_clock()
     time.sleep(seconds)
 
 
 async def asleep(seconds: float) -> None:
-    """Sleep on the event loop. Raises `ConfigError` if the clock is frozen."""
+    """Sleep on the event loop."""
     require_running_clock()
     await asyncio.sleep(seconds)
 
 
 def sleep_until(due_at: float) -> None:
-    """Sleep in this thread until a `monotonic` time. Raises `ConfigError` if the clock is frozen."""
+    """Sleep in this thread until a `monotonic` time."""
     while (left := due_at - monotonic()) > 0:
         sleep(left)
 
 
 def call_at(loop: asyncio.AbstractEventLoop, due_at: float, callback: Callable[[], None]) -> asyncio.Handle:
-    """Call back on an event loop at a `monotonic` time, or slightly earlier; call `require_running_clock` first."""
+    """Call back at a `monotonic` time, or slightly earlier; call `require_running_clock` first."""
     return loop.call_later(max(due_at - monotonic(), SHORTEST), callback, context=Context())

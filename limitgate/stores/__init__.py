@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from limitgate.errors import ConfigError
 from limitgate.stores.base import AsyncStore, SyncStore
 from limitgate.stores.memory import MemoryStore
-from limitgate.stores.redis.dial.url import scheme_of
+from limitgate.stores.redis.url import scheme_of
 
 if TYPE_CHECKING:
     from limitgate.stores.redis.aio.store import AsyncRedisStore

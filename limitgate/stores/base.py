@@ -1,4 +1,4 @@
-"""Interfaces of a store, the only component that does I/O or reads a wall clock.
+"""Interfaces of a store, the only component that does I/O or reads a wall clock, and the size of a call to Redis.
 
 Attributes declare optional features, see `limitgate.gate.flow`: only a store with ``takes_plain`` receives `PlainSpend` and
 `PlainRefund`.
@@ -6,10 +6,11 @@ Attributes declare optional features, see `limitgate.gate.flow`: only a store wi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.template import AnyPlan
 
 
 class ConfigRequest(NamedTuple):
@@ -18,18 +19,18 @@ class ConfigRequest(NamedTuple):
     key: str
     text: str | None = None
     version: int | None = None
-    """Replace only this version; 0 means "no text yet", None means any version."""
+    """Replace only this version; 0: no text yet; None: any."""
 
 
 class StoredConfig(NamedTuple):
-    """The text under a key after a request. It is stored until it is replaced."""
+    """The text under a key after a request. Stored until it is replaced."""
 
     version: int
-    """Number of replacements; 0 if there is no text or LimitGate did not write the value."""
+    """Number of replacements; 0 without a text that LimitGate wrote."""
     text: str | None
     """Empty if LimitGate did not write the value."""
     waited: float = 0.0
-    """Seconds of store silence before the answer, see `Reading`."""
+    """Seconds of store silence, see `Reading`."""
 
     def having_waited(self, waited: float) -> StoredConfig:
         """Return a copy with ``waited`` in seconds."""
@@ -78,3 +79,51 @@ class AsyncConfigStore(AsyncStore, Protocol):
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` atomically and return the resulting text. Raises `StoreError`."""
+
+
+MAX_BATCH = 64
+"""Plans per call, which take well under a millisecond."""
+MAX_LOAD = 2_000
+"""Estimated microseconds of a call, by `Bucket.load`, except for a single plan."""
+
+
+class Room:
+    """Remaining room in a call, always enough for one plan."""
+
+    __slots__ = ("_keys", "_left", "_plans")
+
+    def __init__(self) -> None:
+        self._plans = MAX_BATCH
+        self._left: float = MAX_LOAD
+        self._keys: set[str] = set()
+
+    def takes(self, plan: AnyPlan) -> bool:
+        """Add a plan if there is room. Do not call again after False."""
+        keys, left = self._keys, self._left
+        if not isinstance(plan, Plan):
+            left -= plan.template.load  # Plain plans rarely share buckets.
+        else:
+            for charge in plan.charges:
+                opening, each, correction = charge.bucket.load
+                left -= each if charge.adjustment is None else each + correction
+                if charge.key not in keys:
+                    keys.add(charge.key)
+                    left -= opening
+        if self._plans < MAX_BATCH and (left < 0 or not self._plans):
+            return False
+        self._left = left
+        self._plans -= 1
+        return True
+
+
+def calls_of(plans: Iterable[Plan]) -> Iterator[list[Plan]]:
+    """Group plans into calls, in order."""
+    room, together = Room(), list[Plan]()
+    for plan in plans:
+        if not room.takes(plan):
+            yield together
+            room, together = Room(), []
+            room.takes(plan)
+        together.append(plan)
+    if together:
+        yield together

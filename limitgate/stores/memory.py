@@ -25,34 +25,31 @@ from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainRefund, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.process.forking import reset_in_children
-from limitgate.process.remaking import IN_MEMORY, Remade
+from limitgate.process.forking import IN_MEMORY, Remade, reset_in_children
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
 _FEW = 2048
-"""Expired buckets stay up to this count; recreating them is slower."""
 _MORE = 2
-"""Extra hand steps per expired bucket, so that at most a third of the buckets stay expired."""
+"""Extra hand steps per expired bucket, so that at most a third stays expired."""
 _SAMPLE = 8
 """Minimum number of compared eviction candidates."""
 _HOPS = 4
 _STEPS = 64
 """Maximum hand steps per new bucket."""
 _POOL = 16
-"""Maximum number of remembered eviction candidates."""
 _SHARD = 4096
 """Buckets per dictionary. Resizing takes 0.1 ms; at a million entries it would take 30 ms."""
 _SHARDS = 4096
 _BANNED = 4
-"""Rules may ban one in this many buckets. A ban outlasts the debt of its bucket and is never evicted."""
+"""Rules may ban one in this many buckets: a ban is never evicted."""
 _MOST_TURNS = 1_000
-"""Number of times a thread yields before it blocks on the lock."""
+"""Times that a thread yields before it blocks on the lock."""
 _STEP = 1_000_000
-"""Backward clock steps of at least this many microseconds are logged."""
+"""Smaller backward clock steps (in µs) aren't logged."""
 
 _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
-"""Clocks often passed by mistake."""
+"""Often passed by mistake."""
 _EXPECTED_CLOCK = "expected a callable that returns Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
 
 _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
@@ -112,7 +109,7 @@ class MemoryStore(Remade):
             self._overflow: dict[Any, bytes] = {}
             self._beside: dict[Any, Sequence[State]] = {}
             self._bans: dict[Any, tuple[int, int]] = {}
-            """Start (Unix µs) and duration (µs) of each ban by key. The value is only a head, which plain plans decline."""
+            """Start and duration (µs) by key. The value is only a head, which plain plans decline."""
             self._layouts = Layouts()
             self._count = 0
             self._swept = 0
@@ -120,7 +117,7 @@ class MemoryStore(Remade):
             self._pool: list[tuple[int, Any, bytes]] = []
             """Eviction candidates: time of full recovery (Unix µs), key, value."""
             self._credit = self._max_buckets
-            """Remaining hand steps without an eviction."""
+            """Hand steps left without an eviction."""
 
     def __len__(self) -> int:
         return self._count
@@ -185,8 +182,8 @@ class MemoryStore(Remade):
     def _wait_for_others(self) -> None:
         """Yield until no other thread is in a call.
 
-        Threads that block on the lock form a convoy, because the next owner must first get the GIL. With eight Flask threads
-        that doubles the cost of a request.
+        Threads that block on the lock form a convoy: the next owner must first get the GIL. With eight Flask threads that
+        doubles the cost of a request.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -199,7 +196,7 @@ class MemoryStore(Remade):
             raise TypeError(f"clock returned {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
     def _carry_out_plain(self, plan: PlainSpend, now: int) -> bool:
-        """Charge a plain plan, without lists for a single existing bucket. Return False if it needs `_carry_out`."""
+        """Charge a plain plan, without lists for a single existing bucket. False if it needs `_carry_out`."""
         template, keys = plan.template, plan.keys
         if template.bans and self._keeps_any(keys[-template.bans :]):
             return False
@@ -265,7 +262,7 @@ class MemoryStore(Remade):
         return True
 
     def _refund(self, plan: PlainRefund, now: int) -> bool:
-        """Refund a plain plan. Return False if it needs `_carry_out`."""
+        """Refund a plain plan. False if it needs `_carry_out`."""
         states, slot, as_of = plan.states, plan.spent.slot, plan.spent.now
         writes = []
         for key, (charge, places, rows) in zip(plan.keys, plan.template.parts):
@@ -354,7 +351,7 @@ class MemoryStore(Remade):
         return states
 
     def _ban(self, plan: Plan, now: int) -> None:
-        """Ban the buckets of a plan, or lift their bans, even if the store is full."""
+        """Ban or unban the buckets of a plan, even if the store is full."""
         for charge in plan.charges:
             if plan.ban_us:
                 self._ban_bucket(charge, plan.ban_us, now)
@@ -379,7 +376,6 @@ class MemoryStore(Remade):
         return {place: left for place, left in enumerate(lefts) if left}
 
     def _ban_left(self, key: Any, now: int) -> int:
-        """Remaining ban in µs."""
         if key not in self._bans:
             return 0
         began, us = self._bans[key]
@@ -438,7 +434,7 @@ class MemoryStore(Remade):
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
-        """States of the windows after the charge's adjustment. ``looks`` leaves stored counts unchanged."""
+        """States after the charge's adjustment. ``looks`` leaves stored counts unchanged."""
         entry, bucket = home[3], charge.bucket
         algorithm = bucket.algorithm
         if entry is None:
@@ -475,7 +471,7 @@ class MemoryStore(Remade):
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
         """Store the states of the asked windows and keep the bucket's other windows.
 
-        The stored cost is the latest one (``asked``, 0 for none), or a higher one that is still refused.
+        The stored cost is the latest (``asked``, 0 for none), or a higher one that is still refused.
         """
         buckets, key, value, entry, layout = home
         cost = asked or 1
@@ -503,7 +499,7 @@ class MemoryStore(Remade):
     def _put(self, buckets: dict[Any, bytes], key: Any, layout: Layout, value: bytes, states: Sequence[State]) -> None:
         """Store a bucket that is new or changes its layout.
 
-        An exception of a signal handler must not leave the counters too low, so they are raised first.
+        Counters are raised first: an exception of a signal handler must not leave them too low.
         """
         live = buckets.get(key)
         layout.uses += 1
@@ -537,7 +533,7 @@ class MemoryStore(Remade):
             buckets[key] = with_cost(live, cost)
 
     def _reclaim(self, now: int) -> bool:
-        """Evict expired buckets, then those with the least debt. Return False if the store is still full."""
+        """Evict expired buckets, then those with the least debt. False if the store is still full."""
         if self._count < self._max_buckets:
             if self._count >= self._few and self._look(now):
                 self._sweep(now, _MORE)
@@ -564,7 +560,7 @@ class MemoryStore(Remade):
         return step
 
     def _look(self, now: int) -> bool:
-        """Advance the hand by one bucket. Return True if it was evicted."""
+        """Advance the hand by one bucket. True if it was evicted."""
         key = next(self._hand, None)
         if key is None:
             return self._turn()

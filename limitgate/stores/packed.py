@@ -6,6 +6,8 @@ A value is a head and 8-byte numbers, little-endian:
 
 Logs and slots append entries. If a debt exceeds 64 bits or the bucket is banned, the value is only a head, which plain plans
 decline, and the states are stored separately.
+
+Functions that charge and refund are generated without loops, which would take a third of a `MemoryStore` request.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ import struct
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from textwrap import dedent, indent
 from typing import Any, Final
 
 from limitgate.algorithms import gcra
-from limitgate.algorithms.base import State
+from limitgate.algorithms.base import State, Straight, StraightRefund, compiled, each_window
 from limitgate.algorithms.concurrency import State as Slots
 from limitgate.algorithms.sliding_log import Log
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.template import MAX_WINDOWS, Row
-from limitgate.stores.straight import straight_charge, straight_refund
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
-"""Write time in Unix µs, last cost, windows and states."""
+"""Write time (Unix µs), last cost, windows and states."""
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
@@ -39,7 +41,7 @@ _COST_AT: Final = _NUMBER.size + _TIME.size
 
 @cache
 def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., bytes], Callable[[bytes], tuple[int, ...]]]:
-    """Return the struct of ``numbers`` numbers, zeros, pack and unpack. Cached, because many layouts share them."""
+    """Struct of ``numbers`` numbers, zeros, pack and unpack. Cached, because many layouts share them."""
     form = struct.Struct(f"{HEAD.format}{numbers}q")
     return form, (0,) * numbers, form.pack, form.unpack
 
@@ -75,22 +77,20 @@ class Layout:
         self.uses = 0
         initial = bucket.algorithm.initial(0, bucket)
         self.is_debts = bool(initial) and all(type(state) is int for state in initial)
-        """Each state is one number."""
         self.is_row = type(initial[0]) is tuple if initial else False
-        """A single state of several numbers."""
+        """The only state is a tuple of numbers."""
         self.is_log = isinstance(initial[0], Log) if initial else False
         self.is_slots = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
         form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size = form.size
-        """Bytes of a value, without entries."""
+        """Without entries."""
         self.plain_size = form.size if self.is_debts else 0
         """0 if the states are not plain numbers."""
         self.drains = bucket.algorithm is gcra
-        """Debts drain by `Bucket.counts`."""
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
-        """Built on first use; None if the algorithm has none."""
+        """Built on first use."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
             self.charge = straight_charge(straight, form.format, len(initial))
         elif self.is_log:
@@ -139,7 +139,7 @@ class Layout:
     ) -> bytes | None:
         """Return the value after a refund of a plain charge with the states ``was`` at ``as_of`` (Unix µs).
 
-        Returns None if the value has another layout or was written in the future.
+        None if the value has another layout or was written in the future.
         """
         if self.is_slots:
             return _give_slot_back(value, now, self.number, slot)
@@ -166,7 +166,7 @@ class Layout:
 
 
 class Layouts:
-    """Layouts of a store's buckets. An unused layout is dropped and its number reused."""
+    """Layouts of a store's buckets. The number of an unused layout is reused."""
 
     def __init__(self) -> None:
         self.known: dict[Bucket, Layout] = {}
@@ -270,3 +270,81 @@ def _log(body: bytes) -> Log:
     numbers = array("q", body)
     entries = len(numbers) // 2
     return Log(numbers[0], numbers[2 : entries + 1], numbers[entries + 1 :], numbers[1])
+
+
+StraightCharge = Callable[..., tuple[tuple[State, ...], bytes | None] | None]
+
+_SOURCE = """
+def charge(value, now, number, cost, rows, slot=0):
+    try:
+        kept_number, written, kept_cost, {kept} = unpack(value)
+    except error:
+        return None
+    elapsed = now - written
+    if kept_number != number or kept_cost != cost or elapsed < 0:
+        return None
+    {rows} = rows
+{advance}
+    if {fits}:
+        return ({states}), pack(number, now, cost, {charged})
+    return ({states}), None
+"""
+
+
+@cache
+def straight_charge(straight: Straight, form: str, windows: int) -> StraightCharge:
+    """Make a function that charges a bucket of ``windows`` windows; ``form`` is the `struct` format of its value.
+
+    It returns the states at ``now`` (Unix µs) and the new value (None if the cost does not fit); or None if the value has
+    another layout or cost, or was written in the future.
+    """
+    value = struct.Struct(form)
+    each = partial(each_window, windows)
+    source = _SOURCE.format(
+        kept=each(straight.kept),
+        rows=each(f"({straight.row}),"),
+        advance=indent(each(dedent(straight.advance).strip(), "\n"), "    "),
+        fits=each(straight.fits, " and "),
+        states=each(straight.state),
+        charged=each(straight.charged),
+    )
+    known: dict[str, Any] = {"unpack": value.unpack, "pack": value.pack, "error": struct.error}
+    return compiled(source, "charge", **known)  # type: ignore[no-any-return]
+
+
+_REFUND = """
+def refund(value, now, number, was, as_of, rows):
+    try:
+        kept_number, written, kept_cost, {kept} = unpack(value)
+    except error:
+        return None
+    elapsed, since = now - written, now - as_of
+    if kept_number != number or elapsed < 0 or since < 0:
+        return None
+    {was} = was
+    {rows} = rows
+{graces}
+{advance}
+{refunded}
+    return pack(number, now, kept_cost, {kept})
+"""
+
+
+@cache
+def straight_refund(straight: Straight, refund: StraightRefund, form: str, windows: int) -> Callable[..., bytes | None]:
+    """Make a function that refunds such a charge.
+
+    It also takes the states and the time of the charge, before the rows, and returns the new value or None.
+    """
+    value = struct.Struct(form)
+    each = partial(each_window, windows)
+    source = _REFUND.format(
+        kept=each(straight.kept),
+        was=each(f"was_{straight.kept}"),
+        rows=each(f"({straight.row}),"),
+        advance=indent(each(dedent(straight.advance).strip(), "\n"), "    "),
+        graces=indent(each(f"grace{{n}} = {refund.grace}", "\n"), "    "),
+        refunded=indent(each(dedent(refund.refunded).strip(), "\n"), "    "),
+    )
+    known: dict[str, Any] = {"unpack": value.unpack, "pack": value.pack, "error": struct.error}
+    return compiled(source, "refund", **known)  # type: ignore[no-any-return]

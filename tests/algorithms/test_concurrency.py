@@ -24,7 +24,7 @@ from limitgate.limits.decision import decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, read, refund
 from limitgate.limits.template import PlanTemplate, whole_reading
 from limitgate.rules.lint import overshooting
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
 from tests.support.redis_server import RedisServer

@@ -22,7 +22,7 @@ from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb, refund
 from limitgate.rules.lint import most_within
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
 from tests.support.oracles import (

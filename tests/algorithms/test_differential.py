@@ -18,7 +18,7 @@ from limitgate import Limit, Limiter, MemoryStore, RedisStore
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, read
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
 from tests.support.oracle import FIELDS, WINDOW_FIELDS, Answer, Oracle

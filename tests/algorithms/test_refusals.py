@@ -13,7 +13,7 @@ from limitgate.algorithms.refusals import TIMES
 from limitgate.gate.planning.compiled_rule import count_key, counting, forgetting
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.plan import Charge, Plan
-from limitgate.stores.redis.cluster.slot_map import hash_slot
+from limitgate.stores.redis.cluster import hash_slot
 from tests.support.clock import Clock
 from tests.support.scripted import TTL_SUFFIX, Scripted
 

@@ -24,7 +24,7 @@ from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.limit import as_limit, seconds_of
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
 from tests.algorithms.test_differential import HEADER
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES

@@ -39,8 +39,7 @@ from limitgate.gate.permits import ProxyGuard
 from limitgate.http.request import WSGIRequest
 from limitgate.overload.adaptive_limit import Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
-from limitgate.overload.heartbeat import heartbeats
-from limitgate.overload.proxy_queue import CLOCKS_S
+from limitgate.overload.lag import CLOCKS_S, heartbeats
 from tests.support.clock import Clock
 from tests.support.doors import (
     PATIENCE,

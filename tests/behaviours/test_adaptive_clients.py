@@ -13,7 +13,7 @@ import pytest
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule, testing
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
-from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.lag import heartbeats
 from tests.support.doors import PATIENCE, Wire, asgi_reply, http_scope, wsgi_environ, wsgi_reply
 
 DELAY_S = 0.02

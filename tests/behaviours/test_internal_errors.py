@@ -16,10 +16,10 @@ import pytest
 from limitgate import AsyncLimiter, AsyncRedisStore, Limit, Limiter, MemoryStore, RedisStore, StoreError, internal_errors
 from limitgate.gate import slot_keeper
 from limitgate.limits.plan import Plan
-from limitgate.stores.redis import breaker, calls, replies
+from limitgate.stores import base
+from limitgate.stores.redis import breaker, replies
 from limitgate.stores.redis.aio import batcher, cluster, listening
-from limitgate.stores.redis.dial.dialer import Spare
-from limitgate.stores.redis.dial.resolver import Resolver
+from limitgate.stores.redis.dialer import Resolver, Spare
 from limitgate.stores.redis.threads import cluster as cluster_threads, node, pool as connections, store as threads
 from tests.support.clusters import KINDS, charge, key_on, plan, settled
 from tests.support.crowds import a_plan, ask, begin
@@ -70,7 +70,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "what a reply means": (replies.RedisStoreBase, "understood"),
     "what is sent": (replies.RedisStoreBase, "outgoing"),
     "what is known to be refused": (replies.RedisStoreBase, "refused"),
-    "room in a call": (calls.Room, "takes"),
+    "room in a call": (base.Room, "takes"),
     "an answer for the breaker": (breaker.Breaker, "succeeded"),
 }
 ON_ASYNCIO = PLACES | {
@@ -312,7 +312,7 @@ async def test_a_name_that_is_none() -> None:
 def test_no_descriptor_is_closed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that need the spare descriptor at the same time close it once: it may be somebody else's a moment later."""
     closed: list[int] = []
-    monkeypatch.setattr("limitgate.stores.redis.dial.dialer.os.close", closed.append)
+    monkeypatch.setattr("limitgate.stores.redis.dialer.os.close", closed.append)
     spare = Spare()
     spare.fill()
     gate = threading.Barrier(8)

@@ -19,7 +19,7 @@ import pytest
 from limitgate import ConfigError, Decision, Limit, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.limits.plan import Plan, Reading
-from limitgate.stores.redis import background
+from limitgate.process import background
 from tests.support.crowds import a_plan
 from tests.support.redis_server import RedisServer
 

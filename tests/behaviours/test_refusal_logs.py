@@ -12,8 +12,8 @@ from django.urls import path
 
 from limitgate import Caller, Limit, LimitGate, MemoryStore, Rule
 from limitgate.http.response import URN
-from limitgate.observing import episodes
-from limitgate.observing.episodes import QUIET
+from limitgate.observing import logs
+from limitgate.observing.logs import QUIET
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, hello
 from tests.support.doors import SITES, Site, Wire, websocket_scope
@@ -24,11 +24,11 @@ KEY = {"X-API-Key": "demo-vip-key"}
 
 @pytest.fixture(autouse=True)
 def _level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, episodes.log.name)
+    caplog.set_level(logging.INFO, logs.log.name)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == episodes.log.name]
+    return [record.getMessage() for record in caplog.records if record.name == logs.log.name]
 
 
 @pytest.mark.parametrize("door", SITES)
@@ -104,11 +104,11 @@ def test_nothing_is_logged_where_it_is_switched_off(door: type[Site], caplog: py
 @pytest.mark.parametrize("door", SITES)
 def test_where_nobody_logs_them_nothing_is_remembered(door: type[Site], caplog: pytest.LogCaptureFixture) -> None:
     """The level of the logger counts, which may change at any time."""
-    caplog.set_level(logging.WARNING, episodes.log.name)
+    caplog.set_level(logging.WARNING, logs.log.name)
     with door(Rule("api", "1/minute"), store=MemoryStore(Clock())) as site:
         assert site.statuses(3) == [200, 429, 429]
         assert not site.app.gate.refusals.log.episodes._open
-        caplog.set_level(logging.INFO, episodes.log.name)
+        caplog.set_level(logging.INFO, logs.log.name)
         assert site.statuses(2) == [429, 429]
     assert len(lines(caplog)) == 1
 
@@ -237,6 +237,6 @@ def test_ten_thousand_clients_at_once(caplog: pytest.LogCaptureFixture) -> None:
             peer = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
             assert site.statuses(2, peer=peer) == [200, 429]
         known = site.app.gate.refusals.log.episodes._open
-        assert len(known) == episodes.MOST
+        assert len(known) == logs.MOST
         assert sys.getsizeof(known) < 10**6
     assert len(lines(caplog)) == 5

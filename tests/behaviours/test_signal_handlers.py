@@ -24,9 +24,9 @@ import pytest
 import limitgate
 from limitgate import Limit, Limiter, StoreError
 from limitgate.internal_errors import OwnError, internal_error, logged_errors, raise_interruption
+from limitgate.process import background
 from limitgate.stores.base import ConfigRequest
-from limitgate.stores.redis import background
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
 from tests.support.redis_server import RedisServer
 
 PATIENT = 20.0

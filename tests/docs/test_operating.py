@@ -13,7 +13,7 @@ import pytest
 
 from limitgate import LimitGateWSGI
 from limitgate.command.group import limitgate
-from limitgate.observing import audit, episodes
+from limitgate.observing import logs
 from tests.docs.test_docs import ROOT
 from tests.support.command_line import CliRunner
 from tests.support.markdown import blocks, text_of
@@ -63,7 +63,7 @@ def test_every_command_does_what_the_page_says(own_redis: RedisServer, tmp_path:
 def test_the_numbers_of_the_log_are_those_of_the_code() -> None:
     """Loggers, seconds and buckets."""
     text = text_of(PAGE)
-    assert f"refused nothing for {episodes.QUIET:.0f} seconds" in text
-    assert f"{episodes.MOST:,} buckets at most" in text
-    assert f"`{episodes.log.name}`" in text
-    assert f"`{audit.log.name}`" in text
+    assert f"refused nothing for {logs.QUIET:.0f} seconds" in text
+    assert f"{logs.MOST:,} buckets at most" in text
+    assert f"`{logs.log.name}`" in text
+    assert f"`{logs.audit_log.name}`" in text

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from limitgate import Adaptive, LimitGate, Rule
-from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.lag import heartbeats
 from tests.support.doors import PATIENCE
 
 LARGE = b"x" * 200_000

@@ -31,7 +31,7 @@ from limitgate import (
 from limitgate.gate.flow import run
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.plan import Plan, Reading
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
 from tests.support.clock import Clock
 from tests.support.clusters import KINDS, charge, key_on, plan, settled
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, wsgi_environ

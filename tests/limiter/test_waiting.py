@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from limitgate import AsyncLimiter, Decision, Limit, Limiter, MemoryStore, RateLimited
-from limitgate.stores.redis.cluster.slot_map import hash_slot
+from limitgate.stores.redis.cluster import hash_slot
 from tests.support.virtual import World
 
 LOG = Limit("2/minute", algorithm="sliding_log")

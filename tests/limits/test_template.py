@@ -18,7 +18,7 @@ from limitgate.limits.decision import FinalCosts, decide
 from limitgate.limits.limit import kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, refund
 from limitgate.limits.template import MAX_WINDOWS, PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, whole_reading
-from limitgate.stores.redis.protocol.wire import arguments
+from limitgate.stores.redis.wire import arguments
 from tests.support.clock import Clock
 from tests.support.stored import buckets
 

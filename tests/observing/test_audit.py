@@ -12,11 +12,11 @@ import pytest
 
 from limitgate import AsyncLimiter, Limiter, MemoryStore, Rule, StoreError
 from limitgate.command.group import limitgate
-from limitgate.observing import audit
+from limitgate.observing import logs
 from tests.support.command_line import CliRunner
 from tests.support.redis_server import RedisServer
 
-BY = audit.somebody()
+BY = logs.somebody()
 RULE = Rule("api", "5/minute")
 
 
@@ -116,7 +116,7 @@ def test_the_command(redis_server: RedisServer, tmp_path: Path, caplog: pytest.L
 
 def test_changed_rules(caplog: pytest.LogCaptureFixture) -> None:
     """Where they come from, and what has changed."""
-    audit.rules_changed("config/", "changed api")
+    logs.rules_changed("config/", "changed api")
     assert caplog.messages == ["rules read again from config/: changed api"]
     assert facts(caplog) == [("rules", "config/", None, None)]
     assert caplog.records[0].changes == "changed api"  # type: ignore[attr-defined]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from limitgate.observing import episodes as module
-from limitgate.observing.episodes import MINUTE, MOST, QUIET, Episodes
+from limitgate.observing import logs as module
+from limitgate.observing.logs import MINUTE, MOST, QUIET, Episodes
 from limitgate.process.forking import _begin_anew
 
 SECOND = 1_000_000

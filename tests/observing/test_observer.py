@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from limitgate import AsyncLimiter, ConfigError, Limiter, LimitGate, LimitGateWSGI, Observer, Rule
-from limitgate.observing.observer import observers_of
+from limitgate.observing.exporter import observers_of
 from tests.support.observed import Recorder
 
 RULES = [Rule("api", "5/minute")]

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
-from limitgate.observing.series import series
-from limitgate.observing.shed import ShedSeries
+from limitgate.observing.counts import ShedSeries, series
 from limitgate.overload.adaptive_limit import Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
-from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.lag import heartbeats
 from limitgate.overload.options import Terms
 from limitgate.rules.rule import RuleSet
 from tests.support.doors import SITES, ASGISite, Site, WSGISite, asgi_reply, until, wsgi_reply

@@ -12,7 +12,7 @@ import limitgate.httpx
 import limitgate.requests
 import limitgate.urllib3
 from limitgate import AsyncLimiter, ConfigError, Configured, Limit, Limiter, MemoryStore
-from limitgate.outbound.strict import strict
+from limitgate.outbound.options import strict
 from limitgate.outbound.throttle import ClientThrottle, arun, run
 from limitgate.rules.lint import most_within
 from tests.outbound.test_throttle import KINDS, AsyncSide, Caller, Kind, Request, Side, caring

@@ -18,7 +18,7 @@ from statistics import fmean, pstdev
 
 from limitgate.limits.bucket import Priority
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Permit
-from limitgate.overload.lag_guard import LagGuard
+from limitgate.overload.lag import LagGuard
 from limitgate.overload.options import Adaptive
 
 GIVE_UP_S = 1.0

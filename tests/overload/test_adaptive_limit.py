@@ -14,7 +14,7 @@ import pytest
 from limitgate.limits.bucket import RESERVES
 from limitgate.overload.adaptive_limit import STUCK_BASES, STUCK_S, AdaptiveLimit, Permit
 from limitgate.overload.baseline import MOST_CLASSES
-from limitgate.overload.lag_guard import LagGuard
+from limitgate.overload.lag import LagGuard
 from limitgate.overload.options import Adaptive
 from tests.support.effort import EXAMPLES, FUZZED
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from limitgate.overload.dip import Dip, Schedule
+from limitgate.overload.baseline import Dip, Schedule
 
 
 def begun_at(*walls: float) -> Schedule:

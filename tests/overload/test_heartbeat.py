@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from limitgate.overload.heartbeat import Heartbeats, LoopGuard
-from limitgate.overload.lag_guard import INTERVAL_S, RESTS_AFTER
+from limitgate.overload.lag import INTERVAL_S, RESTS_AFTER, Heartbeats, LoopGuard
 from tests.support.doors import PATIENCE
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]

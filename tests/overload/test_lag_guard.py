@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from limitgate.overload.lag_guard import EVERY_S, LagGuard
+from limitgate.overload.lag import EVERY_S, LagGuard
 
 
 def late(guard: LagGuard, lag_s: float, until: float, *, requests: int = 5) -> float:

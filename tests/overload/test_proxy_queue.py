@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limitgate.overload.proxy_queue import CLOCKS_S, LASTS_S, ProxyQueue
+from limitgate.overload.lag import CLOCKS_S, LASTS_S, ProxyQueue
 
 
 def test_the_least_wait_is_no_queue_as_far_as_clocks_differ() -> None:

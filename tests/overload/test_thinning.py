@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from limitgate.overload.shedding import PriorityLevel
-from limitgate.overload.thinning import Thinning
+from limitgate.overload.shedding import PriorityLevel, Thinning
 
 
 def levels() -> dict:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from limitgate.overload.waiting_line import MOST, WaitingLine
+from limitgate.overload.shedding import MOST, WaitingLine
 
 
 def line_of(waiters: Iterable[str], *, every_s: float = 0.01, max_delay: float = 0.25) -> WaitingLine[str]:

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from limitgate.overload import heartbeat
-from limitgate.overload.heartbeat import LoopGuard
-from limitgate.process import listen_queue
-from limitgate.process.listen_queue import ListenQueue
+from limitgate.overload import lag
+from limitgate.overload.lag import ListenQueue, LoopGuard
 
 FOLDER = Path("/proc/self/fd")
-pytestmark = pytest.mark.skipif(not listen_queue._INFO, reason="this system does not tell")
+pytestmark = pytest.mark.skipif(not lag._INFO, reason="this system does not tell")
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture(autouse=True)
 def _many_descriptors(monkeypatch) -> None:
     """Other tests of this process may have left some open."""
-    monkeypatch.setattr(listen_queue, "DESCRIPTORS", 4096)
+    monkeypatch.setattr(lag, "DESCRIPTORS", 4096)
 
 
 def listening(stack: ExitStack, host: str = "127.0.0.1") -> socket.socket:
@@ -96,16 +94,16 @@ def test_no_descriptor_stays_open(stack) -> None:
 
 def test_sockets_are_looked_for_once_a_minute(monkeypatch) -> None:
     looked, now = [], [0.0]
-    monkeypatch.setattr(listen_queue, "_length", looked.append)
+    monkeypatch.setattr(lag, "_length", looked.append)
     queue = ListenQueue(lambda: now[0])
     for seconds in (0, 1, 59.9, 60, 61):
         now[0] = seconds
         assert queue() == 0
-    assert looked == [*range(listen_queue.DESCRIPTORS)] * 2
+    assert looked == [*range(lag.DESCRIPTORS)] * 2
 
 
 def test_a_system_that_does_not_tell(monkeypatch, stack) -> None:
-    monkeypatch.setattr(listen_queue, "_INFO", 0)
+    monkeypatch.setattr(lag, "_INFO", 0)
     server = listening(stack)
     connect(stack, server, 2)
     assert ListenQueue()() == 0
@@ -116,13 +114,13 @@ def test_a_socket_that_listens_later_is_found_within_a_minute(stack) -> None:
     queue, _ = ListenQueue(lambda: now[0]), listening(stack)
     queue()
     later = listening(stack)
-    now[0] = listen_queue.SCAN_EVERY_S
+    now[0] = lag.SCAN_EVERY_S
     queue()
     assert later.fileno() in queue._sockets
 
 
 def test_the_guard_of_an_event_loop_is_told(stack, monkeypatch) -> None:
-    monkeypatch.setattr(heartbeat, "_unaccepted", ListenQueue())
+    monkeypatch.setattr(lag, "_unaccepted", ListenQueue())
     guard, server = LoopGuard(), listening(stack)
     before = guard._unaccepted()
     connect(stack, server, 3)

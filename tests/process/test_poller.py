@@ -8,7 +8,7 @@ from threading import Thread, enumerate as enumerate_threads
 
 import pytest
 
-from limitgate.process.poller import Poller
+from limitgate.process.background import Poller
 from tests.support.doors import until
 
 SOON = 0.02

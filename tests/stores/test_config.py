@@ -13,8 +13,8 @@ import pytest
 
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
-from limitgate.stores.redis.cluster.slot_map import hash_slot
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
+from limitgate.stores.redis.cluster import hash_slot
 from tests.stores.test_stores import REDIS, STORES, AsyncDoor, Door
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer

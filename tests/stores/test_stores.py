@@ -24,9 +24,9 @@ from limitgate import AsyncRedisStore, ConfigError, Decision, MemoryStore, Redis
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading, Verb
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.errors import store_error
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.protocol.plain import Script
+from limitgate.stores.redis.plain import Script
 from tests.support.redis_server import RedisServer
 from tests.support.threads import Began
 

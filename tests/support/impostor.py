@@ -7,7 +7,7 @@ import socket
 import threading
 from typing import Any, Self
 
-from limitgate.stores.redis.protocol.resp import ProtocolError, Reader
+from limitgate.stores.redis.wire import ProtocolError, Reader
 
 HELLO = b"%1\r\n+proto\r\n:3\r\n"
 HANG_UP = b""

@@ -19,9 +19,8 @@ from limitgate.algorithms import gcra
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.stores.redis import replies
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.server_clock import ServerClock
+from limitgate.stores.redis import replies, wire
+from limitgate.stores.redis.replies import ServerClock
 from tests.support.scripted import CLOCK
 
 START = 1_790_000_000_000_000

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Self
 
-from limitgate.stores.redis.dial.inspection import INSPECT
-from limitgate.stores.redis.protocol.resp import Reader, pack_command
+from limitgate.stores.redis.inspection import INSPECT
+from limitgate.stores.redis.wire import Reader, pack_command
 from tests.support.redis_server import RedisServer
 
 PATIENT = 20.0

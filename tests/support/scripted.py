@@ -8,7 +8,7 @@ import redis
 
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis import wire
 from tests.support.clock import Clock
 
 CLOCK = """

@@ -21,8 +21,7 @@ from limitgate.http.rate_fields import WINDOW_UNITS
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, listed
 from limitgate.observing.counts import Counts, observe
-from limitgate.observing.observer import Observer, observers_of
-from limitgate.observing.store_calls import store_counts
+from limitgate.observing.exporter import Observer, observers_of, store_counts
 from limitgate.process import switch
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of

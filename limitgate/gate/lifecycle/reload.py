@@ -14,8 +14,8 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.internal_errors import internal_error
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.observing.audit import rules_changed
-from limitgate.process.poller import Pollable, Poller
+from limitgate.observing.logs import rules_changed
+from limitgate.process.background import Pollable, Poller
 from limitgate.rules.revision import changes, revision
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, named_env_file

@@ -19,11 +19,11 @@ from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed
 from limitgate.observing.exporter import exporter
 from limitgate.process import switch
-from limitgate.process.event_loop import asyncio_loop
+from limitgate.process.clock import asyncio_loop
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, server_options
 from limitgate.stores import AsyncStore, SyncStore, is_async_redis, is_redis
-from limitgate.stores.redis.dial.url import shown
+from limitgate.stores.redis.url import shown
 
 log = logging.getLogger("limitgate")
 

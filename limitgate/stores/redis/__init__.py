@@ -1,1 +1,1 @@
-"""Buckets in Redis."""
+"""Buckets in Redis: what the drivers in aio/ and threads/ share."""

@@ -24,13 +24,12 @@ from limitgate.stores.base import ConfigRequest
 log = logging.getLogger("limitgate.store")
 
 FAILURES = 5
-"""Failed calls in a row."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
-"""Shortest and longest seconds between two probes; pauses double."""
+"""Seconds between two probes; pauses double."""
 CHANCE = random.SystemRandom()
 """Leaves the application's seeded random state alone; differs in forks."""
 PROBE_TIMEOUT = 0.5
-"""Maximum seconds to wait for a probe."""
+"""Seconds."""
 LATE = 0.1
 """A probe or check this many seconds late means that the process stood still."""
 
@@ -39,12 +38,9 @@ State = Literal["closed", "open", "half-open"]
 
 
 class Tally:
-    """Counters of a store's breakers."""
-
     def __init__(self) -> None:
         self.failures = 0
         self.outages = 0
-        """Times that a breaker has opened."""
         self.lock = RLock()
 
 
@@ -70,14 +66,13 @@ class Breaker:
         self._probe_began: float | None = None
         self._is_retired = False
         self._holds_until = math.inf
-        """Calls fail at once until this time."""
+        """Until then calls fail at once."""
         self._began_late = self._told_nothing = False
-        """Whether the process stood still when the latest probe was due, or while it was in flight."""
+        """The process stood still when the latest probe was due, or while it was in flight."""
         self._failure: tuple[str, StoreFault] = "", "connection"
 
     @property
     def is_closed(self) -> bool:
-        """True if calls are sent."""
         return self.state == "closed"
 
     def sending(self, sent: AnyPlan | ConfigRequest) -> None:
@@ -103,7 +98,7 @@ class Breaker:
                     log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError, now: float = -math.inf) -> bool:
-        """Count a failed call. Return True if the breaker opens and the owner must probe."""
+        """Count a failed call. True if the breaker opens and the owner must probe."""
         # An error in a log record would keep its traceback alive.
         message = str(error)
         with self._tally.lock:
@@ -144,7 +139,7 @@ class Breaker:
         return due_at - now
 
     def begin_probe(self, now: float) -> Plan | None:
-        """Return the plan of a probe; None if no probe is needed."""
+        """The plan of a probe; None if no probe is needed."""
         with self._tally.lock:
             if self.is_closed or self._is_retired:
                 return None
@@ -154,7 +149,7 @@ class Breaker:
         return self._probe
 
     def is_probing(self, now: float) -> None:
-        """Record that the owner listens for a probe's answer, every `LATE` seconds."""
+        """The owner listens for a probe's answer; called every `LATE` seconds."""
         if now > self._holds_until:
             self._told_nothing = not self._began_late
         elif self._holds_until < now + LATE:
@@ -162,12 +157,11 @@ class Breaker:
 
 
 def first_key(sent: AnyPlan | ConfigRequest) -> str:
-    """Return the key of a request, or of a plan's first bucket."""
     return sent.key if isinstance(sent, ConfigRequest) else sent.charges[0].key
 
 
 def _probe_beside(key: str) -> Plan:
-    """Return a probe, which resets an unused bucket and so detects servers that refuse writes.
+    """Reset an unused bucket, which detects servers that refuse writes.
 
     The bucket shares the hash slot of ``key``: for other slots a cluster node always answers.
     """

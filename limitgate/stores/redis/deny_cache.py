@@ -1,8 +1,8 @@
 """Answers refused callers locally until they may retry.
 
 A request is refused locally only if it cannot fit even by the time since the call was *sent*. The reported wait uses the time
-since the reply was *received*, so it is long enough. After `LONGEST` seconds Redis is asked again, which reveals resets by
-other processes. Known bans hold until they end, even while Redis is unreachable, or until a reading without the ban.
+since the reply was *received*, so it suffices. After `LONGEST` seconds Redis is asked again, which reveals resets by other
+processes. Known bans hold until they end or a reading lacks them, even while Redis is unreachable.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from limitgate.limits.plan import Charge, Reading, read
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 
 LONGEST = 1.0
-"""Maximum seconds of a local refusal."""
+"""Seconds of a local refusal."""
 MAX_BUCKETS = 10_000
-"""The oldest buckets go first."""
+"""The oldest go first."""
 SKEW = 1.001
 """Maximum rate of Redis' clock: twice the maximum NTP slew (500 ppm)."""
 
 
 class _Refusal(NamedTuple):
-    """A bucket as the script read it when it refused."""
-
     bucket: Bucket
     states: Sequence[State]
     now: int
@@ -58,11 +56,9 @@ class DenyCache:
         self._lock = RLock()
 
     def __len__(self) -> int:
-        """Number of remembered buckets."""
         return len(self.refusals)
 
     def knows(self, keys: Iterable[str]) -> bool:
-        """True if a bucket of these keys is remembered."""
         refusals = self.refusals
         for key in keys:  # noqa: SIM110 - any() would create a generator per request
             if key in refusals:
@@ -70,7 +66,7 @@ class DenyCache:
         return False
 
     def answer(self, plan: AnyPlan, at: float) -> Reading | None:
-        """Return a refusal at time ``at``; None if Redis must be asked, also if any bucket is unknown."""
+        """Return a refusal; None if Redis must be asked, also if any bucket is unknown."""
         if plan.verb != "spend":
             return None
         refusals, charges = [], []
@@ -95,7 +91,6 @@ class DenyCache:
         return read(charges, now, states)._replace(source="cache")
 
     def answer_plain(self, plan: PlainSpend, at: float) -> AnyReading | None:
-        """`answer` for a plain plan."""
         template, keys = plan.template, plan.keys
         if template.bans or template.may_wait or not template.is_of_debts:
             return self.answer(plan.whole_plan, at)
@@ -120,10 +115,7 @@ class DenyCache:
         return reading
 
     def learn(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> None:
-        """Learn from a call's reading: remember a refusal, or forget changed buckets.
-
-        ``sent`` and ``heard`` are the times of the call.
-        """
+        """Remember a refusal, or forget changed buckets. ``sent`` and ``heard`` are the times of the call."""
         refused = plan.verb == "spend" and not reading.admitted
         gives_back = plan.gives_back
         if not (refused or gives_back or any(charge.key in self.refusals for charge in plan.charges)):
@@ -139,16 +131,12 @@ class DenyCache:
                 elif refused and not is_known:
                     continue
                 self.refusals.pop(key, None)
-                if (
-                    is_known
-                    and (refused or (gives_back and plan.verb == "adjust"))
-                    and charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)
-                ):
+                if is_known and (refused or (gives_back and plan.verb == "adjust")) and _holds(charge, states):
                     self.refusals[key] = _Refusal(charge.bucket, states, reading.now, sent, heard)
             self._drop_oldest()
 
     def forget(self, keys: Iterable[str], now: int, sent: float, heard: float) -> None:
-        """Forget refunded buckets. ``now`` is Redis' clock in Unix µs; see also `learn`."""
+        """Forget refunded buckets. ``now`` is Redis' clock in Unix µs."""
         with self._lock:
             for key in keys:
                 last = self._given_back.get(key)
@@ -168,7 +156,7 @@ def _holds(charge: Charge, states: Sequence[State]) -> bool:
 
 
 MAX_BANS = 10_000
-"""The oldest bans go first."""
+"""The oldest go first."""
 
 
 class KnownBans:
@@ -176,12 +164,11 @@ class KnownBans:
 
     def __init__(self) -> None:
         self.ends: dict[str, tuple[float, int]] = {}
-        """By key: end of the ban, and Redis' clock (Unix µs) then."""
+        """End, and Redis' clock (Unix µs) then."""
         self._next_end = math.inf
         self._lock = RLock()
 
     def learn(self, reading: AnyReading, heard: float) -> None:
-        """Learn bans, and forget the lifted ones."""
         for charge, states, _ in reading.buckets:
             if not charge.cost:
                 continue
@@ -200,7 +187,6 @@ class KnownBans:
                     self.ends.pop(key, None)
 
     def drop_ended(self, at: float) -> None:
-        """Forget the bans that have ended."""
         if at < self._next_end:
             return
         with self._lock:
@@ -208,7 +194,6 @@ class KnownBans:
             self._next_end = min([end for end, _ in self.ends.values()], default=math.inf)
 
     def left_us(self, key: str, at: float) -> int:
-        """Remaining ban in µs; 0 if unknown."""
         known = self.ends.get(key)
         return max(0, round((known[0] - at) * 1e6)) if known else 0
 

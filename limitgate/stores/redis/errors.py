@@ -33,11 +33,10 @@ Redirection = AskError | TryAgainError
 
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Lack of file descriptors or memory on this machine."""
 
 
 _LONGEST = 500
-"""Maximum characters of a server's text to repeat."""
+"""Characters of a server's text to repeat."""
 
 
 class CredentialsError(RedisConnectionError):
@@ -45,11 +44,11 @@ class CredentialsError(RedisConnectionError):
 
 
 class Hindrance(NamedTuple):
-    """A reason why a server is unusable that retrying cannot fix."""
+    """Why a server is unusable, if retrying cannot fix it."""
 
     diagnosis: Diagnosis
     reason: str
-    """The reason and the fix, without a password."""
+    """With the fix, without a password."""
 
 
 _LOGIN, _COMMANDS, _WRITES = Diagnosis.LOGIN, Diagnosis.COMMANDS, Diagnosis.WRITES
@@ -82,7 +81,6 @@ _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})",
 """Texts of proxies and hosted servers."""
 _FULL = "its memory is full and it cannot evict anything: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""A connection has ended."""
 NO_CERTIFICATE = "it requires a client certificate: add ?ssl_certfile= and &ssl_keyfile= to the URL"
 _EXPIRED, _OTHER_NAME = 10, (62, 64)
 """OpenSSL codes."""
@@ -96,7 +94,7 @@ _MASK = "***"
 def without_secrets(error: Exception, user: str | None, password: str | None) -> Exception:
     """Remove a login from a connection error, its causes and their tracebacks.
 
-    Servers and proxies repeat HELLO and AUTH. Other errors than redis-py's or the network's may hold server bytes, so they are
+    Servers and proxies repeat HELLO and AUTH. Errors other than redis-py's or the network's may hold server bytes, so they are
     replaced.
     """
     seen: list[BaseException] = []
@@ -127,7 +125,7 @@ def _masked(text: str, user: str | None, password: str | None) -> str:
 
 
 def hindrance_of(error: BaseException) -> Hindrance | None:
-    """Return the reason why a server is unusable; None if retrying may help."""
+    """None if retrying may help."""
     if isinstance(error, CredentialsError):
         return Hindrance(Diagnosis.CREDENTIALS, str(error))
     of_server = isinstance(error, RedisError) and (_hindrance_by_class(error) or _hindrance_by_text(error, str(error)))
@@ -168,7 +166,6 @@ def _hindrance_by_command(text: str) -> Hindrance | None:
 
 
 def unknown_commands(names: Sequence[str]) -> Hindrance:
-    """Describe commands that a server does not know."""
     if [name.upper() for name in names] == ["HELLO"]:
         return Hindrance(_COMMANDS, "it does not know HELLO: add ?protocol=2 to the URL")
     listed = ", ".join(name.upper() for name in names)
@@ -208,7 +205,6 @@ def is_no_room(error: BaseException | None) -> bool:
 
 
 def no_room() -> StoreError:
-    """Return the error if file descriptors or memory are exhausted here."""
     return StoreError("this process has no file descriptor, thread or memory left for a connection to Redis", "overload")
 
 
@@ -217,7 +213,7 @@ OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if Redis is out of memory. Before version 7 a script's error is wrapped."""
+    """Before version 7 a script's error is wrapped."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
 
 

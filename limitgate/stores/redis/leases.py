@@ -23,9 +23,9 @@ from limitgate.limits.template import AnyPlan, AnyReading
 from limitgate.stores.redis.deny_cache import SKEW
 
 LONGEST = 1.0
-"""Maximum age of a lease in seconds."""
+"""Maximum seconds."""
 MAX_BUCKETS = 1_000
-"""Maximum leased buckets, because all may have to be returned at once."""
+"""All may have to be returned at once."""
 
 
 class _Held:
@@ -49,7 +49,7 @@ class _Held:
             self.as_of = now
 
     def view(self) -> list[int]:
-        """Return the debts if other clients have used everything else."""
+        """The debts if other clients have used everything else."""
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Adjustment:
@@ -65,11 +65,10 @@ class Leases:
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
         self.pending: set[str] = set()
-        """Buckets with a lease request in flight."""
+        """A lease request is in flight."""
         self._lock = RLock()
 
     def __len__(self) -> int:
-        """Number of leased buckets."""
         return len(self._held)
 
     def answer(self, plan: AnyPlan, at: float) -> Reading | None:
@@ -100,7 +99,7 @@ class Leases:
             return reading._replace(source="lease")
 
     def extend(self, plan: Plan, at: float) -> Plan:
-        """Return the plan with new leases, in exchange for the current ones."""
+        """Add new leases to a plan, in exchange for the current ones."""
         if plan.verb == "spend":
             for charge in plan.charges:
                 if charge.bucket.lease:
@@ -141,7 +140,7 @@ class Leases:
                         self._held[charge.key] = _Held(bucket, ahead, after, reading.now, sent)
 
     def forget(self, plan: AnyPlan) -> None:
-        """Forget the leases of an unanswered plan, which drain."""
+        """Forget the leases of an unanswered plan; they drain."""
         for charge in plan.charges:
             if charge.adjustment and charge.adjustment.most:
                 self.pending.discard(charge.key)
@@ -153,7 +152,7 @@ class Leases:
         return None if oldest is None else max(0.0, oldest.sent + LONGEST - at)
 
     def ended(self, at: float, age: float = LONGEST) -> list[Plan]:
-        """End leases of at least ``age`` seconds. Return a plan per lease that returns it."""
+        """End leases of at least ``age`` seconds. Return a plan for each, which returns it."""
         plans = []
         with self._lock:
             for key, held in list(self._held.items()):

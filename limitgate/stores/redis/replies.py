@@ -1,4 +1,4 @@
-"""The common part of both Redis stores."""
+"""What both Redis stores share: the state of a store, and of each server, which interpret replies."""
 
 from __future__ import annotations
 
@@ -10,24 +10,57 @@ from typing import Any
 from weakref import WeakSet
 
 from limitgate.errors import StoreError, StoreFault
+from limitgate.internal_errors import OwnError, internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainRefund, ScriptVariant
+from limitgate.limits.template import OF_ANY, AnyAnswer, AnyPlan, AnyReading, PlainRefund, ScriptVariant
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.observing.exporter import CallSeries, StoreCounts
 from limitgate.observing.instruments import Result
-from limitgate.observing.store_calls import CallSeries, StoreCounts
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
-from limitgate.stores.redis.breaker import Breaker, Tally
+from limitgate.stores.base import StoredConfig
+from limitgate.stores.redis import plain, wire
+from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache, KnownBans
-from limitgate.stores.redis.dial.inspection import Inspection
-from limitgate.stores.redis.errors import OUT_OF_MEMORY
+from limitgate.stores.redis.errors import OUT_OF_MEMORY, Redirection, store_error
+from limitgate.stores.redis.inspection import Inspection
 from limitgate.stores.redis.leases import Leases
-from limitgate.stores.redis.protocol import plain, wire
-from limitgate.stores.redis.server_clock import ServerClock
+from limitgate.stores.redis.session import Answered, Redirected, Session
+from limitgate.stores.redis.url import Address, server_name
+from limitgate.stores.redis.wire import stored_config
+
+APART = 2.0
+"""Seconds that a clock may jump ahead unreported."""
+DRIFT = 0.001
+"""Allowed difference in rate, for slewing."""
+
+
+class ServerClock:
+    """Detects jumps of a server's clock."""
+
+    __slots__ = ("_latest", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._latest = math.inf, 0.0
+
+    def leap(self, now: int, sent: float, heard: float) -> float:
+        """Seconds by which the clock has jumped ahead, or 0.
+
+        ``now`` is its time in Unix µs, read between ``sent`` and ``heard``, monotonic seconds.
+        """
+        earlier, since = self._latest
+        self._latest = now, sent
+        passed = heard - since
+        ahead = (now - earlier) / 1_000_000 - passed
+        if ahead <= APART:
+            return 0.0
+        return ahead if ahead > APART + DRIFT * passed else 0.0
+
 
 Outcome = AnyAnswer | StoreError
 DECLINED = Reading(0, (), admitted=False)
-"""A plain plan that its script declined and that must be resent as a general plan."""
+"""The script declined a plain plan, which is resent as a general plan."""
 
 log = logging.getLogger("limitgate.store")
 
@@ -43,7 +76,6 @@ class RedisStoreBase:
     clock_steps = 0
     """Buckets written in the server's future."""
     clock_leaps = 0
-    """Times that a server's clock jumped ahead."""
     scheme = "redis"
     observed: StoreCounts | None = None
     calls: CallSeries | None = None
@@ -81,20 +113,16 @@ class RedisStoreBase:
 
     @property
     def failures(self) -> int:
-        """Number of failed calls."""
         return self._tally.failures
 
     @property
     def outages(self) -> int:
-        """Number of times a circuit breaker has opened."""
         return self._tally.outages
 
     def ban_left_us(self, key: str) -> int:
-        """Known remaining ban of a bucket in µs."""
         return self._bans.left_us(key, self._clock())
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
-        """Create a breaker, optionally instead of another one."""
         breaker = Breaker(server, self._tally)
         with self._tally.lock:
             if instead_of is not None:
@@ -104,23 +132,21 @@ class RedisStoreBase:
         return breaker
 
     def reset_after_fork(self) -> None:
-        """Drop the parent's leases and locks in a forked child."""
         self.deny_cache = DenyCache() if self.deny_cache is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
         self._tally = Tally()
 
     def locally(self, plan: AnyPlan) -> Reading | None:
-        """Answer a plan locally; None if Redis must be asked."""
+        """None if Redis must be asked."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
         return self.refused(plan) if reading is None else reading
 
     def refused(self, plan: AnyPlan) -> Reading | None:
-        """Refuse a plan locally; None if Redis must be asked."""
+        """None if Redis must be asked."""
         return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
-        """Prepare a call's plans for sending."""
         clock = self._clock
         call.sent = now = clock()
         if call.shape is not None:
@@ -128,7 +154,7 @@ class RedisStoreBase:
         call.plans = [self.leases.extend(plan, now) if isinstance(plan, Plan) else plan for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
-        """Return the outcomes of a call's plans. Raises `StoreError`. ``clock`` is the server's."""
+        """Return the outcomes of a call's plans. Raises `StoreError`."""
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
@@ -160,7 +186,6 @@ class RedisStoreBase:
         return outcomes
 
     def _learned(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> AnyReading:
-        """Learn from a reading. Return the reading to deliver."""
         if self._bans.ends or plan.verb == "ban" or not reading.admitted:
             self._bans.learn(reading, heard)
         if self.deny_cache is not None:
@@ -172,7 +197,7 @@ class RedisStoreBase:
         return reading
 
     def understood_plain(self, call: wire.Call, shape: ScriptVariant, reply: object, clock: ServerClock) -> list[Outcome]:
-        """`understood` for plain plans, with `DECLINED` for plans to resend."""
+        """Like `understood`, with `DECLINED` for plans to resend."""
         plans: Any = call.plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
         # A local name, because an attribute would bind the callable.
@@ -200,16 +225,8 @@ class RedisStoreBase:
         return outcomes
 
     def _understood_refunds(
-        self,
-        plans: list[PlainRefund],
-        now: int,
-        verdicts: Sequence[int] | None,
-        sent: float,
-        heard: float,
-        *,
-        unwritten: bool,
+        self, plans: list[PlainRefund], now: int, verdicts: Sequence[int] | None, sent: float, heard: float, *, unwritten: bool
     ) -> list[Outcome]:
-        """`understood_plain` for refunds."""
         outcomes: list[Outcome] = plans  # type: ignore[assignment]
         if verdicts is not None or unwritten:
             outcomes = [
@@ -243,7 +260,6 @@ class RedisStoreBase:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
     def unanswered(self, call: wire.Call) -> None:
-        """Forget the leases of an unanswered call."""
         for plan in call.plans if call.shape is None else ():
             self.leases.forget(plan)
 
@@ -258,7 +274,7 @@ class RedisStoreBase:
 
 
 def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
-    """Indices of plans lost for lack of memory, including refusals due to lost charges."""
+    """Plans lost for lack of memory, including refusals due to lost charges."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):
         keys = {charge.key for charge in plan.charges}
@@ -268,3 +284,79 @@ def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
         elif not (reading.admitted or keys.isdisjoint(unwritten)):
             lost.add(place)
     return lost
+
+
+Answer = list[Outcome] | StoredConfig | StoreError | Redirection
+
+
+def blames_server(failure: StoreError) -> bool:
+    """Otherwise this process caused it, or memory was lacking."""
+    return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
+
+
+def configuration(answer: Answer) -> StoredConfig:
+    """Raises `StoreError` for another answer."""
+    if isinstance(answer, StoredConfig):
+        return answer
+    raise failure_by(answer)
+
+
+def failure_by(answer: Answer) -> StoreError:
+    return store_error(
+        answer if isinstance(answer, Exception) else StoreError("the answer belongs to another kind of call", "reply")
+    )
+
+
+class Server:
+    """One server, or the cluster node at ``address``."""
+
+    def __init__(self, replies: RedisStoreBase, address: Address | None) -> None:
+        self.address = address
+        self.name = server_name(address)
+        self.breaker = replies.breaker(self.name)
+        self._replies = replies
+        self._clock = ServerClock(self.name)
+
+    def reset_after_fork(self) -> None:
+        self.breaker = self._replies.breaker(self.name, instead_of=self.breaker)
+
+    @property
+    def probe_timeout(self) -> float:
+        """At most the timeout of requests."""
+        return min(PROBE_TIMEOUT, self._replies.listen_deadline)
+
+    def judge(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Answer:
+        """Interpret an answer. After a server failure the next call uses another connection.
+
+        An answer too late for all callers does not close the breaker.
+        """
+        (call, reply), breaker, replies = event, self.breaker, self._replies
+        try:
+            if type(reply) is not bytes and isinstance(reply, Exception):
+                if self.address is None or not isinstance(event, Redirected):
+                    raise store_error(reply) from reply  # noqa: TRY301 - handled with decoding errors
+                answer: Answer = event.reply
+            elif call.shape is not None and call.shape is not OF_ANY:
+                answer = replies.understood_plain(call, call.shape, reply, self._clock)
+            elif call.config is not None:
+                answer = stored_config(reply)
+            else:
+                answer = replies.understood(call, reply, self._clock)
+            if breaker.in_trouble and call.is_wanted:
+                breaker.succeeded()
+            if replies.calls is not None and not isinstance(event, Redirected):
+                is_lost = isinstance(answer, list) and any(isinstance(each, StoreError) for each in answer)
+                replies.note_call(call, "oom" if is_lost else "ok")
+        except Exception as error:  # noqa: BLE001 - the answer is consumed, and other calls have theirs
+            failure = internal_error(error)
+            replies.note_call(call, failure.fault)
+            with logged_errors():
+                replies.unanswered(call)
+                replies.inspection.refused(self.name, error.__cause__ or error)
+            if blames_server(failure):
+                session.retire()
+            elif call.is_wanted:
+                with logged_errors():
+                    breaker.succeeded()
+            return failure
+        return answer

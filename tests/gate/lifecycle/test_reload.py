@@ -44,7 +44,7 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.late import usage
 from limitgate.gate.lifecycle import build, reload
 from limitgate.http.request import ASGIRequest, WSGIRequest
-from limitgate.process.poller import Poller
+from limitgate.process.background import Poller
 from limitgate.rules.watch import WatchedRules
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS

@@ -16,8 +16,8 @@ from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule
 from limitgate.limits.bucket import bucket_of, buckets_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, refund
-from limitgate.stores.redis.calls import MAX_BATCH, calls_of
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.base import MAX_BATCH, calls_of
+from limitgate.stores.redis import wire
 from tests.support.clock import Clock
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted

@@ -19,8 +19,7 @@ from redis.exceptions import TryAgainError
 from limitgate import AsyncRedisStore, Limit, RedisStore, Rule, StoreError
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis.breaker import FAILURES
-from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.threads.connection import ListenDeadline, SyncConnection
 from tests.stores.test_stores import Door, attempts
 from tests.support.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
 from tests.support.crowds import begin, ends as crowd_ends

@@ -25,7 +25,7 @@ from limitgate import (
     Rule,
     StoreError,
 )
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.testing import frozen
 from tests.stores.test_stores import AsyncDoor, Door, a_plan
 from tests.support.doors import PATIENCE, wsgi_reply
@@ -473,7 +473,7 @@ def answers_soon(door: Door) -> None:
 
 def test_an_async_callable_that_hangs(own_redis: RedisServer, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up after a while, and asked again."""
-    monkeypatch.setattr("limitgate.stores.redis.dial.credentials.LONGEST", 1.5)
+    monkeypatch.setattr("limitgate.stores.redis.credentials.LONGEST", 1.5)
     logins, asked = Logins(own_redis), []
 
     async def give() -> Any:
@@ -492,8 +492,8 @@ def test_an_async_callable_that_hangs(own_redis: RedisServer, caplog: Any, monke
 
 def test_a_callable_that_hangs_for_ever(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another call may begin after a while, in a bounded number of threads."""
-    monkeypatch.setattr("limitgate.stores.redis.dial.credentials.LONGEST", 0.1)
-    monkeypatch.setattr("limitgate.stores.redis.dial.dialer.LOGIN_TIMEOUT", 0.05)
+    monkeypatch.setattr("limitgate.stores.redis.credentials.LONGEST", 0.1)
+    monkeypatch.setattr("limitgate.stores.redis.dialer.LOGIN_TIMEOUT", 0.05)
     logins, hangs = Logins(own_redis), threading.Event()
     logins.behaves = lambda: hangs.wait(PATIENCE) and None if logins.asked != 3 else None
     with contextlib.closing(Door(RedisStore(own_redis.url, credentials=logins))) as door:
@@ -576,7 +576,7 @@ def test_no_thread_can_be_started(own_redis: RedisServer, monkeypatch: pytest.Mo
         raise RuntimeError("can't start new thread")
 
     async def hit() -> None:
-        monkeypatch.setattr("limitgate.stores.redis.background.start", start)
+        monkeypatch.setattr("limitgate.process.background.start", start)
         with pytest.raises(StoreError, match="no file descriptor, thread or memory") as caught:
             await store.aspend(a_plan(), PATIENCE)
         assert caught.value.fault == "overload"

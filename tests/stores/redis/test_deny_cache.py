@@ -22,11 +22,9 @@ from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan, Reading, read
 from limitgate.limits.template import PlanTemplate, whole_reading
-from limitgate.stores.redis import deny_cache
+from limitgate.stores.redis import deny_cache, wire
 from limitgate.stores.redis.deny_cache import LONGEST, DenyCache
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.replies import RedisStoreBase
-from limitgate.stores.redis.server_clock import ServerClock
+from limitgate.stores.redis.replies import RedisStoreBase, ServerClock
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.clock import Clock
 from tests.support.doors import SITES, ASGISite, Site

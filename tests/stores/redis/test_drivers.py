@@ -12,7 +12,7 @@ from limitgate import Limit, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis.breaker import FAILURES
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.threads.pool import LOOK_EVERY
 from tests.support.clusters import KINDS
 from tests.support.crowds import a_plan, giving_back

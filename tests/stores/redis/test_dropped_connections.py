@@ -15,9 +15,8 @@ import pytest
 from limitgate import StoreError
 from limitgate.limits.plan import Plan, full_refund
 from limitgate.limits.template import PlanTemplate, RefundTemplate
-from limitgate.stores.redis.dial import dialer
-from limitgate.stores.redis.protocol import session as sessions
-from limitgate.stores.redis.protocol.session import DOUBT, MOST_DOUBT, Doubts
+from limitgate.stores.redis import dialer, session as sessions
+from limitgate.stores.redis.session import DOUBT, MOST_DOUBT, Doubts
 from tests.stores.test_config import ask as ask_config
 from tests.stores.test_stores import PATIENT, Door
 from tests.support.clusters import KINDS, PLAIN_KINDS, charge, keys_on, plan, used

@@ -23,8 +23,8 @@ from limitgate.algorithms import gcra
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
-from limitgate.stores.redis import background, leases, replies
-from limitgate.stores.redis.protocol import wire
+from limitgate.process import background
+from limitgate.stores.redis import leases, replies, wire
 from tests.algorithms.test_differential import a_limit
 from tests.stores.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually
 from tests.support.effort import EXAMPLES

@@ -21,11 +21,10 @@ from limitgate import AsyncRedisStore, Limiter, LimitGate, RedisStore, Rule, Sto
 from limitgate.gate.flow import Budget, Flow, measures_silence, run
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis.aio.listening import GRAIN, LONGEST, ListeningClock
-from limitgate.stores.redis.dial.dialer import SPARE, Spare
-from limitgate.stores.redis.dial.resolver import Resolver
+from limitgate.stores.redis.dialer import SPARE, Resolver, Spare
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.threads import connection as line
-from limitgate.stores.redis.threads.listen_deadline import GRACE, SHORTEST, SLICE, ListenDeadline
+from limitgate.stores.redis.threads.connection import GRACE, SHORTEST, SLICE, ListenDeadline
 from tests.support.crowds import a_plan, ask, begin, ends, store_at
 from tests.support.doors import ASGISite, Reply, WSGISite
 from tests.support.proxy import PATIENT, Proxy, in_a_loop, until
@@ -535,7 +534,7 @@ class Names:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     names = Names()
-    monkeypatch.setattr("limitgate.stores.redis.dial.resolver.socket.getaddrinfo", names.getaddrinfo)
+    monkeypatch.setattr("limitgate.stores.redis.dialer.socket.getaddrinfo", names.getaddrinfo)
     return names
 
 
@@ -658,7 +657,7 @@ async def test_a_silent_address_does_not_keep_the_others_out(
 def test_the_host_that_certificates_are_for_is_the_one_of_the_url(scheme: str) -> None:
     """An address is connected to, and the certificate has to be for the name."""
     connection = AsyncRedisStore(f"{scheme}://{HOST}:7777/0")._dialer._connection(None)
-    from limitgate.stores.redis.dial.redis_py import _at
+    from limitgate.stores.redis.redis_py import _at
 
     arguments = _at(connection._connection_arguments(), HOST, "127.0.0.1")
     assert (arguments["host"], arguments["port"]) == ("127.0.0.1", 7777)

@@ -9,10 +9,10 @@ from redis.exceptions import MovedError, OutOfMemoryError, ReadOnlyError
 
 from limitgate import RedisStore, StoreError
 from limitgate.internal_errors import OwnError
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.protocol.session import Answered, Redirected, Session
-from limitgate.stores.redis.protocol.wire import Call
-from limitgate.stores.redis.server import Server, blames_server
+from limitgate.stores.redis import wire
+from limitgate.stores.redis.replies import Server, blames_server
+from limitgate.stores.redis.session import Answered, Redirected, Session
+from limitgate.stores.redis.wire import Call
 from tests.support.crowds import a_plan
 
 FAILURE = StoreError("no answer", "timeout")

@@ -19,9 +19,9 @@ from redis.connection import ConnectionPool
 from limitgate import RedisStore
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.server_clock import APART, DRIFT, ServerClock
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.dialer import Dialer
+from limitgate.stores.redis.replies import APART, DRIFT, ServerClock
+from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.threads.node import Node
 from tests.faults.stages import Clock, compiler
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan

@@ -10,16 +10,15 @@ from typing import Any
 
 from limitgate.limits.plan import Plan
 from limitgate.limits.template import OF_ANY, AnyPlan, ScriptVariant
-from limitgate.stores.base import ConfigRequest
-from limitgate.stores.redis.calls import Room
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.base import ConfigRequest, Room
+from limitgate.stores.redis import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
 """Plan, deadline in seconds of Redis' silence (see `Batcher`), future, and timeout in seconds."""
 
 
 class Batch(wire.Call):
-    """Requests that share a call; configuration has a separate batch."""
+    """Requests that share a call; configuration has its own."""
 
     __slots__ = ("_due", "requests", "silence", "since")
     plans: list[AnyPlan]
@@ -41,7 +40,6 @@ class Batch(wire.Call):
 
     @property
     def is_wanted(self) -> bool:
-        """True if a caller still waits."""
         for _, _, waiting, _ in self.requests:  # noqa: SIM110 - any() would create a generator per call
             if not waiting.done():
                 return True
@@ -65,13 +63,11 @@ class Batch(wire.Call):
         self.silence, self.since, self._due = self.silence_at(seconds), now, None
 
     def overdue(self, now: float) -> list[Request]:
-        """Return the requests past their deadline."""
         self._due = None
         silence = self.silence_at(now)
         return [request for request in self.requests if request[1] <= silence and not request[2].done()]
 
     def follow(self, other: wire.Call) -> None:
-        """See `wire.Call.follow`."""
         super().follow(other)
         if isinstance(other, Batch):
             self.since, self.silence = other.since, other.silence
@@ -85,7 +81,6 @@ class Batch(wire.Call):
         return again
 
     def each(self) -> list[Batch]:
-        """Split into one batch per request."""
         alone = []
         for plan, request in zip(self.plans, self.requests):
             batch = Batch([request], self.shape)
@@ -105,7 +100,7 @@ class RequestQueue:
         self._entries: deque[Request | Batch] = deque()
         self._open: dict[ScriptVariant, Batch] = {}
         self._room = Room()
-        """Room for `OF_ANY` plans, which can be expensive."""
+        """For `OF_ANY` plans, which can be expensive."""
         self.size = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -116,7 +111,6 @@ class RequestQueue:
                 yield entry
 
     def append(self, request: Request) -> None:
-        """Add a request."""
         self.size += 1
         plan = request[0]
         entry: Request | Batch = request
@@ -134,17 +128,16 @@ class RequestQueue:
         self._entries.append(entry)
 
     def appendleft(self, request: Request) -> None:
-        """Add a request at the front."""
         self._entries.appendleft(request)
         self.size += 1
 
     def first(self) -> Request | None:
-        """Return the first request, unless it is in a plain batch."""
+        """The first request, unless it is in a plain batch."""
         entry = self._entries[0] if self._entries else None
         return None if isinstance(entry, Batch) else entry
 
     def popleft(self) -> Request:
-        """Remove and return the request that `first` returns."""
+        """Remove and return what `first` returns."""
         entry = self._entries.popleft()
         if isinstance(entry, Batch):
             raise TypeError("plain plans are next, expected first() to be asked before")
@@ -164,13 +157,11 @@ class RequestQueue:
         return batch
 
     def keep(self, requests: Iterable[Request]) -> None:
-        """Keep only these requests."""
         self.clear()
         for request in requests:
             self.append(request)
 
     def clear(self) -> None:
-        """Remove all requests."""
         self._entries.clear()
         self._open.clear()
         self.size = 0

@@ -20,38 +20,30 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
 from limitgate.process import switch
-from limitgate.process.clock import call_later, loop_time, monotonic
-from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.process.clock import begin, call_later, loop_time, monotonic
+from limitgate.stores.base import MAX_BATCH, ConfigRequest, Room, StoredConfig
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
-from limitgate.stores.redis.aio.connection import AsyncConnection
+from limitgate.stores.redis.aio.connection import AsyncConnection, renew_in_time
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
-from limitgate.stores.redis.aio.loop_end import begin
-from limitgate.stores.redis.aio.renewal import renew_in_time
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.calls import MAX_BATCH, Room
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT
-from limitgate.stores.redis.dial.redis_py import close, renewable_login
-from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.protocol.session import CallEvent, Doubts, Resend
-from limitgate.stores.redis.replies import DECLINED, Outcome, RedisStoreBase
-from limitgate.stores.redis.server import Server, blames_server
+from limitgate.stores.redis.redis_py import close, renewable_login
+from limitgate.stores.redis.replies import DECLINED, Outcome, RedisStoreBase, Server, blames_server
+from limitgate.stores.redis.session import CallEvent, Doubts, Resend
+from limitgate.stores.redis.url import Address
 
 MAX_FLYING = 16
 MAX_QUEUED = 50_000
-"""Maximum number of queued requests."""
 SILENCE = 1.0
 """Seconds without a reply until a connection with overdue calls is closed."""
 NO_ROOM_PAUSE = 0.05
-"""Seconds until the next connection attempt after a lack of file descriptors or memory."""
+"""Seconds until the next attempt after a lack of file descriptors or memory."""
 
 
 class ClusterOfNode(Protocol):
-    """The cluster of a batcher's node."""
-
-    def apart(self, batch: Batch) -> Iterable[Batch]:
-        """Split a batch into one batch per hash slot."""
+    def apart(self, batch: Batch) -> Iterable[Batch]: ...
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
         """Handle a reading that came too late for its caller."""
@@ -59,15 +51,14 @@ class ClusterOfNode(Protocol):
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
         """Forward a batch that the node at ``origin`` has redirected."""
 
-    def troubled(self) -> None:
-        """Look up the slot map after a failure."""
+    def troubled(self) -> None: ...
 
 
 class Batcher:
     """Sends the plans of one event loop to one Redis server.
 
-    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. Connecting is a separate task, so it can
-    outlast the request that started it. All tasks and timers refer to the batcher weakly, so an unused batcher is freed.
+    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. A connection attempt can outlast the
+    request that started it. Tasks and timers refer to the batcher weakly, so an unused one is freed.
     """
 
     def __init__(
@@ -94,7 +85,7 @@ class Batcher:
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False
-        """True from the first request of a loop iteration until `_flush`."""
+        """From the first request of a loop iteration until `_flush`."""
         self._connection: AsyncConnection | None = None
         self._connections: set[AsyncConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
@@ -102,7 +93,7 @@ class Batcher:
         """Start of the attempt, and `ListeningClock.sleeps` then."""
         self._no_room_until = 0.0
         self._doubted: tuple[AsyncConnection, float] | None = None
-        """The last doubted connection, and when its silence began."""
+        """A connection, and when its silence began."""
         self._doubts = Doubts()
         self._renewed: AsyncConnection | None = None
         self._silence = Silence(clock)
@@ -110,7 +101,6 @@ class Batcher:
 
     @property
     def breaker(self) -> Breaker:
-        """The circuit breaker of the server."""
         return self._server.breaker
 
     def spend(
@@ -119,7 +109,7 @@ class Batcher:
         timeout: float,
         checks: bool = True,  # noqa: FBT001, FBT002 - a keyword is slower
     ) -> asyncio.Future[Reading]:
-        """See `AsyncServers.spend`. Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open."""
+        """Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open; the future after ``timeout``."""
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
             self._server.breaker.check(self._time)
@@ -156,7 +146,7 @@ class Batcher:
         self._is_gathering = breaker.state == "closed"
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """See `AsyncServers.config`. The request overtakes all queued plans."""
+        """Overtakes all queued plans. The future raises `StoreError` after ``timeout`` seconds."""
         stored: asyncio.Future[StoredConfig] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
@@ -165,17 +155,14 @@ class Batcher:
         return stored
 
     def connect(self) -> None:
-        """See `AsyncServers.connect`."""
         if not self._is_connected:
             self._begin_to_connect()
 
     @property
     def is_idle(self) -> bool:
-        """True if no caller waits here."""
         return all(waiting.done() for _, _, waiting, _ in self._requests())
 
     async def close(self) -> None:
-        """See `AsyncServers.close`."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -193,7 +180,7 @@ class Batcher:
         await asyncio.sleep(0)
 
     def abandon(self) -> None:
-        """See `AsyncServers.abandon`."""
+        """Drop calls in flight after the event loop has closed."""
         for connection in self._connections:
             for batch in connection.session.flying:
                 self._replies.unanswered(batch)
@@ -211,7 +198,6 @@ class Batcher:
         self._flush()
 
     def park(self, batch: Batch, pause: float) -> None:
-        """Resend a batch after ``pause`` seconds."""
         self._parked.append(batch)
         self._silence.watch(self)
         call_later(asyncio.get_running_loop(), pause, partial(self._unpark, batch))
@@ -222,7 +208,6 @@ class Batcher:
             self.adopt(batch)
 
     def _flush(self) -> None:
-        """Send queued requests, as far as the connection accepts them."""
         self._is_gathering = False
         connection, queue, resends = self._connection, self._queue, self._resends
         if connection is None or connection.is_closing():
@@ -259,7 +244,7 @@ class Batcher:
             self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
-        """Take the next requests from the queue; drop those already cancelled or refused."""
+        """Take the next requests from the queue; drop those cancelled or refused."""
         requests: list[Request] = []
         room = Room()
         while (first := self._queue.first()) is not None:
@@ -405,7 +390,7 @@ class Batcher:
             self._connecting_since = self._time(), self._clock.sleeps
 
     def is_through(self) -> None:
-        """Note that the running task has stopped connecting."""
+        """Called by the running task when it stops connecting."""
         if self._connecting is asyncio.current_task():
             self._connecting = None
 
@@ -443,7 +428,7 @@ class Batcher:
         self._flush()
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Start to replace a connection. Return False if it is no longer in use."""
+        """Start to replace a connection. False if it is no longer in use."""
         if connection is not self._connection or connection.is_closing():
             return False
         self._renewed = connection
@@ -468,7 +453,7 @@ class Batcher:
             self._dial_at_once()
 
     def _dial_at_once(self) -> None:
-        """Connect at once after a long silence."""
+        """Called after a long silence."""
         if (
             not self._server.breaker.is_closed
             and self._connection is None
@@ -480,7 +465,7 @@ class Batcher:
     def listened(self) -> float | None:
         """Count Redis' silence. Return the seconds until the next deadline; None without callers."""
         now = self._clock.seconds
-        if not self._owes:
+        if self._connecting is None and not self._is_owed_an_answer:
             self._silence.break_()
         elif not self._server.breaker.is_closed:
             self._server.breaker.is_probing(self._time())
@@ -501,7 +486,7 @@ class Batcher:
         return left
 
     def _connect_anew_after_a_sleep(self) -> None:
-        """Restart a connection attempt after the event loop stood still."""
+        """Called when the event loop may have stood still."""
         began, sleeps = self._connecting_since
         connecting = self._connecting
         if connecting is not None and sleeps < self._clock.sleeps and self._time() - began > CONNECT_TIMEOUT:
@@ -510,7 +495,6 @@ class Batcher:
             self._begin_to_connect()
 
     def _doubt(self) -> None:
-        """Open a second connection beside a doubtful one, see `session`."""
         connection = self._connection
         if (
             connection is not None
@@ -527,10 +511,6 @@ class Batcher:
     @property
     def _is_connected(self) -> bool:
         return self._connection is not None and not self._connection.is_closing()
-
-    @property
-    def _owes(self) -> bool:
-        return self._connecting is not None or self._is_owed_an_answer
 
     @property
     def _is_owed_an_answer(self) -> bool:
@@ -553,7 +533,7 @@ class Batcher:
                 connection.give_up()
 
     def _give_up_what_owes_since_before(self) -> None:
-        """Close connections whose replies were due while the process stood still."""
+        """Called when the process may have stood still."""
         for connection in list(self._connections):
             flying = connection.session.flying
             if flying and monotonic() - flying[0].sent > SILENCE:
@@ -587,7 +567,7 @@ class Batcher:
             self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
-        """Count a failed call. If the breaker opens, fail waiting requests and probe."""
+        """If the breaker opens, fail waiting requests and probe."""
         if self._server.breaker.failed(error, self._time()):
             self._fail_unsent(error)
             self._probe_later()
@@ -603,7 +583,6 @@ class Batcher:
         self._probe_timer = None if pause is None else call_later(loop, pause, partial(_send_probe, ref(self)))
 
     def send_probe(self) -> None:
-        """Ask whether the server is back, unless the breaker has closed."""
         self._probe_timer = None
         if switch.stand_in is not None:
             self._probe_later()
@@ -655,7 +634,7 @@ def _send_probe(batcher: ref[Batcher]) -> None:
 
 
 def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:
-    """Fail waiting requests, each with a separate error and ``waited``."""
+    """Fail waiting requests, each with its own error and ``waited``."""
     for _, due, waiting, timeout in requests:
         if not waiting.done():
             failure = error if isinstance(error, StoreError) else store_error(error)

@@ -21,17 +21,15 @@ from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
-from limitgate.process.clock import loop_time, monotonic
-from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.process.clock import begin, loop_time, monotonic
+from limitgate.stores.base import MAX_BATCH, ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
-from limitgate.stores.redis.aio.loop_end import begin
-from limitgate.stores.redis.calls import MAX_BATCH
-from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
-from limitgate.stores.redis.cluster.slot_map import (
+from limitgate.stores.redis.cluster import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
+    PAUSE,
     Conclusion,
     Part,
     SlotMap,
@@ -41,18 +39,15 @@ from limitgate.stores.redis.cluster.slot_map import (
     parts_of,
     unreachable,
 )
-from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.dialer import Dialer
 from limitgate.stores.redis.errors import Redirection, store_error
 from limitgate.stores.redis.replies import Outcome, RedisStoreBase
+from limitgate.stores.redis.url import Address
 
 ABREAST = MAX_BATCH
-"""Plans in flight for the same buckets on several nodes."""
 
 
 class AsyncCluster:
-    """Carries out plans on the cluster nodes that a `Dialer` connects to."""
-
     def __init__(self, dialer: Dialer, replies: RedisStoreBase, clock: ListeningClock) -> None:
         self._dialer = dialer
         self._replies = replies
@@ -60,15 +55,13 @@ class AsyncCluster:
         self._time = partial(loop_time, asyncio.get_running_loop())
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
-        self._router = Router(self._map)
         self._giving_back: set[asyncio.Future[Reading]] = set()
         self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
-        """A late charge of these parts is refunded."""
+        """A late charge of these is refunded."""
         self._closed = False
 
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """See `AsyncServers.spend`."""
         parts = parts_of(plan)
         if len(parts) == 1:
             return self._node(parts[0]).spend(plan, timeout)
@@ -83,11 +76,9 @@ class AsyncCluster:
         return crowd.join(_Together(self, plan, parts, timeout))
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """See `AsyncServers.config`."""
         return self._map.node(self._map.holder(hash_slot(request.key))).config(request, timeout)
 
     def connect(self) -> None:
-        """See `AsyncServers.connect`."""
         self._map.node(self._map.holder(0)).connect()
         self.troubled()
 
@@ -96,11 +87,11 @@ class AsyncCluster:
         return self._node(part).spend(part.plan, timeout, checks=False)
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
-        """Return the outcome of a plan that is already refused or needs an unreachable node."""
+        """The outcome of a plan that is already refused or needs an unreachable node."""
         return unreachable(self._map, parts, self._time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
-        """Mark a failed part, so that a late charge of it is refunded."""
+        """A late charge of this part will be refunded."""
         self._failed_parts.add(part)
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
@@ -135,7 +126,7 @@ class AsyncCluster:
             self._replies.not_given_back += 1
 
     async def close(self) -> None:
-        """See `AsyncServers.close`. Waits for refunds."""
+        """Waits for refunds."""
         for crowd in list(self._crowds.values()):
             crowd.disperse(store_error(ConnectionResetError("the store was closed")))
         if self._giving_back:
@@ -148,25 +139,22 @@ class AsyncCluster:
             await asyncio.wait([self._looking])
 
     def abandon(self) -> None:
-        """See `AsyncServers.abandon`."""
         for batcher in self._map.nodes.values():
             batcher.abandon()
 
     def apart(self, batch: Batch) -> Iterable[Batch]:
-        """See `ClusterOfNode.apart`."""
         slots: dict[int, list[Request]] = {}
         for request in batch.requests:
             slots.setdefault(hash_slot_of(request[0]), []).append(request)
         return [Batch(requests, batch.shape) for requests in slots.values()]
 
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
-        """See `ClusterOfNode.redirected`."""
-        route = self._router.route(batch, redirection, origin)
+        route = self._map.route(batch, redirection, origin)
         node = self._map.node(route.address)
-        if isinstance(route, Send):
+        if route.how == "send":
             node.adopt(batch)
         else:
-            for each in batch.each() if isinstance(route, Split) else [batch]:
+            for each in batch.each() if route.how == "split" else [batch]:
                 node.park(each, PAUSE)
         if self._map.is_outdated:
             self.troubled()
@@ -272,7 +260,7 @@ class _Together:
         self._parts = parts
         self.timeout = timeout
         self.due = timeout
-        """Deadline in seconds of Redis' silence."""
+        """In seconds of Redis' silence."""
         self._waited = 0.0
         self._left = len(parts)
         self._began = 0.0

@@ -1,38 +1,38 @@
 """One pipelined connection to Redis on asyncio.
 
-After redis-py has connected, the transport feeds a `Session` directly. redis-py's streams would need a task and several
-wake-ups per reply.
+After redis-py has connected, the transport feeds a `Session`: streams would need a task and several wake-ups per reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any, Protocol
 from weakref import ref
 
 from limitgate.process.clock import monotonic
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dial.redis_py import take_writer
-from limitgate.stores.redis.dial.sockets import has_data, reset_on_close
-from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustClose, Session
+from limitgate.stores.redis.credentials import Login
+from limitgate.stores.redis.redis_py import has_data, reset_on_close, take_writer
+from limitgate.stores.redis.session import NEED_DATA, CallEvent, MustClose, Session
 
 
 class Owner(Protocol):
-    """User of a connection."""
-
-    def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
-        """Handle an event other than the last."""
+    def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None: ...
 
     def lost(self, connection: AsyncConnection) -> None:
-        """Handle a lost connection. The calls in ``session.flying`` will get no reply."""
+        """The calls in ``session.flying`` will get no reply."""
+
+    def renew(self, connection: AsyncConnection) -> bool:
+        """Start to replace a connection. False if it is no longer in use."""
 
 
 class AsyncConnection(asyncio.Protocol):
     """Drives a session on a redis-py connection.
 
-    It refers to its ``owner`` weakly, so that a dropped store is freed.
+    Refers to its ``owner`` weakly, so that a dropped store is freed.
     """
 
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
@@ -57,7 +57,6 @@ class AsyncConnection(asyncio.Protocol):
         self._unsent.append(session.send(batch))
 
     def flush(self) -> None:
-        """Send the queued batches together."""
         unsent = self._unsent
         if unsent:
             self._transport.write(b"".join(unsent))
@@ -73,7 +72,7 @@ class AsyncConnection(asyncio.Protocol):
         self._abort()
 
     def retire(self) -> None:
-        """Accept no more calls and close after the last reply."""
+        """Close after the last reply."""
         self.session.retire()
         if not self.session.flying:
             self.give_up()
@@ -93,7 +92,6 @@ class AsyncConnection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Pass complete replies to the owner."""
         session, owner = self.session, self._owner()
         if owner is None:
             self.give_up()
@@ -108,7 +106,19 @@ class AsyncConnection(asyncio.Protocol):
             owner.heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report the end to the owner."""
         owner = self._owner()
         if owner is not None:
             owner.lost(self)
+
+
+def renew_in_time(owner: Owner, connection: AsyncConnection, login: Login) -> None:
+    """Replace a connection before its login expires, with retries."""
+    due_in = max(login.renew_at - monotonic(), 0.0)
+    loop = asyncio.get_running_loop()
+    loop.call_later(due_in, _renew, ref(owner), ref(connection), login.retry_every, context=Context())
+
+
+def _renew(owner: ref[Owner], connection: ref[AsyncConnection], retry_every: float) -> None:
+    here, expiring = owner(), connection()
+    if here is not None and expiring is not None and here.renew(expiring):
+        asyncio.get_running_loop().call_later(retry_every, _renew, owner, connection, retry_every, context=Context())

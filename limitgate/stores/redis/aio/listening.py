@@ -19,7 +19,7 @@ from limitgate.process.clock import asyncio_is_stopped, call_later, monotonic
 GRAIN, SHORTEST = 0.01, 0.004
 """Maximum and minimum seconds between two ticks."""
 LONGEST = 0.05
-"""Maximum seconds that count per tick. A late tick counts as well, because the loop polls its sockets in between."""
+"""Maximum seconds that count per tick. A late tick counts too, because the loop polls its sockets in between."""
 LATE = 0.002
 """A tick this late means that the loop was away; GIL waits take 5 ms."""
 ASLEEP = 1.0
@@ -29,8 +29,6 @@ AWAY = 0.1
 
 
 class Listener(Protocol):
-    """Receiver of clock ticks."""
-
     def listened(self) -> float | None:
         """Handle a tick. Return the seconds until the next deadline; None to stop."""
 
@@ -46,7 +44,7 @@ class ListeningClock:
         self.was_away = False
         """The loop was away before one of the latest two ticks."""
         self.sleeps = 0
-        """Number of times the loop or process stood still."""
+        """Times that the loop or process stood still."""
         self._run: object = None
         self._was_late = False
         self._looked = self._pause = 0.0
@@ -54,7 +52,6 @@ class ListeningClock:
         self._listeners: dict[Listener, None] = {}
 
     def now(self) -> float:
-        """Return the seconds up to now."""
         if not self._ticks:
             return self.seconds
         since = self._time() - self._looked
@@ -69,7 +66,6 @@ class ListeningClock:
             self._look_later(GRAIN)
 
     def forget(self, listener: Listener) -> None:
-        """Remove a listener."""
         self._listeners.pop(listener, None)
 
     @asynccontextmanager
@@ -93,10 +89,7 @@ class ListeningClock:
         call_later(self._loop, pause, self._look)
 
     def _look(self) -> None:
-        """Tick, and count the time after socket data has been read.
-
-        asyncio and uvloop both read sockets before the iteration after next.
-        """
+        """Tick, and count the time after sockets were read: asyncio and uvloop both do so before the iteration after next."""
         now = self._time()
         is_late = now - self._looked > self._pause + LATE
         self.was_away, self._was_late = is_late or self._was_late, is_late
@@ -140,7 +133,6 @@ class Silence:
         self._was_broken = False
 
     def watch(self, listener: Listener) -> None:
-        """Start to count for a new waiting listener."""
         if self._looked is None:
             self._looked = self._clock.now()
             self._clock.watch(listener)
@@ -150,7 +142,7 @@ class Silence:
         self._was_broken = True
 
     def go_on(self, *, connecting: float = math.inf) -> bool:
-        """Count the time since the last tick. Return False if none of it was silence.
+        """Count the time since the last tick. False if none of it was silence.
 
         ``connecting`` is the timeout of a connection attempt; then little counts after a late tick.
         """
@@ -163,7 +155,6 @@ class Silence:
         return passed > 0
 
     def stop(self) -> None:
-        """Stop counting."""
         self._looked = None
 
 

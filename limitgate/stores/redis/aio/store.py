@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import Protocol, overload
+from typing import overload
 
 from redis.asyncio.connection import ConnectionPool
 
@@ -15,46 +15,50 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
 from limitgate.process import switch
-from limitgate.process.clock import call_later, monotonic
-from limitgate.process.event_loop import asyncio_loop
-from limitgate.process.remaking import Remade
+from limitgate.process.clock import asyncio_loop, call_later, monotonic
+from limitgate.process.forking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.aio.loop_end import LoopEnd
-from limitgate.stores.redis.dial.credentials import AsyncGivesLogin, Credentials
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
-from limitgate.stores.redis.dial.url import scheme_of
+from limitgate.stores.redis.credentials import AsyncGivesLogin, Credentials
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST, Leases
 from limitgate.stores.redis.replies import RedisStoreBase
+from limitgate.stores.redis.url import scheme_of
 
 _NAME = "a store on Redis for async code"
 
 
-class AsyncServers(Protocol):
-    """One server or a cluster, used from one event loop."""
+class LoopEnd:
+    """Calls ``close`` before the event loop ends, by an asynchronous generator (PEP 525)."""
 
-    def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """Return a future for the reading; it fails with `StoreError` after ``timeout`` seconds."""
+    def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._close: Callable[[], Awaitable[None]] | None = close
+        self._ending: AsyncGenerator[None, None] | None = self._until_the_loop_ends()
 
-    def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
-        """Return a future for the configuration; it fails with `StoreError` after ``timeout`` seconds."""
+    async def watch(self) -> None:
+        if self._ending is not None:
+            await anext(self._ending)
 
-    def connect(self) -> None:
-        """Start to connect in the background, unless connected."""
+    async def closed(self) -> None:
+        """Stop the watch after a normal close."""
+        self._close = None
+        if self._ending is not None:
+            await self._ending.aclose()
 
-    async def close(self) -> None:
-        """Close the connections and fail the waiting requests."""
-
-    def abandon(self) -> None:
-        """Drop calls in flight after the event loop has closed."""
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            # The generator keeps the loop alive.
+            self._ending = None
+            if self._close is not None:
+                await self._close()
 
 
 class _LoopState:
-    """A store's state in one event loop."""
-
-    def __init__(self, servers: AsyncServers, leases: Leases) -> None:
+    def __init__(self, servers: Batcher | AsyncCluster, leases: Leases) -> None:
         self.servers = servers
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
@@ -71,7 +75,6 @@ class _LoopState:
         self.end_leases_in_time()
 
     def give_back(self, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
-        """Return leases of at least ``age`` seconds."""
         sent: list[asyncio.Future[Reading]] = []
         plans = self._leases.ended(monotonic(), age)
         for plan in plans if switch.stand_in is None else ():
@@ -97,7 +100,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for asyncio. Requests of the same loop iteration share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or a URL with several servers, see
-    limitgate/stores/redis/dial/url.py. The store connects on first use. It answers refused callers locally until they may
+    limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may
     retry; ``local_refusals=False`` asks Redis every time.
 
     ``credentials`` is a sync or async callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``;
@@ -161,7 +164,6 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         return await state.servers.config(request, timeout)
 
     async def connect(self) -> None:
-        """Start to connect in the background."""
         if switch.stand_in is not None:
             return
         state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
@@ -181,13 +183,12 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             await state.end()
 
     def give_back_leases(self) -> None:
-        """Return all leases. Callable from any thread."""
+        """Callable from any thread."""
         for loop, state in list(self._loops.items()) if self.leases else ():
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(state.give_back, 0)
 
     def end_leases_in_time(self) -> None:
-        """See `RedisStoreBase.end_leases_in_time`."""
         state = self._loops.get(asyncio.get_running_loop())
         if state is not None:
             state.end_leases_in_time()
@@ -206,7 +207,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
         await state.loop_end.watch()
         return state
 
-    def _reach(self, clock: ListeningClock) -> AsyncServers:
+    def _reach(self, clock: ListeningClock) -> Batcher | AsyncCluster:
         if self._dialer.nodes:
             return AsyncCluster(self._dialer, self, clock)
         return Batcher(partial(self._dialer.adial, clock), self, clock)

@@ -11,13 +11,13 @@ from functools import partial
 from limitgate.errors import StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.template import AnyPlan, common_shape
+from limitgate.process import background
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis import background
-from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
-from limitgate.stores.redis.cluster.slot_map import (
+from limitgate.stores.redis.cluster import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
+    PAUSE,
     Part,
     SlotMap,
     concluded,
@@ -25,19 +25,16 @@ from limitgate.stores.redis.cluster.slot_map import (
     parts_of,
     unreachable,
 )
-from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.dialer import Dialer
 from limitgate.stores.redis.errors import Redirection
-from limitgate.stores.redis.protocol.wire import NO_PLAN, Call
-from limitgate.stores.redis.replies import Outcome, RedisStoreBase
-from limitgate.stores.redis.server import Answer, configuration, failure_by
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.replies import Answer, Outcome, RedisStoreBase, configuration, failure_by
+from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.threads.node import Node, Sent
+from limitgate.stores.redis.url import Address
+from limitgate.stores.redis.wire import NO_PLAN, Call
 
 
 class _Errand(Call):
-    """A call for the cluster node at ``address``."""
-
     __slots__ = ("address", "is_parked", "places")
 
     def __init__(
@@ -59,19 +56,15 @@ class _Errand(Call):
 
 
 class SyncCluster:
-    """Carries out plans on the cluster nodes that a `Dialer` connects to."""
-
     def __init__(self, dialer: Dialer, replies: RedisStoreBase) -> None:
         self._dialer = dialer
         self._replies = replies
         self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
-        self._router = Router(self._map)
         self._looks = False
         self._giving_back: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
     def check(self, plan: AnyPlan) -> None:
-        """See `SyncServers.check`."""
         parts = parts_of(plan)
         for part in parts:
             self._map.node(self._map.holder(part.hash_slot)).look()
@@ -80,7 +73,6 @@ class SyncCluster:
             raise error
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans and return an outcome for each."""
         parted, began, enough = [parts_of(plan) for plan in plans], monotonic(), listen_deadline.left / 2
         heard = iter(self._carry_out([part for parts in parted for part in parts], listen_deadline))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]
@@ -95,7 +87,6 @@ class SyncCluster:
         return [conclusion.outcome for conclusion in conclusions]
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """See `SyncServers.config`."""
         address = self._map.holder(hash_slot(request.key))
         self._map.node(address).look()
         errand = _Errand([NO_PLAN], [0], address, request)
@@ -103,12 +94,11 @@ class SyncCluster:
         return configuration(self._answers([errand], listen_deadline).get(errand) or _no_answer())
 
     def connect(self) -> None:
-        """See `SyncServers.connect`."""
         self._look()
         self._map.node(self._map.holder(0)).connect()
 
     def close(self) -> None:
-        """See `SyncServers.close`. Waits for refunds."""
+        """Waits for refunds."""
         # No lock, see `ConnectionPool.close`.
         self._map.is_outdated = False
         for giving_back in list(self._giving_back):
@@ -128,7 +118,7 @@ class SyncCluster:
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
-        """Refund in a background thread. Return False if none can be started."""
+        """In a background thread. False if none can be started."""
         listen_deadline = ListenDeadline(GIVE_BACK_TIMEOUT)
         with self._lock, suppress(RuntimeError):
             self._giving_back.add(background.start("give-back", self._give_back, parts, listen_deadline))
@@ -179,7 +169,7 @@ class SyncCluster:
         try:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
             # These may have to connect first.
-            for node, own in sorted(nodes, key=_in_trouble):
+            for node, own in sorted(nodes, key=lambda each: each[0].breaker.in_trouble):
                 try:
                     _check(node, listen_deadline)
                     sent.append((node, node.send(own, listen_deadline), own))
@@ -202,12 +192,12 @@ class SyncCluster:
             self._replies.unanswered(errand)
 
     def _sent_on(self, errand: _Errand, redirection: Redirection) -> Sequence[_Errand]:
-        route = self._router.route(errand, redirection, errand.address)
+        route = self._map.route(errand, redirection, errand.address)
         if self._map.is_outdated:
             self._look()
-        errands = errand.each() if isinstance(route, Split) else [errand]
+        errands = errand.each() if route.how == "split" else [errand]
         for each in errands:
-            each.address, each.is_parked = route.address, not isinstance(route, Send)
+            each.address, each.is_parked = route.address, route.how != "send"
         return errands
 
     def _look(self) -> None:
@@ -246,11 +236,7 @@ def _no_answer() -> StoreError:
 
 
 def _check(node: Node, listen_deadline: ListenDeadline) -> None:
-    """Raise `StoreError` if the time is up or the node's breaker is open."""
+    """Raise `StoreError` if the time is up or the breaker is open."""
     if listen_deadline.left <= 0:
         raise StoreError("the timeout ended before the call could be sent", "timeout")
     node.breaker.check(monotonic)
-
-
-def _in_trouble(errands: tuple[Node, list[_Errand]]) -> bool:
-    return errands[0].breaker.in_trouble

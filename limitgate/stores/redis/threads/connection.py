@@ -1,6 +1,9 @@
 """A sync connection to Redis, used by one thread at a time.
 
 After redis-py has connected, a `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply.
+
+A thread that waits for the GIL receives no replies, so only listening time counts against a deadline. A thread waits in slices:
+a slice counts only if the kernel waited for all of it.
 """
 
 from __future__ import annotations
@@ -11,25 +14,83 @@ from typing import Any, Protocol
 
 from limitgate.internal_errors import raise_interruption
 from limitgate.process.clock import monotonic
-from limitgate.stores.redis.dial.redis_py import socket_of
-from limitgate.stores.redis.dial.sockets import has_data, reset_on_close
-from limitgate.stores.redis.protocol.session import NEED_DATA, Doubts, Event, Session
-from limitgate.stores.redis.protocol.wire import Call
-from limitgate.stores.redis.threads.listen_deadline import SHORTEST, SLICE, ListenDeadline
+from limitgate.stores.redis.redis_py import has_data, reset_on_close, socket_of
+from limitgate.stores.redis.session import NEED_DATA, Doubts, Event, Session
+from limitgate.stores.redis.wire import Call
+
+SLICE = 0.0125
+"""Seconds at most."""
+GRACE = 0.02
+"""Seconds to read after the deadline, for each of several servers."""
+SHORTEST = 0.001
+"""Seconds at least."""
+
+STARVED_TURNS = 40
+"""GIL waits of the other thread that don't count; connecting needs 5 to 25."""
+LATE_S = 0.004
+"""A thread this late has waited for the GIL, which others hold for 5 ms."""
+
+
+class ListenDeadline:
+    __slots__ = ("left", "spent")
+
+    def __init__(self, seconds: float, spent: float = 0.0) -> None:
+        self.left = seconds
+        self.spent = spent
+
+    @property
+    def is_over(self) -> bool:
+        """Including a last short slice."""
+        return self.left <= -SHORTEST
+
+    @property
+    def is_exhausted(self) -> bool:
+        """All data of before the deadline has been read."""
+        return self.left <= -GRACE
+
+    def slice(self) -> float:
+        return max(min(self.left, SLICE), SHORTEST)
+
+    def waited_in_vain(self, seconds: float) -> None:
+        self.left -= seconds
+        self.spent += seconds
+
+    def waited_since(self, began: float, slice_: float) -> None:
+        """Count a slice that ended with data, unless this thread was away."""
+        seconds = monotonic() - began
+        if seconds <= slice_:
+            self.left -= seconds
+
+
+class WaitForThread:
+    """Wait for another thread, which may wait for the GIL as well."""
+
+    def __init__(self, listen_deadline: ListenDeadline) -> None:
+        self.listen_deadline = listen_deadline
+        self._turns = 0.0
+
+    def waited_in_vain(self, slice_: float, elapsed: float) -> None:
+        """Count a slice of ``elapsed`` seconds without progress.
+
+        The other thread also waits for the GIL, so the first `STARVED_TURNS` waits do not count, and later ones only in part.
+        """
+        late_s = elapsed - slice_
+        if late_s > LATE_S and self._turns < STARVED_TURNS:
+            self._turns += elapsed / late_s
+        else:
+            self.listen_deadline.waited_in_vain(slice_ * slice_ / elapsed if late_s > slice_ else slice_)
+
 
 _CHUNK = 16_384
 
 
 class OtherConnections(Protocol):
-    """The other connections to the same server."""
-
     doubts: Doubts
 
-    def make_another(self) -> None:
-        """Start to connect, if a thread can be started."""
+    def make_another(self) -> None: ...
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been opened since ``since``, by `time.monotonic`."""
+        """True if a connection has been opened since."""
 
 
 class SyncConnection:
@@ -37,7 +98,7 @@ class SyncConnection:
 
     others: OtherConnections | None = None
     closings = 0
-    """Pool closings before it was dialed."""
+    """Of the pool, before it was dialed."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
@@ -48,7 +109,7 @@ class SyncConnection:
         self._left = 0.0
         self._doubted_at: float | None = None
         self.session.asked_at = self.looked_at = monotonic()
-        """Last check without calls in flight, monotonic seconds."""
+        """Last check without calls in flight."""
 
     def is_quiet(self) -> bool:
         """True if the connection is open and has no unexpected data."""
@@ -63,7 +124,7 @@ class SyncConnection:
         return self.session.is_quiet()
 
     def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
-        """Send bytes. Raises `TimeoutError`; any other `OSError` becomes an event."""
+        """Raises `TimeoutError`; any other `OSError` becomes an event."""
         self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
         # Usually all bytes are sent at once, so the first wait is not measured.
@@ -88,7 +149,7 @@ class SyncConnection:
             began = monotonic()
 
     def next_event(self, listen_deadline: ListenDeadline) -> Event[Call]:
-        """Wait for the session's next event. Raises `TimeoutError`."""
+        """Raises `TimeoutError`."""
         session = self.session
         while not session.has_more or (event := session.next_event()) is NEED_DATA:
             # Usually the timeout stays the same.
@@ -128,7 +189,6 @@ class SyncConnection:
             others.make_another()
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.disconnect()
 
     def _waited_in_vain(self, listen_deadline: ListenDeadline) -> None:

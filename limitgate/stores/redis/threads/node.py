@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 from weakref import ref
 
 from redis.exceptions import RedisError
@@ -15,29 +16,22 @@ from redis.exceptions import RedisError
 from limitgate.errors import StoreError
 from limitgate.internal_errors import internal_error, logged_errors, raise_interruption
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.process import switch
+from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
-from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.errors import store_error, unsendable
-from limitgate.stores.redis.protocol.session import Answered, Event, FellSilentError, MustClose, Redirected, Session
-from limitgate.stores.redis.protocol.wire import NO_PLAN, UNSENDABLE, Call
-from limitgate.stores.redis.replies import Outcome, RedisStoreBase
-from limitgate.stores.redis.server import Answer, Server, blames_server, configuration, failure_by
-from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.replies import Answer, Outcome, RedisStoreBase, Server, blames_server, configuration, failure_by
+from limitgate.stores.redis.session import Answered, Event, FellSilentError, MustClose, Redirected, Session
+from limitgate.stores.redis.threads.connection import ListenDeadline, SyncConnection
 from limitgate.stores.redis.threads.pool import ConnectionPool
-
-
-def _nothing() -> None:
-    """Do nothing."""
+from limitgate.stores.redis.url import Address
+from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call
 
 
 class _ProbePatience(ListenDeadline):
-    """Deadline of a probing thread, which confirms the probe to the breaker."""
+    """Confirms a probe to the breaker."""
 
     __slots__ = ("_breaker",)
 
@@ -51,8 +45,6 @@ class _ProbePatience(ListenDeadline):
 
 
 class Sent:
-    """Calls sent together on one connection, and their answers so far."""
-
     __slots__ = ("answers", "calls", "connection")
 
     def __init__(self, calls: Sequence[Call], connection: SyncConnection | None = None) -> None:
@@ -64,32 +56,31 @@ class Sent:
 class Node:
     """Carries out calls on one server, or on the cluster node at ``address``.
 
-    ``dial`` connects; ``failed`` is called after every server failure.
+    ``failed`` is called after every server failure.
     """
 
     def __init__(
         self,
-        dial: Dial,
+        dial: Callable[..., Any],
         replies: RedisStoreBase,
         *,
         address: Address | None = None,
-        failed: Callable[[], None] = _nothing,
+        failed: Callable[[], object] = bool,
     ) -> None:
         self._server = Server(replies, address)
         self._connections = ConnectionPool(dial)
         self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
-        """A request thread must probe at this monotonic time, because no background thread could be started."""
+        """A request thread must probe then, because no background thread could be started."""
         self._probing = threading.Lock()
 
     @property
     def breaker(self) -> Breaker:
-        """The circuit breaker of this server."""
         return self._server.breaker
 
     def check(self, _: AnyPlan) -> None:
-        """See `SyncServers.check`."""
+        """Raise `StoreError` if the server is unreachable."""
         if self._probe_due is not None:
             self.look()
         if self._server.breaker.state != "closed":
@@ -108,7 +99,7 @@ class Node:
             self._probing.release()
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """See `SyncServers.exchange`."""
+        """Raises `StoreError` after ``listen_deadline``."""
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
         call = Call(plans, common_shape(plans))
@@ -119,7 +110,7 @@ class Node:
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
     def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """See `SyncServers.config`."""
+        """Raises `StoreError` after ``listen_deadline``."""
         self.look()
         self._server.breaker.check(monotonic)
         call = Call([NO_PLAN], config=request)
@@ -143,9 +134,9 @@ class Node:
         return sent
 
     def hear(self, sent: Sent, listen_deadline: ListenDeadline, first: Event[Call] | None = None) -> list[Answer]:
-        """Wait for the answers to calls, and resend those of a lost connection, see `session`.
+        """Wait for the answers, and resend the calls of a lost connection, see `session`.
 
-        ``first`` is an already received event.
+        ``first`` is an event already received.
         """
         calls, answers, connection = sent.calls, sent.answers, sent.connection
         if connection is not None:
@@ -166,20 +157,19 @@ class Node:
         return list(map(answers.__getitem__, calls))
 
     def abandon(self, sent: Sent) -> None:
-        """Stop waiting for sent calls."""
         if sent.connection is not None:
             sent.connection.session.give_up()
             sent.connection.close()
         self._unanswered([call for call in sent.calls if call not in sent.answers])
 
     def close(self) -> None:
-        """See `SyncServers.close`."""
+        """Connections in use close after their calls."""
         # First, so that a late probe sees the new breaker.
         self._server.reset_after_fork()
         self._connections.close()
 
     def connect(self) -> None:
-        """See `SyncServers.connect`."""
+        """Connect, unless connected. Raises `StoreError`."""
         self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:
@@ -188,7 +178,6 @@ class Node:
         self.close()
 
     def probe(self, breaker: Breaker, connecting: ListenDeadline) -> None:
-        """Probe the server, unless the breaker has closed."""
         probe = breaker.begin_probe(monotonic()) if switch.stand_in is None else None
         if probe is None:
             return
@@ -206,7 +195,6 @@ class Node:
             self._connections.close_idle()
 
     def _ask(self, call: Call, listen_deadline: ListenDeadline) -> Answer:
-        """`send` and `hear` for a single call."""
         connection, event = None, None
         answer: Answer | None = None
         try:
@@ -244,7 +232,7 @@ class Node:
                 return connection
 
     def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
-        """Send an empty call. Return False if the connection was dropped."""
+        """Send an empty call. False if the connection was dropped."""
         asking = Call([NO_PLAN])
         self._replies.outgoing(asking)
         is_open = False
@@ -261,7 +249,6 @@ class Node:
             self._note(answer, call)
 
     def _lose(self, sent: Sent, session: Session[Call], error: Exception, listen_deadline: ListenDeadline) -> None:
-        """Resend or fail the calls of a lost connection."""
         # Otherwise only the replacement is idle.
         if not isinstance(error, FellSilentError):
             # They may have the same problem.
@@ -316,7 +303,7 @@ class Node:
         self._failed()
 
     def _start_probing(self) -> bool:
-        """Start the probing thread, which does not keep the store alive. Return False if it cannot be started."""
+        """Start the probing thread, which does not keep the store alive. False if it cannot be started."""
         try:
             background.start("probe", _keep_probing, ref(self), self._server.breaker)
         except RuntimeError:

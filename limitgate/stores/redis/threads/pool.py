@@ -8,32 +8,34 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from limitgate.errors import StoreError
-from limitgate.internal_errors import internal_error, raise_interruption
-from limitgate.process.clock import monotonic
-from limitgate.stores.redis import background
-from limitgate.stores.redis.dial.credentials import Login
-from limitgate.stores.redis.dial.dialer import Dial
-from limitgate.stores.redis.dial.redis_py import renewable_login
-from limitgate.stores.redis.errors import store_error
-from limitgate.stores.redis.protocol.session import Doubts
-from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.listen_deadline import SHORTEST, ListenDeadline, WaitForThread
-from limitgate.stores.redis.threads.renewal import Renewal, keep_renewing
+from redis.exceptions import RedisError
 
+from limitgate.errors import StoreError
+from limitgate.internal_errors import internal_error, logged_errors, raise_interruption
+from limitgate.process import background
+from limitgate.process.clock import monotonic
+from limitgate.stores.redis.credentials import Login
+from limitgate.stores.redis.errors import store_error
+from limitgate.stores.redis.redis_py import renewable_login
+from limitgate.stores.redis.session import Doubts
+from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, SyncConnection, WaitForThread
+
+CHECK_LOGINS_EVERY = 1.0
+"""Seconds between two checks of logins and for closed connections."""
 MAX_CONNECTING = 4
-"""Maximum connecting threads per server."""
+"""Connecting threads per server."""
 LOOK_EVERY = 1.0
 """Seconds until a connection is checked for unexpected data again."""
 
 
 class ConnectionPool:
-    """Pool of the connections that ``dial`` opens."""
-
-    def __init__(self, dial: Dial) -> None:
+    def __init__(self, dial: Callable[..., Any]) -> None:
         self._dial = dial
         self._idle: deque[SyncConnection] = deque()
         self._lock = threading.Lock()
@@ -46,10 +48,9 @@ class ConnectionPool:
         self._made_at = -math.inf
         self.doubts = Doubts()
         self._logins: WeakKeyDictionary[SyncConnection, Login] = WeakKeyDictionary()
-        """Expiring logins by connection."""
         self._logins_changed = threading.Event()
         self._renewed_by = -1
-        """Closings before the renewal thread was started, -1 without such a thread."""
+        """Closings before the renewal thread was started, -1 without one."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
         """Return an open connection without unread data. Raises `StoreError` after ``listen_deadline``.
@@ -83,11 +84,10 @@ class ConnectionPool:
             self._begin_to_connect()
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been opened since ``since``, by `time.monotonic`."""
+        """True if a connection has been opened since."""
         return self._made_at >= since
 
     def close_idle(self) -> None:
-        """Close the idle connections."""
         while (connection := self._pop()) is not None:
             connection.close()
 
@@ -98,19 +98,18 @@ class ConnectionPool:
         self.close_idle()
 
     def retire(self) -> None:
-        """Close all connections when they become idle."""
         self._retired = True
         self.close()
 
     def _pop(self) -> SyncConnection | None:
-        """Return the newest idle connection, so that the others can age."""
+        """The newest idle connection, so that the others can age."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        """Return a new connection, opened by a background thread if possible."""
+        """Opened by a background thread if possible."""
         arrived = monotonic()
         waiting = WaitForThread(listen_deadline)
         with self._lock:
@@ -128,7 +127,7 @@ class ConnectionPool:
         return self._made_here(listen_deadline) if connection is None else connection
 
     def _begin_to_connect(self) -> bool:
-        """Start a thread that connects. Return False if none can be started."""
+        """False if no thread can be started."""
         attempt = object()
         try:
             self._connecting.add(attempt)
@@ -164,7 +163,7 @@ class ConnectionPool:
             listen_deadline.waited_in_vain(monotonic() - began)
 
     def _connect(self, closings: int, attempt: object) -> None:
-        """Connect. ``closings`` detects a later `close`."""
+        """``closings`` detects a later `close`."""
         began = monotonic()
         connection: SyncConnection | None = None
         failure: Exception | None = None
@@ -206,23 +205,23 @@ class ConnectionPool:
         self._logins_changed.set()
         if not is_renewed:
             try:
-                background.start("renewal", keep_renewing, ref(self), self._logins_changed, self._closings)
+                background.start("renewal", _keep_renewing, ref(self), self._logins_changed, self._closings)
             # The next connection tries again.
             except RuntimeError:
                 self._renewed_by = -1
 
-    def next_renewal(self, closings: int) -> Renewal | None:
-        """See `Renewing.next_renewal`."""
+    def next_renewal(self, closings: int) -> tuple[float, float] | None:
+        """Monotonic time to replace all connections, and seconds between attempts. None without logins that expire."""
         with self._lock:
             logins = list(self._logins.values())
             if logins and closings == self._closings:
-                return Renewal(min([each.renew_at for each in logins]), min([each.retry_every for each in logins]))
+                return min([each.renew_at for each in logins]), min([each.retry_every for each in logins])
             if self._renewed_by == closings:
                 self._renewed_by = -1
         return None
 
     def renew(self, closings: int) -> None:
-        """See `Renewing.renew`. Connections in use close after their calls."""
+        """Connections in use close after their calls."""
         with self._lock:
             old = list(self._logins)
         connection = self._driven(self._dial(), closings)
@@ -233,3 +232,20 @@ class ConnectionPool:
             each.session.retire()
         self.close_idle()
         self.give(connection)
+
+
+def _keep_renewing(pool: ref[ConnectionPool], logins_changed: Event, closings: int) -> None:
+    """Replace connections before their logins expire, while the pool is open."""
+    failed_at = -math.inf
+    while (renewing := pool()) is not None and (renewal := renewing.next_renewal(closings)) is not None:
+        due_at, retry_every = renewal
+        left = max(due_at, failed_at + retry_every) - monotonic()
+        if left <= 0:
+            failed_at = monotonic()
+            with logged_errors(), suppress(OSError, RedisError):
+                renewing.renew(closings)
+                failed_at = -math.inf
+        del renewing
+        if left > 0:
+            logins_changed.wait(min(left, CHECK_LOGINS_EVERY))
+            logins_changed.clear()

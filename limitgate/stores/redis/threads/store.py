@@ -5,52 +5,28 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
-from typing import Protocol, overload
+from typing import overload
 from weakref import ref
 
 from redis.connection import ConnectionPool
 
-from limitgate.errors import StoreError
+from limitgate.errors import ConfigError, StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
-from limitgate.process import switch
+from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
-from limitgate.process.forking import get_ready_for_forks
-from limitgate.process.remaking import Remade
-from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis import background
-from limitgate.stores.redis.calls import MAX_BATCH, calls_of
-from limitgate.stores.redis.dial.credentials import Credentials, GivesLogin
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
-from limitgate.stores.redis.dial.url import scheme_of
+from limitgate.process.forking import Remade, get_ready_for_forks
+from limitgate.stores.base import MAX_BATCH, ConfigRequest, StoredConfig, calls_of
+from limitgate.stores.redis.credentials import Credentials, GivesLogin
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
-from limitgate.stores.redis.replies import Outcome, RedisStoreBase
+from limitgate.stores.redis.replies import RedisStoreBase
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.threads.node import Node
-from limitgate.stores.redis.threads.patches import check_patches
-
-
-class SyncServers(Protocol):
-    """One server or a cluster, used from threads."""
-
-    def check(self, plan: AnyPlan) -> None:
-        """Raise `StoreError` if a plan needs an unreachable server."""
-
-    def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Carry out plans. Raises `StoreError` after ``listen_deadline``."""
-
-    def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
-        """Carry out a configuration request. Raises `StoreError` after ``listen_deadline``."""
-
-    def connect(self) -> None:
-        """Connect, unless connected. Raises `StoreError`."""
-
-    def close(self) -> None:
-        """Close the connections, those in use after their calls."""
+from limitgate.stores.redis.url import scheme_of
 
 
 class _Use:
@@ -58,7 +34,7 @@ class _Use:
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
-        """Whether a call is running, and whether to close afterwards."""
+        """A call is running; the store closes after it."""
 
 
 class _ThreadState(threading.local):
@@ -70,7 +46,7 @@ class RedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for threads. Concurrent requests share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or a URL with several servers, see
-    limitgate/stores/redis/dial/url.py. The store connects on first use. It answers refused callers locally until they may
+    limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may
     retry; ``local_refusals=False`` asks Redis every time.
 
     ``credentials`` is a callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``; the user may
@@ -99,13 +75,14 @@ class RedisStore(RedisStoreBase, Remade):
 
     def _begin(self) -> None:
         self._connecting: threading.Thread | None = None
-        self._servers: SyncServers = SyncCluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
+        self._servers: Node | SyncCluster = (
+            SyncCluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
+        )
         self._calls = CallCoalescer(self._servers.exchange, MAX_BATCH)
         self._lease_lock = threading.RLock()
         self._gives_back = False
 
     def reset_after_fork(self) -> None:
-        """Drop the parent's connections and calls in a forked child."""
         super().reset_after_fork()
         self._this_thread = _ThreadState()
         self._begin()
@@ -205,7 +182,6 @@ class RedisStore(RedisStoreBase, Remade):
             use.is_asking = use.closes = False
 
     def give_back_leases(self) -> None:
-        """Return all leases."""
         if self.leases:
             self._give_back(age=0)
 
@@ -261,4 +237,21 @@ def _check_is_outermost(use: _Use) -> None:
     if use.is_asking or background.this_thread.is_background:
         raise StoreError(
             "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
+        )
+
+
+_LOCK = threading.Lock
+_PATCHES = {"gevent": "gevent.monkey.patch_all()", "eventlet": "eventlet.monkey_patch()"}
+
+
+def check_patches() -> None:
+    """Raise `ConfigError` if threads were replaced, because a wait would block the process."""
+    lock = threading.Lock
+    if lock is _LOCK:
+        return
+    library = str(getattr(lock, "__module__", "")).partition(".")[0]
+    if library in _PATCHES:
+        raise ConfigError(
+            f"store: {library} has replaced threads after limitgate was imported, so a waiting request would block the whole "
+            f"process, expected {_PATCHES[library]} before anything else is imported (with gunicorn: no --preload)"
         )

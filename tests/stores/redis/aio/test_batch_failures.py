@@ -17,8 +17,8 @@ import pytest
 
 from limitgate import AsyncRedisStore, LimitGate, RedisStore, Rule, StoreError
 from limitgate.limits.plan import Plan
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batcher import MAX_FLYING
-from limitgate.stores.redis.protocol import wire
 from tests.support.crowds import a_plan, ask, begin, ends, store_at, turns, used
 from tests.support.doors import asgi_reply
 from tests.support.proxy import CUT, PATIENT, Proxy, in_a_loop, until

@@ -14,8 +14,8 @@ import pytest
 
 from limitgate import MemoryStore
 from limitgate.limits.plan import Plan, Reading
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batcher import MAX_BATCH, MAX_FLYING
-from limitgate.stores.redis.protocol import wire
 from tests.algorithms import test_differential as differential
 from tests.support.clock import Clock
 from tests.support.crowds import a_plan, ask, begin, ends, store_at, turns, used

@@ -11,10 +11,9 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 
 from limitgate import RedisStore
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.cluster.router import MAX_HOPS, Park, Router, Send, Split
-from limitgate.stores.redis.cluster.slot_map import SlotMap, hash_slot_of
-from limitgate.stores.redis.protocol.wire import Call
+from limitgate.stores.redis.cluster import MAX_HOPS, Route, SlotMap, hash_slot_of
 from limitgate.stores.redis.threads.cluster import _Errand
+from limitgate.stores.redis.wire import Call
 from tests.support.clusters import charge, plan, tagged
 from tests.support.crowds import a_plan
 
@@ -35,7 +34,7 @@ def call() -> Call:
 def test_a_slot_that_has_moved(slots: SlotMap[Any], call: Call) -> None:
     """The call goes there at once, as later ones do, and somebody is asked who holds the other slots."""
     call.asking = True
-    assert Router(slots).route(call, MOVED, ASKED) == Send(HOLDER)
+    assert slots.route(call, MOVED, ASKED) == Route(HOLDER, "send")
     assert not call.asking
     assert slots.holder(hash_slot_of(call.plans[0])) == HOLDER
     assert slots.is_outdated
@@ -43,7 +42,7 @@ def test_a_slot_that_has_moved(slots: SlotMap[Any], call: Call) -> None:
 
 def test_a_bucket_that_has_moved(slots: SlotMap[Any], call: Call) -> None:
     """The call goes there at once, announced; later ones ask the node that still holds the slot."""
-    assert Router(slots).route(call, ASK, ASKED) == Send(HOLDER)
+    assert slots.route(call, ASK, ASKED) == Route(HOLDER, "send")
     assert call.asking
     assert slots.holder(hash_slot_of(call.plans[0])) == SEED
     assert not slots.is_outdated
@@ -51,16 +50,15 @@ def test_a_bucket_that_has_moved(slots: SlotMap[Any], call: Call) -> None:
 
 def test_buckets_on_both_sides_of_a_move(slots: SlotMap[Any], call: Call) -> None:
     """They can only be had where all of a plan are, so each plan is asked for by itself, where the slot is, after a pause."""
-    assert Router(slots).route(call, TRY_AGAIN, ASKED) == Split(SEED)
+    assert slots.route(call, TRY_AGAIN, ASKED) == Route(SEED, "split")
     assert call.hops == 0
 
 
 @pytest.mark.parametrize("redirection", [MOVED, ASK])
 def test_nodes_that_send_calls_to_each_other(slots: SlotMap[Any], call: Call, redirection: Any) -> None:
     """After some hops each further one has to wait."""
-    router = Router(slots)
-    routes = [router.route(call, redirection, ASKED) for _ in range(MAX_HOPS + 2)]
-    assert routes == [Send(HOLDER)] * MAX_HOPS + [Park(HOLDER)] * 2
+    routes = [slots.route(call, redirection, ASKED) for _ in range(MAX_HOPS + 2)]
+    assert routes == [Route(HOLDER, "send")] * MAX_HOPS + [Route(HOLDER, "park")] * 2
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,7 @@ def test_nodes_that_send_calls_to_each_other(slots: SlotMap[Any], call: Call, re
 )
 def test_where_a_redirection_leads(slots: SlotMap[Any], call: Call, redirection: Any, address: Any) -> None:
     """To a host and a port, without a host to another port of the one that was asked."""
-    assert Router(slots).route(call, redirection, ASKED) == Send(address)
+    assert slots.route(call, redirection, ASKED) == Route(address, "send")
 
 
 def test_what_a_target_cannot_do_goes_back_to_the_holder() -> None:

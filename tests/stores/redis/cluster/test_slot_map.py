@@ -16,9 +16,9 @@ from redis.crc import key_slot
 from limitgate import Limit, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading, read
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.cluster.slot_map import SlotMap, concluded, parts_of
-from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis.cluster import SlotMap, concluded, parts_of
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import CLOCK
 

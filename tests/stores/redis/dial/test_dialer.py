@@ -22,11 +22,11 @@ from redis.connection import ConnectionPool
 from redis.exceptions import RedisError
 
 from limitgate import AsyncLimiter, ConfigError, Limiter, StoreError, open_store, open_sync_store
+from limitgate.stores.redis import dialer as dialing
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.cluster.slot_map import SlotMap
-from limitgate.stores.redis.dial import dialer as dialing
-from limitgate.stores.redis.dial.dialer import ASK_TIMEOUT, Dialer
-from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.cluster import SlotMap
+from limitgate.stores.redis.dialer import ASK_TIMEOUT, Dialer
+from limitgate.stores.redis.inspection import Inspection
 from tests.support.doors import PATIENCE
 from tests.support.impostor import Impostor
 

@@ -20,10 +20,9 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from limitgate import StoreError
 from limitgate.algorithms import script
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.dial.inspection import INSPECT, Data, Inspection, Report, read_report
-from limitgate.stores.redis.protocol.resp import pack_command
-from limitgate.stores.redis.protocol.wire import CONFIG
+from limitgate.stores.redis.dialer import Dialer
+from limitgate.stores.redis.inspection import INSPECT, Data, Inspection, Report, read_report
+from limitgate.stores.redis.wire import CONFIG, pack_command
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan
 from tests.support.impostor import HANG_UP, Impostor
 from tests.support.redis_server import RedisServer
@@ -329,5 +328,5 @@ def test_a_log_handler_that_raises(guarded: RedisServer, open_door: Callable[[st
     """Whatever becomes of what is said, requests are answered."""
     door = open_door(user(guarded, "-strlen"))
     door.store.inspection.expect("limitgate")
-    monkeypatch.setattr("limitgate.stores.redis.dial.inspection.read_report", lambda _: 1 / 0)
+    monkeypatch.setattr("limitgate.stores.redis.inspection.read_report", lambda _: 1 / 0)
     assert door.spend(a_plan(key="limitgate:b")).admitted

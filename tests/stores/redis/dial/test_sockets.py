@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from limitgate import AsyncRedisStore, RedisStore
-from limitgate.stores.redis.dial.sockets import KEEPALIVE
+from limitgate.stores.redis.redis_py import KEEPALIVE
 from tests.support.crowds import a_plan
 from tests.support.drops import ForgetfulNat
 from tests.support.redis_server import RedisServer

@@ -20,13 +20,12 @@ from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading, wait_us
 from limitgate.limits.template import MAX_WINDOWS, OF_ANY, PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, whole_reading
+from limitgate.stores.base import MAX_LOAD
+from limitgate.stores.redis import plain, wire
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
 from limitgate.stores.redis.breaker import FAILURES
-from limitgate.stores.redis.calls import MAX_LOAD
-from limitgate.stores.redis.protocol import plain, wire
-from limitgate.stores.redis.protocol.resp import Reader, pack_command
-from limitgate.stores.redis.protocol.wire import UNSENDABLE
+from limitgate.stores.redis.wire import UNSENDABLE, Reader, pack_command
 from tests.limits.test_template import BAN, STRAIGHT, plain_charges
 from tests.support.clock import Clock
 from tests.support.clusters import key_on

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 from redis.exceptions import AskError, MovedError, NoScriptError, OutOfMemoryError, ResponseError, TryAgainError
 
-from limitgate.stores.redis.protocol import python_resp, resp
-from limitgate.stores.redis.protocol.resp import error_of
+from limitgate.stores.redis import python_resp, wire
+from limitgate.stores.redis.wire import error_of
 
 try:
     import hiredis
@@ -132,8 +132,9 @@ if module is not None:
     module.__version__, module.Reader, module.pack_command = "3.1.0", object(), object()
 from limitgate.stores.redis.aio.store import AsyncRedisStore
 from limitgate.stores.redis.threads.store import RedisStore
-from limitgate.stores.redis.protocol import python_resp, resp
-assert resp.Reader is python_resp.Reader and resp.pack_command is python_resp.pack_command
+from limitgate.stores.redis import python_resp
+from limitgate.stores.redis import wire
+assert wire.Reader is python_resp.Reader and wire.pack_command is python_resp.pack_command
 """
 
 
@@ -141,4 +142,4 @@ assert resp.Reader is python_resp.Reader and resp.pack_command is python_resp.pa
 def test_without_hiredis_replies_are_read_in_python(instead: str) -> None:
     """Or with one that is too old to tell push messages from replies."""
     subprocess.run([sys.executable, "-c", WITHOUT.format(instead=instead)], check=True)
-    assert (resp.Reader is python_resp.Reader) is (hiredis is None)
+    assert (wire.Reader is python_resp.Reader) is (hiredis is None)

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from redis.exceptions import AskError, MovedError, NoScriptError, OutOfMemoryError, ResponseError, TryAgainError
 
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.protocol.resp import Reader
-from limitgate.stores.redis.protocol.session import NEED_DATA, Answered, MustClose, Redirected, Resend, Session
-from limitgate.stores.redis.protocol.wire import Call
+from limitgate.stores.redis import wire
+from limitgate.stores.redis.session import NEED_DATA, Answered, MustClose, Redirected, Resend, Session
+from limitgate.stores.redis.wire import Call, Reader
 from tests.support.crowds import a_plan, giving_back
 
 OK, NOSCRIPT = b"+OK\r\n", b"-NOSCRIPT No matching script.\r\n"

@@ -22,7 +22,7 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.stores.redis.threads import coalescer
 from limitgate.stores.redis.threads.coalescer import _LEADER, CallCoalescer, _Request
-from limitgate.stores.redis.threads.listen_deadline import ListenDeadline
+from limitgate.stores.redis.threads.connection import ListenDeadline
 
 PATIENT = 20.0
 """Seconds, where a test is not about time."""

@@ -19,11 +19,10 @@ from limitgate import RedisStore, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlanTemplate
-from limitgate.stores.redis.protocol.wire import Call
-from limitgate.stores.redis.threads import connection as connections, listen_deadline, pool as pools
-from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.listen_deadline import SLICE, STARVED_TURNS, ListenDeadline, WaitForThread
+from limitgate.stores.redis.threads import connection as connections, pool as pools
+from limitgate.stores.redis.threads.connection import SLICE, STARVED_TURNS, ListenDeadline, SyncConnection, WaitForThread
 from limitgate.stores.redis.threads.pool import LOOK_EVERY, ConnectionPool
+from limitgate.stores.redis.wire import Call
 from tests.support.crowds import a_plan, giving_back
 from tests.support.redis_server import RedisServer
 
@@ -62,8 +61,7 @@ def counted(store: Any) -> tuple[Counter[str], Counter[str]]:
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_call_sends_and_receives_and_nothing_else(store: Any, monkeypatch: pytest.MonkeyPatch, *, plain: bool) -> None:
     """No timeout is set for a call that has time enough, and nobody looks whether the connection has ended."""
-    for module in (connections, listen_deadline):
-        monkeypatch.setattr(module, "SLICE", PATIENT / 2)  # on a busy machine a short one ends before the answer is there
+    monkeypatch.setattr(connections, "SLICE", PATIENT / 2)  # on a busy machine a short one ends before the answer is there
     monkeypatch.setattr(pools, "LOOK_EVERY", math.inf)
     store.spend(a_plan(), PATIENT)
     of_socket, of_connection = counted(store)
@@ -130,7 +128,7 @@ class Opened:
 
 def test_who_waits_for_a_connection_gets_the_next_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread waits while others connect, and goes on as soon as one of those in use is free, not when its slice is over."""
-    monkeypatch.setattr(listen_deadline, "SLICE", PATIENT)
+    monkeypatch.setattr(connections, "SLICE", PATIENT)
     may_connect = threading.Event()
 
     def dial(**_: Any) -> Opened:

@@ -1,34 +1,37 @@
-"""Opens connections to the servers of a store URL, by redis-py."""
+"""Opens connections to the servers of a store URL, by redis-py; resolves host names for asyncio."""
 
 from __future__ import annotations
 
+import asyncio
+import encodings.idna  # noqa: F401 - else imported at the first lookup, when there may be no file descriptor left for it
+import errno
 import os
+import socket
+import threading
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import iscoroutinefunction, signature
+from ipaddress import ip_address
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-    RedisError,
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError, RedisError, TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import logged_errors, raise_interruption
-from limitgate.process import switch
+from limitgate.process import background, switch
+from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dial.credentials import Credentials, Login
-from limitgate.stores.redis.dial.inspection import Inspection, TLSCheck
-from limitgate.stores.redis.dial.redis_py import is_answer, lead_to, set_login, shared_options
-from limitgate.stores.redis.dial.resolver import Resolver
-from limitgate.stores.redis.dial.sockets import KEEPALIVE
-from limitgate.stores.redis.dial.url import (
+from limitgate.stores.redis.credentials import Credentials, Login
+from limitgate.stores.redis.errors import is_no_room, without_secrets
+from limitgate.stores.redis.inspection import Inspection, TLSCheck
+from limitgate.stores.redis.python_resp import pack_command
+from limitgate.stores.redis.redis_py import KEEPALIVE, is_answer, lead_to, set_login, shared_options
+from limitgate.stores.redis.url import (
     Address,
     check_effects,
     check_options,
@@ -39,11 +42,9 @@ from limitgate.stores.redis.dial.url import (
     sentinel_name,
     server_name,
 )
-from limitgate.stores.redis.errors import is_no_room, without_secrets
-from limitgate.stores.redis.protocol.python_resp import pack_command
 
 CONNECT_TIMEOUT = 1.5
-"""Maximum seconds for connecting in the background."""
+"""Seconds for connecting in the background."""
 ASK_TIMEOUT = 0.3
 """Seconds until the next Sentinel or node is asked."""
 
@@ -90,13 +91,6 @@ _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 class NoMasterError(RedisConnectionError):
     """No Sentinel names the master."""
-
-
-class Dial(Protocol):
-    """Opens sync connections."""
-
-    def __call__(self, *, within: float | None = None) -> Any:
-        """Open a connection. Each step takes at most ``within`` seconds, default `CONNECT_TIMEOUT`."""
 
 
 class Dialer:
@@ -151,11 +145,10 @@ class Dialer:
 
     @property
     def nodes(self) -> Sequence[Address]:
-        """The URL's cluster nodes; empty for a single server."""
         return self._where.nodes
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
-        """Open a sync connection, optionally to a cluster node. See `Dial`."""
+        """Open a sync connection, or one to the cluster node at ``address``. Each step takes at most ``within`` seconds."""
         _check_not_frozen()
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
@@ -183,7 +176,7 @@ class Dialer:
         return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
-        """`dial`, for asyncio. ``clock`` belongs to the event loop."""
+        """``clock`` belongs to the event loop."""
         _check_not_frozen()
         try:
             connection = await self._adial(clock, address)
@@ -209,7 +202,6 @@ class Dialer:
         return connection
 
     def slots(self, node: Address) -> Any:
-        """Ask a cluster node for CLUSTER SLOTS."""
         _check_not_frozen()
         try:
             connection = self._connection(node, self._login(LOGIN_TIMEOUT), **self._brief)
@@ -219,7 +211,6 @@ class Dialer:
             raise
 
     async def aslots(self, clock: ListeningClock, node: Address) -> Any:
-        """`slots`, for asyncio."""
         _check_not_frozen()
         try:
             login = await self._alogin()
@@ -327,7 +318,6 @@ class Dialer:
         return master
 
     def _passed_over(self, sentinel: Address, error: Exception) -> None:
-        """Ask this Sentinel last from now on."""
         self._failed(sentinel_name(sentinel), error)
         self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
 
@@ -342,7 +332,7 @@ class Dialer:
 
 
 def _check_not_frozen() -> None:
-    """Raise an error if no server may be asked, before credentials, host names or anything else are."""
+    """Raise before credentials, host names or anything else are asked."""
     if switch.stand_in is not None:
         raise RedisConnectionError("Redis is not used while limitgate.testing.frozen() is open")
 
@@ -352,7 +342,6 @@ class _Packer:
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
-        """Pack a command in RESP."""
         return [pack_command(word if isinstance(word, bytes) else str(word) for word in words)]
 
 
@@ -414,7 +403,6 @@ async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
 
 
 def _said(connection: Any, command: Sequence[Any]) -> object:
-    """Send a command and return the reply or error reply."""
     try:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
@@ -442,16 +430,15 @@ class Spare:
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
-        """A list, because list.pop() is atomic."""
+        """list.pop() is atomic."""
 
     def fill(self) -> None:
-        """Reserve a descriptor, if one is free."""
         if not self._descriptors:
             with suppress(OSError):
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
-        """Close the descriptor. Return False if there is none."""
+        """Close the descriptor. False if there is none."""
         try:
             os.close(self._descriptors.pop())
         except IndexError:
@@ -460,4 +447,89 @@ class Spare:
 
 
 SPARE = Spare()
-"""The reserve of this process."""
+
+
+Addresses = Sequence[str]
+
+
+class Resolver:
+    """Resolves names for all event loops. If a lookup fails, the last result is used. A failed address is tried last.
+
+    The default executor isn't used, because a slow name server would block threads that the application needs. One daemon
+    thread serves all attempts for a name.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Addresses] = {}
+        self._passed_over: dict[str, Addresses] = {}
+        self.reset_after_fork()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
+
+    async def addresses(self, host: str) -> Addresses:
+        """At least one address, in the order to try. Raises `OSError`."""
+        try:
+            ip_address(host)
+        except ValueError:
+            found, last = await self._look_up(host), self._passed_over.get(host, ())
+            return tuple(sorted(found, key=lambda address: last.index(address) if address in last else -1))
+        return (host,)
+
+    def pass_over(self, host: str, address: str) -> None:
+        if host in self._known:
+            others = [each for each in self._passed_over.get(host, ()) if each in self._known[host] and each != address]
+            self._passed_over[host] = [*others, address]
+
+    async def _look_up(self, host: str) -> Addresses:
+        answer: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if host in self._waiting:
+                self._waiting[host].append(answer)
+            else:
+                try:
+                    background.start("resolver", self._run, host)
+                except RuntimeError as error:  # no thread can be started now
+                    return self._instead(host, OSError(errno.ENOMEM, f"no thread can be started to resolve a host: {error}"))
+                self._waiting[host] = [answer]
+        return await answer
+
+    def _run(self, host: str) -> None:
+        result: Addresses | Exception
+        try:
+            result = _resolve(host)
+        except Exception as error:  # noqa: BLE001 - UnicodeError for an invalid host name
+            result = error
+        with self._lock:
+            waiting = self._waiting.pop(host, [])
+            if not isinstance(result, Exception):
+                self._known[host] = result
+        for answer in waiting:
+            with suppress(RuntimeError):  # the event loop has ended
+                answer.get_loop().call_soon_threadsafe(self._tell, answer, host, result)
+
+    def _tell(self, answer: asyncio.Future[Addresses], host: str, result: Addresses | Exception) -> None:
+        if answer.done():
+            return
+        try:
+            answer.set_result(self._instead(host, result) if isinstance(result, Exception) else result)
+        except Exception as error:  # noqa: BLE001 - reported to the connection attempt
+            answer.set_exception(error)
+
+    def _instead(self, host: str, error: Exception) -> Addresses:
+        """The last known addresses; otherwise raises ``error``."""
+        if host not in self._known:
+            raise error
+        return self._known[host]
+
+
+def _resolve(host: str) -> Addresses:
+    try:
+        listed = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        # Raises if file descriptors are exhausted: the name server is not at fault.
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        raise
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in listed))

@@ -18,11 +18,10 @@ from weakref import WeakKeyDictionary
 
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import place_of
-from limitgate.process.clock import monotonic
+from limitgate.process import background
+from limitgate.process.clock import begin, monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.options import accepts, is_async
-from limitgate.stores.redis import background
-from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
 
 Given = tuple[str | None, str] | tuple[str | None, str, float]
@@ -33,22 +32,18 @@ AsyncGivesLogin = Callable[[], Given | Awaitable[Given]]
 LONGEST = 10.0
 """Seconds until another call may start."""
 MOST_HANGING = 4
-"""Maximum threads with a hanging call."""
 _RENEWED_AFTER = 0.75
 """Share of its validity for which a login is used."""
 _LOGIN = "(user, password) or (user, password, seconds it is valid)"
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.05, 10.0
 _FOR_EVER = 1e9
-"""Seconds that count as unlimited."""
 
 
 class Login(NamedTuple):
-    """User and password for a new connection."""
-
     user: str | None
     password: str
     renew_at: float
-    """`time.monotonic` time; infinity if the login does not expire."""
+    """Monotonic; infinity if the login does not expire."""
     expires_at: float
 
     @property
@@ -85,12 +80,11 @@ class Credentials:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Drop the parent's locks and calls in a forked child."""
         self._lock = Lock()
         self._calls: list[tuple[float, Future[_Answer]]] = []
 
     def login(self, within: float) -> Login:
-        """Get a login. Raises `CredentialsError` after ``within`` seconds, `OSError` if no thread can be started."""
+        """Raises `CredentialsError` after ``within`` seconds, `OSError` if no thread can be started."""
         call = self._call()
         try:
             call.result(within)
@@ -193,7 +187,6 @@ def _late(within: float) -> CredentialsError:
 
 
 def _parts(given: object) -> tuple[str | None, str, float]:
-    """Return user, password and seconds. Raises `CredentialsError`."""
     if not (isinstance(given, tuple | list) and len(given) in (2, 3)):
         kind = f"{len(given)} values" if isinstance(given, tuple | list) else f"an object of {type(given).__qualname__}"
         raise CredentialsError(f"credentials returned {kind}, expected {_LOGIN}")

@@ -1,24 +1,27 @@
-"""Uses of redis-py's connection internals, versions 5.0 to 8."""
+"""Uses of redis-py's connection internals, versions 5.0 to 8, and options of its sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import selectors
 import socket
+import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError, InvalidResponse, TimeoutError as RedisTimeoutError
 
-from limitgate.stores.redis.dial.credentials import Login
+from limitgate.stores.redis.credentials import Login
 
 CLOSED_BY_SERVER = "Connection closed by server."
 _NO = ("0", "f", "false", "n", "no", "")
 
 
 def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
-    """Return the options for all connections, of which ``made`` is the first.
+    """Options for all connections, of which ``made`` is the first.
 
     Host names in certificates are checked by default; redis-py does so only since 6.0.
     """
@@ -41,7 +44,7 @@ def is_answer(error: BaseException) -> bool:
 
 
 def lead_to(connection: Any, host: str, address: str) -> None:
-    """Make an asyncio connection connect to ``address`` instead of resolving its host."""
+    """Connect to ``address`` instead of resolving the host."""
     connection._connection_arguments = partial(_at, connection._connection_arguments(), host, address)  # noqa: SLF001
 
 
@@ -50,7 +53,7 @@ def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]
 
 
 def socket_of(connection: Any) -> socket.socket:
-    """Return the socket of an open sync connection, which still owns it."""
+    """The connection still owns it."""
     sock: socket.socket = connection._sock  # noqa: SLF001
     return sock
 
@@ -69,12 +72,34 @@ def close(connection: Any) -> None:
 
 
 def set_login(connection: Any, login: Login) -> None:
-    """Set the login of a connection and remember its validity."""
+    """Also remembers its validity."""
     connection.username, connection.password = login.user, login.password
     connection.limitgate_login = login
 
 
 def renewable_login(connection: Any) -> Login | None:
-    """Return the login of a connection if it expires."""
+    """None if the login does not expire."""
     login: Login | None = getattr(connection, "limitgate_login", None)
     return login if login is not None and login.renew_at < math.inf else None
+
+
+_SECONDS = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""TCP keepalive: probe after 30 idle seconds, then every 5 seconds, 3 times. Load balancers and NATs drop idle connections.
+``TCP_KEEPALIVE`` is for macOS."""
+KEEPALIVE: Mapping[int, int] = {getattr(socket, name): value for name, value in _SECONDS.items() if hasattr(socket, name)}
+
+_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+def reset_on_close(connected: Any) -> None:
+    """Close with a reset, without retransmission."""
+    with suppress(OSError, AttributeError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+
+
+def has_data(connected: Any) -> bool:
+    """True if a socket has data or has reached its end."""
+    with selectors.DefaultSelector() as selector, suppress(OSError, ValueError):
+        selector.register(connected, selectors.EVENT_READ)
+        return bool(selector.select(0))
+    return False

@@ -1,52 +1,55 @@
-"""Refusal logs without floods: one line at the first refusal of a bucket, and one after a quiet period.
+"""Logs of refusals, without floods, and of changed limits and bans.
 
-In between, refusals are only counted; a thread checks once a second for ended episodes while there are any.
+A bucket logs its first refusal, and a line after a quiet period. In between, refusals are only counted. The audit log has
+structured fields for JSON, at level INFO.
 """
 
 from __future__ import annotations
 
+import getpass
 import logging
+import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
 
 from limitgate.internal_errors import logged_errors
+from limitgate.messages.text import printable
+from limitgate.process.background import daemon
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
+T = TypeVar("T")
+
 log = logging.getLogger("limitgate.refusals")
+audit_log = logging.getLogger("limitgate.audit")
 
 QUIET = 10.0
 """Seconds without a refusal that end an episode."""
 MOST = 4096
-"""Maximum number of open episodes; the oldest one ends early."""
+"""Maximum number of open episodes; the oldest ends early."""
 MINUTE = 60.0
 _PERIOD = 1.0
 _SHADOW = " (shadow: these requests pass)"
-"""Marks refusals of a shadow rule."""
 
 _Line = tuple[str, tuple[object, ...], dict[str, Any]]
 
 
 class _Episode:
-    """Consecutive refusals by one bucket."""
-
     __slots__ = ("began", "count", "grown_at", "is_shadow", "is_told", "last", "looked_at", "rule", "who")
 
     def __init__(self, rule: str | None, now: int, at: float, *, is_shadow: bool) -> None:
         self.rule = rule
         self.is_shadow = is_shadow
-        """True if the refused requests pass."""
         self.began = self.last = now
         self.count = 1
         self.looked_at = 0
         self.grown_at = at
         self.is_told = False
-        """True if the beginning was logged; then the end is logged too."""
+        """The beginning was logged, so the end is, too."""
         self.who = ""
         """Name of the refused client with a leading blank, or empty."""
 
@@ -64,7 +67,6 @@ class Episodes:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork."""
         self._open: OrderedDict[str, _Episode] = OrderedDict()
         self._told: deque[float] = deque(maxlen=self._per_minute)
         self._left_out, self._left_out_since = 0, 0.0
@@ -72,7 +74,7 @@ class Episodes:
         self._is_watched = False
 
     def count(self, key: str, now: int) -> bool:
-        """Count a refusal by the bucket of this key. False if it begins an episode, see `begin`."""
+        """Count a refusal. False if it begins an episode, see `begin`."""
         episode = self._open.get(key)
         if episode is None or now - episode.last > QUIET * 1e6:
             return False
@@ -81,19 +83,9 @@ class Episodes:
         return True
 
     def begin(
-        self,
-        key: str,
-        rule: str | None,
-        now: int,
-        refusal_id: str | None,
-        name: Callable[[], str],
-        *,
-        is_shadow: bool = False,
+        self, key: str, rule: str | None, now: int, refusal_id: str | None, name: Callable[[], str], *, is_shadow: bool = False
     ) -> None:
-        """Begin an episode with its first refusal.
-
-        ``name`` returns the name of the client, if it is logged. ``is_shadow`` is True if the request passes.
-        """
+        """Begin an episode with its first refusal. ``is_shadow``: the request passes."""
         lines: list[_Line] = []
         with self._lock:
             if self.count(key, now):  # Another thread was faster.
@@ -120,7 +112,6 @@ class Episodes:
         _log(lines)
 
     def tell(self, text: str, values: tuple[object, ...], facts: dict[str, Any]) -> None:
-        """Log a line of another kind, within the rate."""
         with self._lock:
             is_told = self._may_log(self._clock())
             self._watch()
@@ -169,9 +160,7 @@ class Episodes:
     def _watch(self) -> None:
         if not self._is_watched:
             with suppress(RuntimeError):  # If no thread can start now, the next episode tries again.
-                threading.Thread(
-                    target=Context().run, args=[self._keep_looking], name="limitgate-refusals", daemon=True
-                ).start()
+                daemon("refusals", self._keep_looking)
                 self._is_watched = True
 
     def _keep_looking(self) -> None:
@@ -186,3 +175,33 @@ def _log(lines: list[_Line]) -> None:
     for text, values, facts in lines:
         with logged_errors():  # The application's log handler may raise.
             log.info(text, *values, extra=facts)
+
+
+def audited(
+    flow: Generator[Any, Any, T], action: str, name: Callable[[], str], reason: str | None, **facts: object
+) -> Generator[Any, Any, T]:
+    """Run a flow and log its change of state. ``name`` returns the name of the target."""
+    result = yield from flow
+    if audit_log.isEnabledFor(logging.INFO):
+        target, by = name(), somebody()
+        why = f": {printable(reason)}" if reason else ""
+        audit_log.info("%s %s by %s%s", action, target, by, why, extra=_fields(action, target, by, reason, facts))
+    return result
+
+
+def rules_changed(source: str, changes: str) -> None:
+    """Log a rule change; the source doesn't identify the author."""
+    fields = _fields("rules", source, None, None, {"changes": changes})
+    audit_log.info("rules read again from %s: %s", source, changes, extra=fields)
+
+
+def somebody() -> str:
+    """Return user and host of this process."""
+    user = "unknown"
+    with suppress(OSError, KeyError):
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"
+
+
+def _fields(action: str, target: str, by: str | None, reason: str | None, facts: dict[str, object]) -> dict[str, object]:
+    return {"action": action, "target": target, "by": by, "reason": reason, **facts}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.resources import files
 from itertools import chain
 from typing import Any, NamedTuple
@@ -31,52 +31,32 @@ NOT_CARRIED_OUT, ADMITTED = -1, 1
 """The buckets were not as expected; or all charges fitted."""
 
 
-class _Repetition(NamedTuple):
-    names: Mapping[str, object]
-    windows: Sequence[Mapping[str, object]]
-    pieces: Mapping[str, Sequence[str]]
-
-    def lines(self, block: Sequence[str]) -> Iterator[str]:
-        """Expand a block; ``--window`` lines are repeated per window."""
-        for line in chain.from_iterable([self.pieces.get(line, (line,)) for line in block]):
-            filled = _filled(line, self.names)
-            if filled.endswith("--window"):
-                yield from [_filled(filled.removesuffix("--window").rstrip(), window) for window in self.windows]
-            else:
-                yield filled
-
-
 class Script(NamedTuple):
-    """A script for Redis."""
-
     text: str
     sha: str
     """Redis' name of the script."""
 
     @classmethod
     def of(cls, text: str) -> Script:
-        """Create a script from its text."""
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
     def words(self, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - used for each call
-        """Return a command's first words, with the text if ``in_full``."""
+        """A command's first words, with the text if ``in_full``."""
         return ("EVAL", self.text) if in_full else ("EVALSHA", self.sha)
 
 
 @cache
 def script_of(shape: ScriptVariant) -> Script:
-    """Script for the plans of a shape."""
     return Script.of(_script(shape))
 
 
 @cache
 def words_of(shape: ScriptVariant, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - same signature as `Script.words`
-    """`Script.words` for plans of a shape."""
+    """Cached `Script.words`."""
     return script_of(shape).words(in_full)
 
 
 def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence[PlainRefund]) -> bytes:
-    """`packed` for refunds of a shape."""
     keys = [key for plan in plans for key in plan.keys]
     numbers = {template: number for number, template in enumerate(dict.fromkeys([plan.template for plan in plans]), 1)}
     which = b""
@@ -87,10 +67,7 @@ def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence
 
 
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
-    """Pack the command for plans of one shape; each template is sent once.
-
-    ``words`` are from `Script.words`.
-    """
+    """Pack the command for plans of one shape; each template is sent once. ``words`` are from `words_of`."""
     first, is_mixed = plans[0].template, False
     keys: Sequence[str] = plans[0].keys
     if len(plans) > 1:
@@ -140,7 +117,7 @@ def _around_key(words: tuple[str, str], size: int, template: PlanTemplate) -> tu
 
 
 def _packed_keys(keys: Sequence[str]) -> bytes:
-    """Pack keys like `_bulk`, in one step if they have the same length."""
+    """Like `_bulk`, in one step if they have the same length."""
     between = f"\r\n${len(keys[0])}\r\n"
     text = f"{between}{between.join(keys)}\r\n"
     if text.isascii() and len(set(map(len, keys))) == 1:
@@ -181,7 +158,7 @@ def given(plans):
 
 @cache
 def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
-    """Return a function that packs the time and graces of each refund."""
+    """Make a function that packs the time and graces of each refund."""
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
     source = _GIVEN.format(
         was=" ".join([f"was_{each.kept}".replace("{n}", str(n)) for n, each in enumerate(windows)]),
@@ -193,11 +170,12 @@ def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
 """The server's clock in Unix µs, whether memory was lacking, and a result per plan: `ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 if
-a charge did not fit. None if all are `ADMITTED`."""
+a charge did not fit. None if all are `ADMITTED`.
+"""
 
 
 def answers(shape: ScriptVariant, plans: Sequence[PlainSpend | PlainRefund], reply: object) -> PlainAnswers:
-    """Decode a reply and store the readings in the plans. Raises `StoreError`."""
+    """Decode a reply into the plans. Raises `StoreError`."""
     layout, note = _layout(shape)
     if type(reply) is not bytes or len(reply) != _HEAD_SIZE + len(plans) * layout.size:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -225,7 +203,7 @@ def note(plans, each, now):
 
 @cache
 def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
-    """Return the struct of a plan's reply, and a function that stores replies in plans and returns if all are `ADMITTED`."""
+    """The struct of a plan's reply, and a function that stores replies in plans; True if all are `ADMITTED`."""
     if shape.gives_back:
         return struct.Struct("<q"), _note_refunds
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
@@ -246,25 +224,43 @@ def _note_refunds(plans: Sequence[PlainRefund], each: Iterator[Sequence[int]], n
     return all(verdict == ADMITTED for (verdict,) in each)
 
 
+_Expand = Callable[[Sequence[str]], Iterator[str]]
+
+
+def _expanded(
+    names: Mapping[str, object],
+    windows: Sequence[Mapping[str, object]],
+    pieces: Mapping[str, Sequence[str]],
+    block: Sequence[str],
+) -> Iterator[str]:
+    """Fill a block of a script; ``--window`` lines are repeated per window."""
+    for line in chain.from_iterable([pieces.get(line, (line,)) for line in block]):
+        filled = _filled(line, names)
+        if filled.endswith("--window"):
+            yield from [_filled(filled.removesuffix("--window").rstrip(), window) for window in windows]
+        else:
+            yield filled
+
+
 def _script(shape: ScriptVariant) -> str:
     """Expand plain.lua or refund.lua for plans of a shape."""
     first, reported = 1, 2
-    buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
+    buckets: dict[str, list[_Expand]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):
         names = {"$b": place, "$buckets": len(shape.buckets), "$windows": windows, "$refuses": str(enforced).lower()}
         fields = algorithm.REPLY_FIELDS
         places = [{"$w": first + n, "$r": reported + fields * n} for n in range(windows)]
-        buckets["--bucket" if windows else "--ban"].append(_Repetition(names, places, _PIECES[algorithm]))
+        buckets["--bucket" if windows else "--ban"].append(partial(_expanded, names, places, _PIECES[algorithm]))
         first, reported = first + windows, reported + fields * windows
     lines: list[str] = []
     block: list[str] | None = None
-    repeated: Sequence[_Repetition] = ()
+    repeated: Sequence[_Expand] = ()
     for line in _REFUND_LINES if shape.gives_back else _LINES:
         if line in buckets:
             block, repeated = [], buckets[line]
         elif line == "--end" and block is not None:
-            for repetition in repeated:
-                lines += repetition.lines(block)
+            for expand in repeated:
+                lines += expand(block)
             block = None
         else:
             (lines if block is None else block).append(line)

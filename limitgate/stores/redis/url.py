@@ -29,7 +29,6 @@ _SINGLE_EXPECTED = "expected for example redis://localhost:6379/0 or redis://use
 _SOCKET_EXPECTED = "expected for example unix:///run/redis.sock?db=0"
 _ENCODED = "(in a user or password % is %25, / is %2F, ? is %3F, # is %23, @ is %40)"
 _UNEXPANDED = re.compile(r"[${}<>]")
-"""Characters of an unexpanded template variable."""
 
 _TIMEOUT = "LimitGate's option timeout limits how long requests wait"
 _RETRY = "LimitGate resends a call on a lost connection once, then on_error decides"
@@ -48,22 +47,20 @@ _WITHOUT_EFFECT = {
     "socket_type": "Redis has connections of one type",
     "timeout": _TIMEOUT,
 }
-"""redis-py options without effect, with the reason."""
+"""redis-py options without effect, and why."""
 
 Address = tuple[str, int]
 
 
 class StoreUrl(NamedTuple):
-    """A parsed store URL."""
-
     url: str
-    """Single-server URL for redis-py."""
+    """For redis-py, of a single server."""
     nodes: tuple[Address, ...] = ()
     sentinels: tuple[Address, ...] = ()
     master: str = ""
-    """Name of the master in Sentinel."""
+    """Its name in Sentinel."""
     login: tuple[str | None, str | None] = None, None
-    """User and password for Sentinels."""
+    """For Sentinels."""
 
 
 def parse_address(host: Any, port: Any) -> Address:
@@ -75,7 +72,7 @@ def parse_address(host: Any, port: Any) -> Address:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a store URL. Raises `ConfigError`."""
+    """Raises `ConfigError`."""
     if not isinstance(url, str):
         raise ConfigError(f"store: an object of {type(url).__qualname__}, expected a URL such as redis://localhost:6379/0")
     scheme, mark, _ = url.partition("://")
@@ -106,7 +103,7 @@ def check_readable(url: str) -> None:
 
 
 def read_url(url: str) -> StoreUrl:
-    """Parse a store URL. Raises `ConfigError`."""
+    """Raises `ConfigError`."""
     scheme = scheme_of(url)
     if re.search(r"\s", url):
         raise ConfigError("store: the URL contains a space or a line break, expected none (%20 is a space)")
@@ -129,7 +126,6 @@ def read_url(url: str) -> StoreUrl:
 
 
 def _read_single(scheme: str, url: str) -> StoreUrl:
-    """Check a single-server URL."""
     netloc, rest = re.fullmatch(r"([^/?#]*)(.*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
     login, _, server = netloc.rpartition("@")
     path, _, listed = rest.partition("#")[0].partition("?")
@@ -154,7 +150,7 @@ def _read_single(scheme: str, url: str) -> StoreUrl:
 
 
 def _check_server(server: str) -> None:
-    """Check host and port. The error must not repeat them, because they may be part of a password."""
+    """Errors must not repeat host and port, which may be part of a password."""
     if not server or server.startswith(":"):
         raise ConfigError(f"store: no host, {_SINGLE_EXPECTED}")
     if _UNEXPANDED.search(server):
@@ -169,14 +165,12 @@ def _check_server(server: str) -> None:
 
 
 def check_effects(url: str) -> None:
-    """Raise `ConfigError` for an option without effect."""
     for name, _ in parse_qsl(_listed(url), keep_blank_values=True):
         if name in _WITHOUT_EFFECT:
             raise ConfigError(f"store: option {name!r} has no effect, expected a URL without it: {_WITHOUT_EFFECT[name]}")
 
 
 def check_options(url: str, known: Collection[str]) -> None:
-    """Raise `ConfigError` for an unknown option."""
     listed = _listed(url)
     for name, _ in parse_qsl(listed, keep_blank_values=True):
         if name in known:
@@ -200,7 +194,7 @@ def _listed(url: str) -> str:
 
 
 def shown(store: object) -> str:
-    """Describe a store for log lines, without login and options."""
+    """Describe a store without login and options."""
     if not isinstance(store, str):
         return type(store).__name__
     scheme, mark, rest = store.partition("://")
@@ -226,16 +220,15 @@ def _servers(listed: str, port: int) -> tuple[Address, ...]:
 
 
 def format_address(address: Address) -> str:
-    """Format an address as in a URL."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def server_name(address: Address | None) -> str:
-    """Name of a server for log lines."""
+    """For log lines."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
 
 
 def sentinel_name(address: Address) -> str:
-    """Name of a Sentinel for log lines."""
+    """For log lines."""
     return f"the Sentinel at {format_address(address)}"

@@ -1,14 +1,30 @@
-"""Encodes calls for the scripts in limitgate/lua/ and decodes replies."""
+"""Encodes calls for the scripts in limitgate/lua/ and decodes replies. RESP by hiredis if installed, else in Python."""
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import islice
 from typing import Any, Final, NamedTuple
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 from limitgate.algorithms import NUMBERS, script
 from limitgate.algorithms.base import Amount, State
@@ -26,8 +42,45 @@ from limitgate.limits.template import (
     ScriptVariant,
 )
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, packed_refunds, words_of
-from limitgate.stores.redis.protocol.resp import pack_command
+from limitgate.stores.redis.plain import Script, packed as packed_plain, packed_refunds, words_of
+
+try:
+    from hiredis import ProtocolError, PushNotification, Reader, pack_command
+# hiredis before 3.2 cannot distinguish push messages from replies.
+except ImportError:
+    from limitgate.stores.redis.python_resp import (  # type: ignore[assignment]
+        ProtocolError,
+        PushNotification,
+        Reader,
+        pack_command,
+    )
+
+__all__ = ["ProtocolError", "PushNotification", "Reader", "error_of", "pack_command"]
+
+_KINDS: Mapping[str, Callable[[Any], RedisError]] = {
+    "ASK": AskError,
+    "CLUSTERDOWN": ClusterDownError,
+    "ERR": ResponseError,
+    "LOADING": BusyLoadingError,
+    "MASTERDOWN": MasterDownError,
+    "MOVED": MovedError,
+    "NOAUTH": AuthenticationError,
+    "NOPERM": NoPermissionError,
+    "NOSCRIPT": NoScriptError,
+    "OOM": OutOfMemoryError,
+    "READONLY": ReadOnlyError,
+    "TRYAGAIN": TryAgainError,
+    "WRONGPASS": AuthenticationError,
+}
+"""redis-py's parser knows ASK, MOVED and TRYAGAIN only since 7.2."""
+
+
+def error_of(text: str) -> RedisError:
+    """Raises `ValueError` if a redirection's address is unreadable."""
+    code, _, message = text.partition(" ")
+    kind = _KINDS.get(code)
+    return ResponseError(text) if kind is None else kind(message)
+
 
 SPEND: Final = Script.of(script())
 CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
@@ -36,7 +89,7 @@ UNSENDABLE = (ValueError, struct.error)
 """Errors of packing a call: invalid Unicode in a key, or too many buckets."""
 
 NO_PLAN: Final = Plan.peek(())
-"""Plan without buckets, for configuration calls."""
+"""For configuration calls."""
 
 _ASKING: Final = pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
@@ -53,11 +106,8 @@ _HEAD = 4
 
 
 class Answers(NamedTuple):
-    """The script's answers to several plans."""
-
     readings: list[AnyAnswer]
     unreadable: int
-    """Values that LimitGate did not write."""
     clock_steps: int
     unwritten: bool
     """Redis is out of memory, so nothing was charged."""
@@ -75,11 +125,10 @@ class Call:
         self.plans = self.requested = plans
         """`requested` are the plans without leases."""
         self.shape = shape
-        """Common shape of plain plans, else None."""
         self.sent = 0.0
         """Monotonic seconds."""
         self.in_full = False
-        """The script's text is sent, because Redis did not know its hash."""
+        """Send the script's text, because Redis did not know its hash."""
         self.asking = False
         """The target node is importing the slot (ASK in the Redis Cluster specification)."""
         self.hops = 0
@@ -89,12 +138,11 @@ class Call:
 
     @property
     def first(self) -> AnyPlan | ConfigRequest:
-        """The first plan, or the request; its key identifies the cluster node."""
+        """The plan or request whose key identifies the cluster node."""
         return self.plans[0] if self.config is None else self.config
 
     @property
     def is_wanted(self) -> bool:
-        """True if a caller still waits."""
         return True
 
     @property
@@ -105,7 +153,7 @@ class Call:
     def follow(self, other: Call) -> None:
         """Take over the send state of the call it is split from.
 
-        ASKING is left out, because an importing node would create a new bucket.
+        Without ASKING, because an importing node would create a new bucket.
         """
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
@@ -117,7 +165,7 @@ class Call:
         return again
 
     def packed(self) -> bytes:
-        """Pack the call in RESP. Raises one of `UNSENDABLE`."""
+        """Raises one of `UNSENDABLE`."""
         if self.shape is not None and self.shape is not OF_ANY:
             plain: Any = self.plans
             words = words_of(self.shape, self.in_full)
@@ -129,7 +177,7 @@ class Call:
 
 
 def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
-    """Return the arguments after the script: the number of keys, the keys, the distinct charges.
+    """Arguments after the script: the number of keys, the keys, the distinct charges.
 
     All are text or bytes: hiredis crashes if a signal handler raises while it converts an integer.
     """
@@ -193,13 +241,13 @@ def _packed_charges(plan: Plan) -> Sequence[bytes]:
 
 
 def config_arguments(request: ConfigRequest) -> list[str | bytes]:
-    """Return the arguments after the script: one key, then the text and the version if given."""
+    """Arguments after the script: one key, then the text and the version if given."""
     key, text, version = request
     return ["1", key, *([] if text is None else [text]), *([] if text is None or version is None else [str(version)])]
 
 
 def stored_config(reply: object) -> StoredConfig:
-    """Decode a reply to a configuration request. Raises `StoreError`."""
+    """Decode a reply. Raises `StoreError`."""
     if reply is None:
         return StoredConfig(0, None)
     if not isinstance(reply, bytes):
@@ -243,7 +291,7 @@ def _facts(plan: AnyPlan) -> int:
 
 
 def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
-    """Store a plain plan's part of the reply in the plan. Return False if the plan needs a full reading."""
+    """Store a plain plan's part of the reply in the plan. False if it needs a full reading."""
     template = plan.template
     states: list[State] = []
     for bucket, *_ in template.buckets:
@@ -282,7 +330,7 @@ def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[in
 
 @lru_cache(maxsize=4096)
 def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
-    """Pack one charge. ``how`` is verb, enforced, last of its plan."""
+    """``how`` is verb, enforced, last of its plan."""
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):

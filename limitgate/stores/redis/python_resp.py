@@ -30,7 +30,7 @@ class PushNotification(list[Any]):
 
 
 def pack_command(words: Iterable[str | bytes | int]) -> bytes:
-    """Pack a command. Raises `UnicodeEncodeError` for text that UTF-8 cannot encode."""
+    """Raises `UnicodeEncodeError` for text that UTF-8 cannot encode."""
     packed = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"*%d\r\n%b" % (len(packed), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in packed]))
 
@@ -47,15 +47,13 @@ class Reader:
         self._parsing: _Parsing | None = None
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes."""
         self._data += data
 
     def has_data(self) -> bool:
-        """True if there are unparsed bytes."""
         return self._at < len(self._data)
 
     def gets(self) -> Any:
-        """Return the next reply. Raises `ProtocolError` for invalid RESP."""
+        """Raises `ProtocolError` for invalid RESP."""
         if self._parsing is None:
             del self._data[: self._at]
             self._at = self._searched = 0

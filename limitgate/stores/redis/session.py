@@ -1,15 +1,12 @@
 """The protocol state of one connection to Redis without I/O: calls become bytes, received bytes become events.
 
 * Replies arrive in call order. A call sent with ASKING has two replies; the second counts. Push messages are ignored.
-* After NOSCRIPT the call is resent with the script's text, after the calls in flight (`Resend`).
-* After MOVED, ASK or TRYAGAIN (`Redirected`), `router` selects the next node.
-* The connection ends (`MustClose`) after invalid RESP, unexpected bytes, the end of the stream, or the last reply of a retired
-  connection.
-* A call on a lost connection is resent once on another connection if nothing has arrived since it was sent. If Redis did
-  receive the call, it is charged twice, which only admits too little. So refunds are never resent (`wire.Call.repeated`).
-* Networks drop idle connections silently. If an idle connection does not answer within `silence_allowed`, a second connection
-  is opened. If that succeeds before a reply arrives, it takes over the calls (`Session.replaced`). A refund on an idle
-  connection waits until a call without buckets is answered (`Session.lies_idle`).
+* After NOSCRIPT the call is resent with the script's text, after the calls in flight.
+* Invalid RESP and unexpected bytes end the connection.
+* A call on a lost connection is resent once on another one if nothing has arrived since. If Redis did receive it, it is charged
+  twice, which only admits too little. So refunds are never resent.
+* Networks drop idle connections silently. If one does not answer within `silence_allowed`, a second one is opened, which takes
+  over the calls if it opens before a reply arrives. A refund on an idle connection first waits for the answer to an empty call.
 """
 
 from __future__ import annotations
@@ -20,17 +17,18 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, TryAgainError
 
 from limitgate.internal_errors import raise_interruption
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.errors import Redirection
-from limitgate.stores.redis.protocol import wire
-from limitgate.stores.redis.protocol.resp import PushNotification, Reader, error_of
+from limitgate.stores.redis.wire import PushNotification, Reader, error_of
 
 IDLE = 1.0
 """Seconds without a call after which a connection may have been dropped."""
 DOUBT, MOST_DOUBT = 0.2, 0.5
 """Share of the timeout in which an idle connection must answer, at first and after wrong doubts. The rest suffices to ask
-again."""
+again.
+"""
 LONGEST_DOUBT = 0.25
-"""Maximum seconds to answer."""
+"""Maximum seconds."""
 
 Call = TypeVar("Call", bound=wire.Call)
 
@@ -41,15 +39,13 @@ _NO_REPLY = object()
 
 
 class Answered(NamedTuple, Generic[Call]):
-    """Redis has answered a call, possibly with an error."""
+    """A call was answered, possibly with an error."""
 
     call: Call
     reply: object
 
 
 class Redirected(NamedTuple, Generic[Call]):
-    """A cluster node has redirected a call."""
-
     call: Call
     reply: Redirection
 
@@ -65,13 +61,12 @@ class FellSilentError(ConnectionResetError):
 
 
 class MustClose(NamedTuple):
-    """Close the connection. Calls still in `Session.flying` get no reply."""
+    """Calls still in `Session.flying` get no reply."""
 
     error: Exception
 
 
 NEED_DATA: Final = None
-"""More bytes must arrive first."""
 
 CallEvent = Answered[Call] | Redirected[Call] | Resend[Call]
 Event = CallEvent[Call] | MustClose
@@ -86,32 +81,26 @@ class Doubts:
         self._share = DOUBT
 
     def silence_allowed(self, timeout: float) -> float:
-        """Maximum seconds without an answer."""
         return min(self._share * timeout, LONGEST_DOUBT)
 
     def begun(self) -> None:
-        """Record a doubt."""
         self._share = min(2 * self._share, MOST_DOUBT)
 
     def confirmed(self) -> None:
-        """Record a justified doubt."""
         self._share = DOUBT
 
 
 class Session(Generic[Call]):
-    """State of one connection."""
-
     __slots__ = ("_end", "_is_retired", "_is_unheard", "_reader", "asked_at", "flying", "has_more", "is_settling")
 
     def __init__(self) -> None:
         self.flying: deque[Call] = deque()
-        """Calls in flight, the oldest first."""
+        """The oldest first."""
         self.is_settling = False
         """A call with the script's text is in flight; new calls must not overtake it."""
         self.has_more = False
-        """`next_event` may return an event."""
         self.asked_at = 0.0
-        """`time.monotonic` time at which the last answered call was sent."""
+        """Monotonic time at which the last answered call was sent."""
         self._is_retired = False
         self._is_unheard = True
         """Nothing has arrived since the first call in flight."""
@@ -130,7 +119,7 @@ class Session(Generic[Call]):
         return packed
 
     def receive_data(self, data: bytes) -> None:
-        """Process received bytes; ``b""`` is the end of the stream."""
+        """Empty data is the end of the stream."""
         if data:
             self._is_unheard = False
             self.has_more = True
@@ -139,12 +128,10 @@ class Session(Generic[Call]):
             self.receive_end(ConnectionResetError("Redis closed the connection"))
 
     def receive_end(self, error: Exception) -> None:
-        """Record the end of the stream."""
         self._end = MustClose(error)
         self.has_more = True
 
     def next_event(self) -> Event[Call] | None:
-        """Return the next event; `MustClose` is the last one."""
         while self.has_more and self._end is None:
             try:
                 reply = self._reader.gets()
@@ -178,7 +165,7 @@ class Session(Generic[Call]):
         return self._end or NEED_DATA
 
     def retire(self) -> None:
-        """Accept no more calls and end after the last reply."""
+        """End after the last reply."""
         self._is_retired = self.has_more = True
 
     def give_up(self) -> None:
@@ -187,7 +174,7 @@ class Session(Generic[Call]):
         self.receive_end(ConnectionResetError("LimitGate closed the connection"))
 
     def lies_idle(self, now: float) -> bool:
-        """True after `IDLE` seconds without a call, by `time.monotonic`."""
+        """True after `IDLE` seconds without a call."""
         return not self.flying and now - self.asked_at >= IDLE
 
     @property
@@ -196,16 +183,14 @@ class Session(Generic[Call]):
         return self._is_unheard and len(self.flying) > 0 and self.flying[0].sent - self.asked_at >= IDLE
 
     def replaced(self) -> None:
-        """End because another connection takes over."""
         self.receive_end(FellSilentError("the connection was silent and was replaced"))
 
     @property
     def is_open(self) -> bool:
-        """True if the connection accepts calls."""
         return self._end is None and not self._is_retired
 
     def is_quiet(self) -> bool:
-        """True if the connection is ready for a call: nothing in flight, nothing unparsed."""
+        """True if ready for a call: nothing in flight, nothing unparsed."""
         if self.has_more and self.next_event() is not NEED_DATA:
             return False
         return self._end is None and not (self._is_retired or self.flying or self.has_more)

@@ -24,11 +24,11 @@ from redis.exceptions import (
 
 from limitgate.internal_errors import logged_errors
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.process import background
 from limitgate.process.clock import monotonic
-from limitgate.stores.redis import background
-from limitgate.stores.redis.dial.redis_py import CLOSED_BY_SERVER
-from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import NO_CERTIFICATE, hindrance_of, unknown_commands
+from limitgate.stores.redis.redis_py import CLOSED_BY_SERVER
+from limitgate.stores.redis.url import Address
 
 INSPECT = (files("limitgate") / "lua" / "inspect.lua").read_text("utf-8")
 
@@ -41,8 +41,6 @@ FORGOTTEN = 600.0
 
 
 class Data(NamedTuple):
-    """Origin of a server's data."""
-
     run: str
     """Changes with each start."""
     history: str
@@ -57,8 +55,6 @@ class Data(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A server's report."""
-
     rights: Sequence[str]
     """Missing rights, in ACL SETUSER syntax."""
     evicts: str
@@ -69,7 +65,7 @@ class Report(NamedTuple):
 
 
 def read_report(reply: object) -> Report | None:
-    """Read the inspection script's reply; None for another reply."""
+    """None for a reply of another kind."""
     if isinstance(reply, NoPermissionError):
         return Report(["+eval"], "", None)
     match reply:
@@ -112,22 +108,20 @@ class Inspection:
         self._unknown = Once(Diagnosis.COMMANDS)
         self._told: dict[str, Diagnosis] = {}
         self._refused: dict[tuple[str, Diagnosis], float] = {}
-        """`time.monotonic` time of the last such error."""
+        """Monotonic time of the last such error."""
         self._masters: set[str] = set()
-        """Servers that accepted writes."""
 
     def expect(self, prefix: str) -> None:
-        """Add a key prefix to check."""
         if prefix not in self._prefixes:
             self._prefixes = (*self._prefixes, prefix)
 
     @property
     def question(self) -> Sequence[Any]:
-        """The command to send on a new connection."""
+        """Sent on a new connection."""
         return "EVAL", INSPECT, "0", *self._prefixes
 
     def failed(self, server: str, error: Exception) -> None:
-        """Log a connection failure that retrying cannot fix, once until a connection succeeds."""
+        """Log a failure that retrying cannot fix, once until a connection succeeds."""
         hindrance = hindrance_of(error)
         if hindrance is not None:
             self._tell(server, *hindrance)
@@ -158,7 +152,6 @@ class Inspection:
             diagnosis.log(server, reason)
 
     def heard(self, server: str, reply: object) -> None:
-        """Process a server's reply or error."""
         self._told.pop(server, None)
         with logged_errors():
             report = read_report(reply)
@@ -194,12 +187,10 @@ class Inspection:
 APART = 60.0
 """Seconds between two checks of a server."""
 _TIMEOUT = 0.5
-"""Seconds per step of a check."""
+"""Seconds per step."""
 
 
 class TLSCheck:
-    """Checks unreachable servers in background threads."""
-
     def __init__(self, inspection: Inspection, *, uses_tls: bool, has_certificate: bool) -> None:
         self._inspection = inspection
         self._uses_tls = uses_tls
@@ -207,7 +198,6 @@ class TLSCheck:
         self._looked: dict[str, float] = {}
 
     def look(self, server: str, connection: Any, error: Exception) -> None:
-        """Check a server whose connection failed, if TLS may be the cause."""
         host = getattr(connection, "host", None)
         if host is None or not self._may_be_for_tls(error):
             return
@@ -218,7 +208,7 @@ class TLSCheck:
                 background.start("tls", self._look, server, address)
 
     def look_again(self, server: str, connection: Any, error: Exception) -> None:
-        """Check after the first command has failed: some servers request a certificate only then."""
+        """Check after the first command: some servers request a certificate only then."""
         if self._uses_tls:
             self.look(server, connection, error)
 
@@ -247,7 +237,7 @@ def _holds(look: Callable[[Address], bool], address: Address) -> bool:
 
 
 def _answers_plainly(address: Address) -> bool:
-    """True if a server answers a command without TLS."""
+    """True if a command is answered without TLS."""
     with socket.create_connection(address, _TIMEOUT) as plain:
         plain.sendall(b"PING\r\n")
         return plain.recv(1) in (b"+", b"-")

@@ -1,4 +1,4 @@
-"""The slot map of a Redis Cluster, and plans that span several hash slots.
+"""The slot map of a Redis Cluster, plans that span several hash slots, and redirected calls.
 
 A script's keys must be in one slot, so such a plan is split. Its parts run in parallel, each atomically. If a part refuses or
 fails, the others are refunded, see limitgate/limits/plan.py.
@@ -7,34 +7,38 @@ fails, the others are refunded, see limitgate/limits/plan.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import MovedError, TryAgainError
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import BucketReading, Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole
-from limitgate.stores.redis.breaker import CHANCE, Breaker
-from limitgate.stores.redis.dial.url import Address, parse_address
+from limitgate.stores.redis.breaker import CHANCE, first_key
+from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.replies import Outcome
+from limitgate.stores.redis.url import Address, parse_address
+from limitgate.stores.redis.wire import Call
 
 GIVE_BACK_TIMEOUT = 0.5
-"""Timeout of refunds in seconds."""
+"""Seconds."""
 MAP_PAUSE = 0.1
-"""Seconds between two lookups of the slot map."""
+"""Seconds between lookups."""
+PAUSE = 0.01
+"""Seconds before a parked or split call is sent."""
+MAX_HOPS = 5
+"""Redirections without a pause."""
 
 
 class Part(NamedTuple):
-    """The charges of a plan in one hash slot."""
-
     hash_slot: int
     plan: AnyPlan
     places: Sequence[int]
-    """Indices of its charges in the whole plan."""
+    """Indices in the whole plan."""
 
 
 def hash_slot(key: str) -> int:
-    """Return the hash slot of a key."""
     return key_slot(key.encode("utf-8", "surrogatepass"))
 
 
@@ -63,24 +67,22 @@ def parts_of(plan: AnyPlan) -> list[Part]:
 
 
 class Conclusion(NamedTuple):
-    """Outcome of a plan that was carried out in parts."""
-
     outcome: Outcome
     refunds: Sequence[Plan] = ()
-    """Refunds of charged parts."""
     untouched: Sequence[tuple[Plan, Reading]] = ()
     """Uncharged buckets of a refused plan, with their readings."""
 
 
 def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
-    """Join the outcomes of a plan's parts."""
     if len(parts) == 1:
         return Conclusion(outcomes[0])
     readings = [outcome for outcome in outcomes if isinstance(outcome, Reading)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
     outcome: Outcome
     if failures:
-        outcome = StoreError(str(failures[0]), _worst(failures), _missed(parts, outcomes))
+        # Prefer "oom", which `on_error` treats more strictly.
+        fault = "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
+        outcome = StoreError(str(failures[0]), fault, _missed(parts, outcomes))
         outcome.__cause__ = failures[0]
         outcome.waited = max([each.waited for each in outcomes])
     else:
@@ -106,11 +108,6 @@ def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str
     return frozenset(charge.key for part, _ in failed for charge in part.plan.charges)
 
 
-def _worst(failures: Sequence[StoreError]) -> Any:
-    """Prefer the fault "oom", which ``on_error`` treats more strictly."""
-    return "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
-
-
 def _joined(plan: AnyPlan, parts: Sequence[Part], readings: Sequence[Reading]) -> Reading:
     places = {place: bucket for part, reading in zip(parts, readings) for place, bucket in zip(part.places, reading.buckets)}
     buckets = [places.get(place) or BucketReading(charge, (), None) for place, charge in enumerate(plan.charges)]
@@ -124,15 +121,14 @@ def _untouched(reading: Reading) -> tuple[Plan, Reading]:
     return Plan.spend([bucket.charge for bucket in untouched]), reading._replace(buckets=untouched, admitted=False)
 
 
-class HasBreaker(Protocol):
-    """A driver's node object."""
+class Route(NamedTuple):
+    """Where to send a redirected call: at once, after `PAUSE` (park), or each of its plans separately after `PAUSE` (split)."""
 
-    @property
-    def breaker(self) -> Breaker:
-        """The circuit breaker of the node."""
+    address: Address
+    how: Literal["send", "park", "split"]
 
 
-N = TypeVar("N", bound=HasBreaker)
+N = TypeVar("N", bound=Any)
 
 
 class SlotMap(Generic[N]):
@@ -146,21 +142,38 @@ class SlotMap(Generic[N]):
         self.is_outdated = False
 
     def holder(self, slot: int) -> Address:
-        """Return the node to ask about a slot."""
+        """The node to ask about a slot."""
         return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])
 
     def node(self, address: Address) -> N:
-        """Return a node, created on first use."""
         node = self.nodes.get(address)
         return self.nodes.setdefault(address, self._open_node(address)) if node is None else node
 
     def moved(self, slot: int, address: Address) -> None:
-        """Record a MOVED redirection."""
         self._holders[slot] = address
         self.is_outdated = True
 
+    def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
+        """Route a call that the node at ``origin`` has redirected.
+
+            MOVED      another node holds the hash slot: resend there at once, and look up the map
+            ASK        the bucket has moved ahead of its slot: resend there once, after ASKING
+            TRYAGAIN   the slot is moving and splits the call's buckets: resend each plan after a pause
+
+        After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure.
+        """
+        slot = hash_slot(first_key(call.first))
+        if isinstance(redirection, TryAgainError):
+            return Route(self.holder(slot), "split")
+        address = address_at(redirection.host, redirection.port, origin)
+        call.hops += 1
+        call.asking = not isinstance(redirection, MovedError)
+        if not call.asking:
+            self.moved(slot, address)
+        return Route(address, "send" if call.hops <= MAX_HOPS else "park")
+
     def learn(self, reply: object, origin: Address) -> bool:
-        """Read a node's reply to CLUSTER SLOTS. Return False if it names no slot."""
+        """Read a node's reply to CLUSTER SLOTS. False if it names no slot."""
         holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, address in _ranges(reply, origin):
             holders[first : last + 1] = [address] * (last + 1 - first)
@@ -170,14 +183,13 @@ class SlotMap(Generic[N]):
         return True
 
     def known(self) -> list[Address]:
-        """Return all nodes, healthy ones first."""
         held = list(self._held())
         # Avoids always asking a partitioned node first.
         CHANCE.shuffle(held)
         return sorted(dict.fromkeys([*held, *self._seeds]), key=lambda address: not self._is_healthy(address))
 
     def unused(self) -> list[Address]:
-        """Return nodes without slots; empty while any slot is unknown."""
+        """Nodes without slots; empty while any slot is unknown."""
         return [] if None in self._holders else list(self.nodes.keys() - self._held())
 
     def _held(self) -> set[Address]:
@@ -202,12 +214,12 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], 
 
 
 def address_at(host: str, port: int, origin: Address) -> Address:
-    """Return a node's address in a reply; an empty host means ``origin``."""
+    """A node's address in a reply; an empty host means ``origin``."""
     return (origin[0] if host in ("", "?") else host), port
 
 
 def _ranges(reply: object, origin: Address) -> Iterable[tuple[int, int, Address]]:
-    """Yield first slot, last slot and node of CLUSTER SLOTS."""
+    """First slot, last slot and node, by CLUSTER SLOTS."""
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry

@@ -1,0 +1,311 @@
+"""Lag of event loops and proxies: queues in front of any counter of requests. `LagGuard` and `ProxyQueue` are pure.
+
+A heartbeat is due every 10 ms. While it is late for some time, each iteration of the loop admits only requests of its first 10
+ms. Without a loop, the waits reported by a trusted proxy replace heartbeats.
+
+uvloop accepts one connection per iteration, so heartbeats can be on time while the queue is in the listening socket. So
+unaccepted connections count, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary, ref
+
+from limitgate.process.clock import monotonic
+from limitgate.process.forking import reset_in_children
+
+EVERY_S = 0.010
+"""Seconds between heartbeats."""
+TARGET_S = 0.005
+"""Tolerated lag in seconds."""
+INTERVAL_S = 0.100
+"""Seconds of lag that make a loop hot."""
+INTERVAL_REQUESTS = 10
+"""Requests during lag that make a loop hot, if that takes longer."""
+BUDGET_S = 0.010
+"""Seconds of an iteration that admit requests while the loop is hot."""
+BUDGET_REQUESTS = 2
+"""Requests that an iteration admits, if they take longer."""
+WAITING_S = 0.030
+"""Additional seconds while connections wait to be accepted, because they have caused no work yet."""
+LEARNED = 0.1
+"""Weight of an iteration in the average loop time per request, which is capped at a second."""
+RESTS_AFTER = 100
+
+
+class LagGuard:
+    """Guard of an event loop, or of threads behind a proxy. Receives either heartbeats or waits.
+
+    ``unaccepted`` returns the number of connections that the loop hasn't accepted.
+    """
+
+    __slots__ = ("_begun", "_late_since", "_quiet", "_stands", "_unaccepted", "due_at", "is_hot", "lag_s", "request_s")
+
+    def __init__(self, unaccepted: Callable[[], int] = int) -> None:
+        self.due_at = math.inf
+        """Next heartbeat; infinite while heartbeats pause, until a request calls `start`."""
+        self.is_hot = False
+        self.lag_s = 0.0
+        self.request_s = 0.0
+        """Loop seconds per request; 0 if the loop was never late."""
+        self._begun = 0
+        self._quiet = 0
+        self._late_since: float | None = None
+        self._unaccepted = unaccepted
+        self._stands = False
+        """Connections waited at the last heartbeat, which was on time."""
+
+    def start(self, now: float) -> float:
+        """Start heartbeats. Returns the time of the first one."""
+        self._begun = self._quiet = 0
+        self.is_hot, self._late_since = False, None
+        self.due_at = now + EVERY_S
+        return self.due_at
+
+    def beat(self, now: float) -> float | None:
+        """Record a heartbeat; return the time of the next one, None to pause until a request."""
+        lag_s = max(0.0, now - self.due_at)
+        stood, waiting = self._stands, 0 if lag_s > TARGET_S else self._unaccepted()
+        self._stands = waiting > 0
+        if (lag_s > TARGET_S or (stood and waiting)) and self._begun:
+            self.request_s += LEARNED * (min(1.0, (lag_s + EVERY_S) / self._begun) - self.request_s)
+        self._quiet = 0 if self._begun else self._quiet + 1
+        self._begun = 0
+        self._observe(now, max(lag_s, waiting * self.request_s))
+        self.due_at = now + EVERY_S if self._quiet < RESTS_AFTER or self.is_hot else math.inf
+        return None if self.due_at == math.inf else self.due_at
+
+    def waited(self, now: float, wait_s: float) -> None:
+        """Record the wait of the current request, reported by a proxy."""
+        wait_s = max(0.0, wait_s)
+        self.due_at = now - wait_s
+        self._observe(now, wait_s)
+
+    def refuses(self, now: float, share: float = 1.0) -> bool:
+        """True to refuse a request now; call once per request. ``share`` is its priority's part of an iteration."""
+        over_s = now - self.due_at
+        if not self.is_hot and (over_s > 0 or self._late_since is not None):
+            since = self.due_at if self._late_since is None else self._late_since
+            self.is_hot = now - since >= max(INTERVAL_S, INTERVAL_REQUESTS * self.request_s)
+        if self.is_hot:
+            budget_s = max(BUDGET_S, BUDGET_REQUESTS * self.request_s) * share
+            if over_s > budget_s or (self._stands and self._unaccepted() * self.request_s > WAITING_S * share + budget_s):
+                return True
+        self._begun += 1
+        return False
+
+    def _observe(self, now: float, lag_s: float) -> None:
+        self.lag_s = lag_s
+        if lag_s <= max(TARGET_S, self.request_s):
+            self._late_since, self.is_hot = None, False
+        elif self._late_since is None:
+            self._late_since = now - lag_s
+
+
+CLOCKS_S = 0.050
+"""Usual difference of synchronized clocks, plus network delay, in seconds."""
+LASTS_S = 10.0
+"""A longer minimum wait isn't a queue."""
+
+
+class ProxyQueue:
+    """Lag behind one proxy, or several with the same clock, from the waiting times that it reports.
+
+    Clocks differ, so the minimum of recent waits is subtracted: up to the usual difference immediately, in full if it lasts
+    longer than a queue can.
+    """
+
+    __slots__ = ("_before_s", "_least_s", "_turns_at")
+
+    def __init__(self) -> None:
+        self._least_s = self._before_s = math.inf
+        self._turns_at = -math.inf
+
+    def lag_s(self, now: float, waited_s: float) -> float:
+        if now >= self._turns_at:
+            is_first = math.isinf(self._turns_at)
+            self._before_s, self._least_s = math.inf if is_first else self._least_s, waited_s
+            self._turns_at = now + LASTS_S
+        elif waited_s < self._least_s:
+            self._least_s = waited_s
+        known_s = min(self._least_s, CLOCKS_S) if math.isinf(self._before_s) else min(self._least_s, self._before_s)
+        return waited_s - known_s
+
+
+DESCRIPTORS = 256
+"""Scanned for listening sockets, which servers open first."""
+SCAN_EVERY_S = 60.0
+"""Seconds between scans; a closed socket triggers an earlier one."""
+_INFO: Final[int] = getattr(socket, "TCP_INFO", 0)
+_LISTENS: Final = 10
+"""State of a listening socket, the first byte of `tcp_info`."""
+_WAITING: Final = slice(24, 28)
+"""`tcpi_unacked`, the queue length of a listening socket."""
+
+
+class ListenQueue:
+    """Accept queues of all listening sockets, for TCP on Linux. ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._sockets: list[int] = []
+        """File descriptors, possibly closed and reused."""
+        self._scan_at = -math.inf
+
+    def __call__(self) -> int:
+        """Number of waiting connections, 0 if the system doesn't report it."""
+        lengths = [_length(descriptor) for descriptor in self._sockets]
+        if None in lengths or self._clock() >= self._scan_at:
+            self._scan_at = self._clock() + SCAN_EVERY_S
+            self._sockets = [descriptor for descriptor in range(DESCRIPTORS) if _length(descriptor) is not None]
+            lengths = [_length(descriptor) for descriptor in self._sockets]
+        return sum([length or 0 for length in lengths])
+
+
+def _length(descriptor: int) -> int | None:
+    """Queue length of a listening socket, None for other descriptors.
+
+    Queries a duplicate, because the server may close its socket at any time.
+    """
+    if not _INFO:
+        return None
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        # Family and type don't matter here.
+        asked = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+    with asked:
+        try:
+            told = asked.getsockopt(socket.IPPROTO_TCP, _INFO, _WAITING.stop)
+        except OSError:
+            return None
+    return int.from_bytes(told[_WAITING], "little") if told and told[0] == _LISTENS else None
+
+
+T = TypeVar("T")
+
+_unaccepted = ListenQueue()
+_Loop = asyncio.AbstractEventLoop
+_NEVER = math.inf
+
+
+class LoopGuard(LagGuard):
+    """Guard of an event loop. Ignores time when the loop didn't run, and sequential requests of one task."""
+
+    __slots__ = ("_run", "_task")
+
+    def __init__(self) -> None:
+        super().__init__(_unaccepted)
+        self._run: object = None
+        self._task: Callable[[], object] = lambda: None
+
+    def start(self, now: float) -> float:
+        self._run = _run()
+        return super().start(now)
+
+    def beat(self, now: float) -> float | None:
+        return super().beat(now) if self._run is _run() else self.start(now)
+
+    def refuses(self, now: float, share: float = 1.0) -> bool:
+        if now <= self.due_at:
+            if self._late_since is None and not self.is_hot:
+                self._begun += 1
+                return False  # The fast path.
+        elif self._run is not _run() or self._is_of_same_task():
+            self.start(now)
+        elif not self._begun:
+            self._begun = 1
+            return False
+        return super().refuses(now, share)
+
+    def _is_of_same_task(self) -> bool:
+        task, before = asyncio.current_task(), self._task()
+        if task is None or task is before:
+            return task is not None
+        self._task = ref(task)
+        return False
+
+
+def _run() -> object:
+    """Identify a run of this thread's event loop."""
+    return sys.get_asyncgen_hooks().firstiter
+
+
+class Lagging(Protocol):
+    """A source of lag other than an event loop."""
+
+    @property
+    def lag_s(self) -> float | None: ...
+
+
+class Heartbeats:
+    """Guards of event loops. ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._others: WeakKeyDictionary[Lagging, None] = WeakKeyDictionary()
+        self.reset_after_fork()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Event loops don't run in the child of a fork."""
+        self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
+        self._latest: tuple[Callable[[], _Loop | None], LoopGuard] = lambda: None, LoopGuard()
+
+    def guard(self) -> LoopGuard | None:
+        """Return the guard of the running event loop and start its heartbeat; None without a loop."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        known, guard = self._latest
+        if known() is not loop:
+            guard = self._guards.setdefault(loop, LoopGuard())
+            self._latest = ref(loop), guard
+        if guard.due_at == _NEVER:
+            now = self._clock()
+            self._set(loop, guard, guard.start(now) - now)
+        return guard
+
+    @property
+    def are_known(self) -> bool:
+        return len(self._guards) > 0 or len(self._others) > 0
+
+    def note(self, other: Lagging) -> None:
+        """Include another source of lag while it lives."""
+        self._others[other] = None
+
+    def lags_s(self) -> list[float]:
+        others = [other.lag_s for other in _alive(self._others)]
+        guards = [self._guards[loop] for loop in _alive(self._guards)]
+        return [guard.lag_s for guard in guards if guard.due_at != math.inf] + [lag_s for lag_s in others if lag_s is not None]
+
+    def _set(self, loop: _Loop, guard: LoopGuard, pause_s: float) -> None:
+        loop.call_later(max(pause_s, 0), self._beat, loop, guard, context=Context())
+
+    def _beat(self, loop: _Loop, guard: LoopGuard) -> None:
+        now = self._clock()
+        due_at = guard.beat(now)
+        if due_at is not None:
+            self._set(loop, guard, due_at - now)
+
+
+def _alive(weakly: WeakKeyDictionary[T, Any]) -> list[T]:
+    """Return the living keys. Lists the references first, because other threads may add keys."""
+    return [key for each in weakly.keyrefs() if (key := each()) is not None]
+
+
+heartbeats = Heartbeats()

@@ -1,0 +1,107 @@
+"""Daemon threads, of which one polls for changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, Protocol
+from weakref import ref
+
+from limitgate.internal_errors import logged_errors, raise_interruption
+from limitgate.process.forking import reset_in_children
+
+
+class _ThreadState(threading.local):
+    is_background = False
+
+
+this_thread = _ThreadState()
+"""True in a background thread, which a finalizer or log handler may interrupt with locks held."""
+
+
+def daemon(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a daemon thread. Raises `RuntimeError` if none can be started.
+
+    Its context is empty, because green threads copy the context of the request.
+    """
+    thread = threading.Thread(target=Context().run, args=[target, *args], name=f"limitgate-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a `daemon` that logs its exceptions. A store call in it raises `StoreError`."""
+    try:
+        return daemon(name, _run, target, *args)
+    except RuntimeError as error:
+        raise_interruption(error)
+        raise
+
+
+def _run(target: Callable[..., object], *args: Any) -> None:
+    this_thread.is_background = True
+    with logged_errors():
+        target(*args)
+
+
+class Pollable(Protocol):
+    def poll(self) -> None: ...
+
+    def forget(self) -> None:
+        """Assume a change, because the last poll was interrupted."""
+
+
+class Poller:
+    def __init__(self, seconds: float, pollables: Sequence[Pollable]) -> None:
+        self._seconds = seconds
+        self._pollables = pollables
+        self._is_looking = self._is_wanted = False
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        reset_in_children(self)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
+
+    def start(self, *, in_children: bool = False) -> None:
+        """Start polling, or with ``in_children`` only in forked processes. The thread doesn't keep this object alive."""
+        self._is_wanted = True
+        if in_children or self.is_running:
+            return
+        self._ended = threading.Event()
+        with suppress(RuntimeError):  # The thread may fail to start.
+            self._thread = daemon("reload", _keep_looking, ref(self), self._seconds, self._ended)
+
+    def stop(self) -> None:
+        """Stop until the next start."""
+        self._is_wanted = False
+        self._ended.set()
+
+    def poll(self) -> None:
+        self._is_looking = True
+        for each in self._pollables:
+            with logged_errors():
+                each.poll()
+        self._is_looking = False
+
+    def reset_after_fork(self) -> None:
+        """Restart in the child of a fork; repeat a poll that the fork interrupted."""
+        self._thread = None
+        if self._is_looking:
+            self._is_looking = False
+            for each in self._pollables:
+                each.forget()
+        if self._is_wanted:
+            self.start()
+
+
+def _keep_looking(poller: ref[Poller], seconds: float, ended: threading.Event) -> None:
+    while not ended.wait(seconds):
+        here = poller()
+        if here is None:
+            return
+        here.poll()
+        del here

@@ -1,1 +1,0 @@
-"""From a store URL to connections, and checks of each new connection."""
