@@ -9,19 +9,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
-from math import prod
 from typing import Any, Final, Protocol, get_args
 from weakref import ref
 
 from limitgate.algorithms import gcra
 from limitgate.limits.bucket import RESERVES
 from limitgate.limits.decision import Decision
-from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Charge, Source
 from limitgate.messages.diagnostics import Diagnosis, times_logged
 from limitgate.observing import instruments
 from limitgate.observing.exporter import Gauge, Metrics, Observer, Series, exporter
 from limitgate.observing.instruments import Outcome
+from limitgate.observing.series import takes_slots, windows_of, written
 from limitgate.overload.adaptive_limit import AdaptiveLimit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.lag import heartbeats
@@ -343,41 +342,3 @@ _process_metrics = ProcessMetrics()
 def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
     """Export metrics, each while its owner lives, and the process-wide ones."""
     exporter.attach(observers, *metrics, (_process_metrics, _process_metrics))
-
-
-_RULE_COUNTERS: Final = len(instruments.RULE_DECISIONS.values["outcome"])
-_HISTOGRAM: Final = len(instruments.RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))
-_ADAPTIVE: Final = prod(map(len, instruments.RULE_SHED.values.values())) + len(
-    (instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_ADAPTIVE_BASE)
-)
-
-
-def series(rules: RuleSet) -> int:
-    """Number of Prometheus series of a rule set per process."""
-    rest = _RULE_COUNTERS + _HISTOGRAM
-    return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written(rules).values())
-
-
-def _gauges(rule: Rule) -> int:
-    adapts = rule.adaptive is not None
-    return (takes_slots(rule) or adapts) + bool(rule.max_delay) + bool(rule.ban) + (_ADAPTIVE if adapts else 0)
-
-
-def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
-    """Return counts by name of their period; the lowest of equal periods."""
-    windows: dict[str, int] = {}
-    for limit in limits:
-        window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"
-        windows[window] = min(limit.count, windows.get(window, limit.count))
-    return windows
-
-
-def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
-    """Return the rules with metrics, by labels."""
-    of_tiers = rules.tiers.values()
-    return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
-
-
-def takes_slots(rule: Rule) -> bool:
-    """True if requests of the rule take slots."""
-    return any(bucket.has_slots for bucket in rule.buckets)
