@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from limitgate.messages.text import expected_of
 
@@ -227,3 +227,12 @@ def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callab
         return called
 
     return decorate
+
+
+def wrong_way(mistake: str) -> Callable[..., NoReturn]:
+    """Make a method that raises `TypeError`, for ``with`` on an async limiter and ``async with`` on a sync one."""
+
+    def enter(*_: object) -> NoReturn:
+        raise TypeError(mistake)
+
+    return enter

@@ -17,6 +17,7 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
+from limitgate.algorithms import holds
 from limitgate.errors import called_as
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
@@ -286,6 +287,8 @@ class _NullStore:
     def spend(self, plan: Plan, timeout: float = 0) -> Reading:
         now = time.time_ns() // 1000
         states = [charge.bucket.algorithm.initial(now, charge.bucket) for charge in plan.charges]
+        if plan.charges and plan.charges[0].bucket.algorithm is holds:
+            states[0] = [holds.State(now, found=True)]
         buckets = [BucketReading(charge._replace(max_wait_us=0), each, each) for charge, each in zip(plan.charges, states)]
         return Reading(now, buckets, admitted=True)
 

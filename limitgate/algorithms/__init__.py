@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, concurrency, fixed_window, gcra, refusals, sliding_log, sliding_window, warm_up
+from limitgate.algorithms import ban, concurrency, fixed_window, gcra, holds, refusals, sliding_log, sliding_window, warm_up
 from limitgate.algorithms.base import Algorithm, Each
 
 SCRIPTS: Final[dict[str, Algorithm]] = {
@@ -18,6 +18,7 @@ SCRIPTS: Final[dict[str, Algorithm]] = {
     "concurrency": concurrency,
     "warm_up": warm_up,
     "refusals": refusals,
+    "holds": holds,
 }
 """Algorithms by the name of their Lua twin."""
 
@@ -35,6 +36,7 @@ STORED_AS: Final[dict[str, int]] = {
     "concurrency": 8,
     "warm_up": 9,
     "refusals": 10,
+    "holds": 11,
 }
 """Numbers in the ids of windows. They are stored, so never reuse one."""
 

@@ -94,6 +94,19 @@ def apply_adjustment(
     return right
 
 
+def refunded(
+    debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
+) -> Sequence[int]:
+    """Return the ticks that `apply_adjustment` has returned, given the debts after it."""
+    ticks = []
+    elapsed_us = max(0, elapsed_us)
+    for debt, most, grace, limit in zip(debts, back, grace_us, bucket.limits):
+        last = most + (grace + 1 - elapsed_us) * limit.count
+        is_kept = not limit.borrow and last > limit.capacity and debt >= last
+        ticks.append(0 if is_kept else max(0, most - max(0, elapsed_us - grace) * limit.count))
+    return ticks
+
+
 def rescaled(debt: int, limit: LimitNumbers) -> int:
     return min(debt, limit.ceiling)
 

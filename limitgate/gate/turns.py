@@ -1,17 +1,21 @@
 """Waits for booked turns and for permits, in a thread or on an event loop.
 
 On an event loop, requests with equal turns share a FIFO queue. If one leaves, the others move up, and the last turn is
-refunded, because a bucket can only take back its last turn.
+refunded, because a bucket can only take back its last turn. If a charge ahead of them is refunded, the
+turns in GCRA buckets move up, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Awaitable, Callable
-from operator import attrgetter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from operator import attrgetter, is_
 from typing import Any
 
+from limitgate.algorithms import gcra
 from limitgate.errors import ConfigError
 from limitgate.gate.admission import Admission, PermitWait, Receipt, Turn
 from limitgate.gate.flow import arun
@@ -19,7 +23,8 @@ from limitgate.gate.load import Load, end_undecided
 from limitgate.gate.refunds import Refunds
 from limitgate.http.response import unavailable
 from limitgate.limits.decision import is_booked
-from limitgate.limits.plan import Plan
+from limitgate.limits.plan import BucketReading, Plan, wait_us
+from limitgate.limits.returned import Returned
 from limitgate.observing.counts import RuleSeries, counted_waiting
 from limitgate.process import waiting
 from limitgate.process.clock import asyncio_loop
@@ -81,6 +86,26 @@ class WaitQueues:
         both = zip(turn.charged, given.charged)
         return given._replace(charged=tuple([mine._replace(plan=each.plan, reading=each.reading) for mine, each in both]))
 
+    def move_up(self, returned: Sequence[Returned]) -> None:
+        """Move the turns up that are behind refunded charges. Those of other event loops move up a moment later."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        for loop, queues in list(self._queues.items()):
+            if loop is running:
+                _move_up(queues, returned)
+            else:
+                # The event loop may have ended.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_move_up, queues, returned, context=Context())
+
+    def as_last(self, given_up: Turn) -> Turn:
+        """Return a turn as if those behind it in this event loop had been booked before, so that the bucket takes it back."""
+        queues = self._queues.get(asyncio.get_running_loop(), {})
+        behind = [bucket for queue in queues.values() for bucket in queue.booked()]
+        return given_up._replace(charged=tuple([_behind(each, behind) for each in given_up.charged]))
+
 
 class _WaitQueue:
     """A FIFO queue with one timer."""
@@ -103,6 +128,17 @@ class _WaitQueue:
         turn = self._turns.pop()
         self._schedule()
         return turn
+
+    def booked(self) -> list[tuple[int, BucketReading]]:
+        """Return the time and the reading of each booked charge."""
+        receipts = [receipt for turn in self._turns for receipt in turn.charged]
+        return [(receipt.reading.now, bucket) for receipt in receipts for bucket in receipt.reading.buckets]
+
+    def move_up(self, returned: Sequence[Returned]) -> None:
+        turns = [moved_up(turn, tuple([lowered(each, returned) for each in turn.charged])) for turn in self._turns]
+        if turns != self._turns:
+            self._turns = sorted(turns, key=_due_us)
+            self._schedule()
 
     def _schedule(self) -> None:
         if self._timer is not None:
@@ -128,6 +164,58 @@ class _WaitQueue:
 
 
 _due_us = attrgetter("due_us")
+
+
+def _move_up(queues: dict[object, _WaitQueue], returned: Sequence[Returned]) -> None:
+    for queue in list(queues.values()):
+        queue.move_up(returned)
+
+
+def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
+    """Return the turn of other receipts for the same charges; the same object if they are the same."""
+    if all(map(is_, charged, turn.charged)):
+        return turn
+    due_us = max(
+        [
+            receipt.reading.now + (wait_us(bucket.charge, bucket.before) or 0)
+            for receipt in charged
+            for bucket in receipt.reading.buckets
+        ]
+    )
+    earlier_us = max(0, turn.due_us - due_us)
+    return Turn(turn.due_us - earlier_us, turn.due_at - earlier_us / 1_000_000, charged)
+
+
+def lowered(receipt: Receipt, returned: Iterable[Returned]) -> Receipt:
+    """Return a receipt as if refunded charges before it had never been made; the same object if none was."""
+    reading = receipt.reading
+    buckets = list(reading.buckets)
+    for each in returned:
+        buckets = [bucket._replace(before=each.lowered(bucket.charge, reading.now, bucket.before)) for bucket in buckets]
+    if all(new.before is old.before for new, old in zip(buckets, reading.buckets)):
+        return receipt
+    return receipt._replace(reading=reading._replace(buckets=buckets))
+
+
+def _behind(receipt: Receipt, booked: Sequence[tuple[int, BucketReading]]) -> Receipt:
+    reading = receipt.reading
+    buckets = [_raised(bucket, reading.now, booked) for bucket in reading.buckets]
+    return receipt._replace(reading=reading._replace(buckets=buckets))
+
+
+def _raised(bucket: BucketReading, now: int, booked: Sequence[tuple[int, BucketReading]]) -> BucketReading:
+    """Add the costs of the turns that are booked behind a charge to the debts before it."""
+    charge, before, _ = bucket
+    if charge.bucket.algorithm is not gcra:
+        return bucket
+    debts = dict(zip(charge.bucket.ids, before))
+    raised = dict(debts)
+    for booked_at, (other, others, _) in booked:
+        if other.key == charge.key and other.bucket.algorithm is gcra:
+            for window, debt, weight in zip(other.bucket.ids, others, other.bucket.weights):
+                if window in debts and (booked_at, debt) > (now, debts[window]):
+                    raised[window] += other.cost * weight
+    return bucket._replace(before=list(raised.values()))
 
 
 def _kind(turn: Turn) -> tuple[object, ...]:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
-from limitgate.errors import LimitGateError, StoreError, called_as
+from limitgate.errors import LimitGateError, StoreError, called_as, wrong_way
 from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
@@ -26,17 +26,11 @@ from limitgate.limiter.adaptive import (
     check_plain,
     key_of,
 )
-from limitgate.limiter.operations import (
-    AnyLimit,
-    AsyncReservation,
-    ChargedOperation,
-    Limits,
-    Operations,
-    Reservation,
-    ask_again_in,
-    seconds_left,
-)
+from limitgate.limiter.bookings import Bookings
+from limitgate.limiter.holding import hold_us
+from limitgate.limiter.operations import AnyLimit, Limits, Operations, ask_again_in, seconds_left
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
+from limitgate.limiter.reservation import AsyncReservation, ChargedOperation, Reservation
 from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBucket
 from limitgate.limiter.slot import Entry, aslot, at_once, one_process, slot
 from limitgate.limiter.stored_limits import Configured
@@ -53,15 +47,6 @@ from limitgate.stores import AsyncStore, SyncStore, is_async_redis, open_store, 
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def _told(mistake: str) -> Callable[..., NoReturn]:
-    """Make a method that raises `TypeError`, for ``with`` on an async limiter and ``async with`` on a sync one."""
-
-    def enter(*_: object) -> NoReturn:
-        raise TypeError(mistake)
-
-    return enter
 
 
 class AsyncLimiter(Operations):
@@ -97,6 +82,7 @@ class AsyncLimiter(Operations):
         self._store: AsyncStore = opened(store, open_store, key_prefix)
         self._takes_plain = takes_plain(self._store)
         self._wait_queues = WaitQueues()
+        self._bookings = Bookings(self._wait_queues)
         self._slot_keeper = SlotKeeper(self._store, self._timeout)
         self._adaptive: dict[str, AsyncAdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
@@ -145,26 +131,39 @@ class AsyncLimiter(Operations):
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
             return await self.hit(key, *limits, cost=cost)
+        return (await self._await_chance(key, limits, cost, timeout)).decision
+
+    async def _await_chance(
+        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
+    ) -> ChargedOperation:
+        """Wait for a turn, also if a ban ends before. Return the refusal if the timeout is too short."""
         began, left = waiting.monotonic(), timeout
         while True:
-            operation = await self._await_turn(key, limits, cost, left)
+            operation = await self._await_turn(key, limits, cost, left, held_us, settles=settles)
             pause = ask_again_in(operation.decision, seconds_left(timeout, began))
             if not pause:
                 self._count(operation.decision, operation.source)
-                return operation.decision
+                return operation
             await waiting.asleep(pause)
             left = seconds_left(timeout, began)
 
-    async def _await_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
+    async def _await_turn(
+        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
+    ) -> ChargedOperation:
+        """Book a turn and wait for it. If the charge ``settles`` later, it follows refunds of earlier ones from now on."""
         asyncio_loop("wait")
-        task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
+        task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout, held_us)))
         try:
             operation, charged, turn = await asyncio.shield(task)
         except asyncio.CancelledError:
             await asyncio.shield(self._leave(task))
             raise
         if turn is not None:
+            charged, turn = self._bookings.caught_up(charged), self._bookings.caught_up_turn(turn)
             waiter = self._wait_queues.join(turn)
+            if settles:
+                operation.waits(waiter)
+                operation.watch()
             try:
                 waiting.require_running_clock()
                 await waiter
@@ -174,9 +173,12 @@ class AsyncLimiter(Operations):
                 raise
             except BaseException:
                 given_up = self._wait_queues.leave(turn, waiter)
-                await asyncio.shield(self._arun(operation.giving_back([*charged, *given_up.charged])))
+                last = self._wait_queues.as_last(given_up)
+                await asyncio.shield(self._arun(operation.giving_back(charged, last, given_up)))
                 raise
-            self._wait_queues.leave(turn, waiter)
+            operation.turn_came(charged, self._wait_queues.leave(turn, waiter))
+        elif settles and operation.decision.allowed:
+            operation.watch()
         return operation
 
     async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]) -> None:
@@ -184,12 +186,52 @@ class AsyncLimiter(Operations):
         with suppress(LimitGateError):
             operation, charged, turn = await task
             if operation.decision.allowed:
-                await self._arun(operation.giving_back([*charged, *(turn.charged if turn else ())]))
+                last = None if turn is None else self._wait_queues.as_last(turn)
+                await self._arun(operation.giving_back(charged, last, turn))
 
-    async def reserve(self, key: str, *limits: AnyLimit, cost: int = 1) -> AsyncReservation:
-        """Charge an estimated cost like `hit`; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` refunds it."""
+    async def reserve(
+        self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = 0, hold: Duration | None = None
+    ) -> AsyncReservation:
+        """Charge an estimated cost; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` refunds it.
+
+        With a ``timeout`` other than 0, waits for a turn like `wait`, with the same errors. What a reservation gives back moves
+        the waiters of this limiter up, if their limits are GCRA; waiters of other limiters and processes keep their turns.
+
+        With ``hold``, seconds or text such as ``2m``, the reservation is given back unless it is settled, cancelled or renewed
+        within that time after this method returns, also if the process ends. That takes a second store call; if it fails, the
+        charge is refunded and `StoreError` is raised. Leases are not used. Raises `StoreError` if 5,000 reservations of these
+        limits are held already.
+        """
         store = switch.null_store or self._store
-        return AsyncReservation(await self._arun(self._reserving(key, limits, cost)), store)
+        timeout, held_us = as_seconds(timeout, "timeout"), hold_us(hold)
+        if timeout == 0 and not held_us:
+            operation = await self._arun(self._reserving(key, limits, cost))
+            operation.watch()
+        elif timeout == 0:
+            operation = await self._await_turn(key, limits, cost, 0, held_us, settles=True)
+            self._count(operation.decision, operation.source)
+        else:
+            operation = await self._await_chance(key, limits, cost, timeout, held_us, settles=True)
+        if operation.is_held:
+            await self._begin_hold(operation)
+        return AsyncReservation(operation, store)
+
+    async def _begin_hold(self, operation: ChargedOperation) -> None:
+        task = asyncio.ensure_future(self._arun(operation.registering()))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._undo_hold(task, operation))
+            raise
+        except StoreError:
+            await asyncio.shield(self._arun(operation.undoing()))
+            raise
+
+    async def _undo_hold(self, task: asyncio.Future[None], operation: ChargedOperation) -> None:
+        """Refund a charge when the pending reply to its registration arrives."""
+        with suppress(LimitGateError):
+            await task
+        await self._arun(operation.undoing())
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
         """Hold a slot while a block runs: ``async with limiter.slot("user:42", 20) as decision:``.
@@ -333,7 +375,7 @@ class AsyncLimiter(Operations):
         await self.aclose()
 
     if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
-        __enter__ = __exit__ = _told("an AsyncLimiter was entered by with, expected async with, or a Limiter")
+        __enter__ = __exit__ = wrong_way("an AsyncLimiter was entered by with, expected async with, or a Limiter")
 
 
 class Limiter(Operations):
@@ -368,6 +410,7 @@ class Limiter(Operations):
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
         self._takes_plain = takes_plain(self._store)
+        self._bookings = Bookings()
         self._slot_keeper = SlotKeeper(self._store, self._timeout)
         self._adaptive: dict[str, AdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
@@ -414,30 +457,55 @@ class Limiter(Operations):
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
             return self.hit(key, *limits, cost=cost)
+        return self._wait_for_chance(key, limits, cost, timeout).decision
+
+    def _wait_for_chance(
+        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0
+    ) -> ChargedOperation:
         began, left = waiting.monotonic(), timeout
         while True:
-            operation = self._wait_for_turn(key, limits, cost, left)
+            operation = self._wait_for_turn(key, limits, cost, left, held_us)
             pause = ask_again_in(operation.decision, seconds_left(timeout, began))
             if not pause:
                 self._count(operation.decision, operation.source)
-                return operation.decision
+                return operation
             waiting.sleep(pause)
             left = seconds_left(timeout, began)
 
-    def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
-        operation, charged, turn = self._run(self._booking(key, limits, cost, timeout))
+    def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int) -> ChargedOperation:
+        operation, charged, turn = self._run(self._booking(key, limits, cost, timeout, held_us))
         if turn is not None:
             try:
                 waiting.sleep_until(turn.due_at)
             except BaseException:
-                self._run(operation.giving_back([*charged, *turn.charged]))
+                self._run(operation.giving_back(charged, turn, turn))
                 raise
         return operation
 
-    def reserve(self, key: str, *limits: AnyLimit, cost: int = 1) -> Reservation:
-        """Charge an estimated cost like `hit`; `Reservation.settle` corrects it, `Reservation.cancel` refunds it."""
+    def reserve(
+        self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = 0, hold: Duration | None = None
+    ) -> Reservation:
+        """Charge an estimated cost; `Reservation.settle` corrects it, `Reservation.cancel` refunds it.
+
+        With a ``timeout`` other than 0, sleeps until its turn like `wait`, with the same errors. Threads that sleep keep their
+        turns when another reservation gives something back.
+
+        ``hold`` and its errors are as in `AsyncLimiter.reserve`.
+        """
         store = switch.null_store or self._store
-        return Reservation(self._run(self._reserving(key, limits, cost)), store)
+        timeout, held_us = as_seconds(timeout, "timeout"), hold_us(hold)
+        if timeout == 0:
+            operation = self._run(self._reserving(key, limits, cost, held_us))
+        else:
+            operation = self._wait_for_chance(key, limits, cost, timeout, held_us)
+        if operation.is_held:
+            try:
+                self._run(operation.registering())
+            except BaseException:
+                self._run(operation.undoing())
+                raise
+        operation.watch()
+        return Reservation(operation, store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
         """Hold a slot while a block runs: ``with limiter.slot("user:42", 20) as decision:``.
@@ -552,4 +620,4 @@ class Limiter(Operations):
         self.close()
 
     if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
-        __aenter__ = __aexit__ = _told("a Limiter was entered by async with, expected with, or an AsyncLimiter")
+        __aenter__ = __aexit__ = wrong_way("a Limiter was entered by async with, expected with, or an AsyncLimiter")

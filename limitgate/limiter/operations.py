@@ -12,11 +12,12 @@ from limitgate.algorithms import ban
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Receipt, Turn
-from limitgate.gate.flow import ConfigFlow, Flow, arun, run
-from limitgate.gate.planning.prepared import NO_CHARGES
+from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.turns import book
 from limitgate.keys import Key
+from limitgate.limiter.bookings import Bookings
+from limitgate.limiter.holding import Hold, without_hold
+from limitgate.limiter.reservation import ChargedOperation
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rule_bucket
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, Remembered, buckets_of, parts_of
@@ -30,8 +31,6 @@ from limitgate.limits.plan import (
     Source,
     Verb,
     check_cost,
-    full_refund,
-    refund,
     wait_us,
     with_own_costs,
 )
@@ -42,7 +41,6 @@ from limitgate.observing.exporter import Observer, observers_of, store_counts
 from limitgate.process import switch, waiting
 from limitgate.process.forking import IN_MEMORY, Remade
 from limitgate.rules.options import check_secret
-from limitgate.stores import AsyncStore, SyncStore
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import MemoryStore
 
@@ -59,69 +57,6 @@ _PREPARED = 16
 """Highest cost of a hit with a cached plan. Higher costs, such as tokens or bytes, rarely repeat."""
 _ATTEMPTS = 64
 """Attempts under contention before `Operations._hitting_up_to` reports that nothing is left."""
-
-
-class ChargedOperation:
-    """A charge that can be corrected once."""
-
-    def __init__(self, decision: Decision, plan: Plan, reading: Reading, timeout: float, costed: Sequence[int]) -> None:
-        self.decision = decision
-        self.source = reading.source
-        self._plan = plan
-        self._costed = costed
-        """Charges whose limits have their own cost."""
-        self._reading = reading
-        self._timeout = timeout
-        self._counts = decision.allowed
-
-    def settling(self, cost: int | Sequence[int]) -> Flow[None]:
-        """Correct the charge. Raises `RuntimeError` if it was refused or already corrected.
-
-        ``cost`` is that of the limits with their own cost, if there are any; of several, a list.
-        """
-        yield from self._correcting(self._final_costs(cost))
-
-    def cancelling(self) -> Flow[None]:
-        """Refund the charge. Raises `RuntimeError` like `settling`."""
-        yield from self._correcting([0] * len(self._plan.charges))
-
-    def _final_costs(self, cost: int | Sequence[int]) -> list[int]:
-        costs = [charge.cost for charge in self._plan.charges]
-        if not self._costed:
-            if isinstance(cost, int):
-                return [check_cost(cost)] * len(costs)
-            raise TypeError(f"cost is {cost!r:.80}, expected one integer, because no limit has its own cost")
-        own = [cost] if isinstance(cost, int) else list(cost)
-        if len(own) != len(self._costed):
-            many = len(self._costed)
-            raise ValueError(f"cost is {cost!r:.80}, expected a list of {many}, one for each limit with its own cost")
-        for place, final in zip(self._costed, own):
-            costs[place] = check_cost(final)
-        return costs
-
-    def _correcting(self, costs: Sequence[int]) -> Flow[None]:
-        if not self._counts:
-            why = "it was settled or cancelled already" if self.decision.allowed else "nothing was taken, as it was refused"
-            raise RuntimeError(f"this reservation cannot be settled: {why}, expected that once where the decision allowed it")
-        self._counts = False
-        plan = refund(self._plan, self._reading, costs)
-        if plan.charges:
-            yield plan, self._timeout
-
-    def turn(self) -> tuple[tuple[Receipt, ...], Turn | None]:
-        """Return the charges and the booked turn, None if the turn is now."""
-        taken = (Receipt(NO_CHARGES, self._plan, self._reading),)
-        return book(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
-
-    def giving_back(self, taken: Sequence[Receipt]) -> Flow[None]:
-        """Refund all charges."""
-        self._counts = False
-        undone = [full_refund(each.plan, each.reading) for each in taken]
-        try:
-            yield Plan.adjust([charge for plan in undone for charge in plan.charges]), self._timeout
-        except StoreError:
-            # Without a refund the charge drains over time.
-            return
 
 
 _HIT = "limiter.hit('user:42', '5/minute'), whose decision says allowed"
@@ -177,6 +112,7 @@ class Operations(Remade):
 
     _store: object
     _owns_store: bool
+    _bookings: Bookings
 
     @property
     def state_here(self) -> str:
@@ -247,8 +183,9 @@ class Operations(Remade):
         reading = yield from self._spending(plan)
         return self._counted(decide(plan, reading), reading)
 
-    def _reserving(self, key: str, limits: Limits, cost: int) -> ConfigFlow[ChargedOperation]:
-        operation = yield from self._taking((yield from self._planned("spend", key, limits, cost)), limits)
+    def _reserving(self, key: str, limits: Limits, cost: int, held_us: int = 0) -> ConfigFlow[ChargedOperation]:
+        plan = yield from self._planned("spend", key, limits, cost)
+        operation = yield from self._taking(plan, limits, held_us)
         self._count(operation.decision, operation.source)
         return operation
 
@@ -278,12 +215,12 @@ class Operations(Remade):
         return self._counted(decision, reading)
 
     def _booking(
-        self, key: str, limits: Limits, cost: int, timeout: float | None
+        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0
     ) -> ConfigFlow[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]:
         """Return the operation, its charges, and the turn, None if it is now."""
         began = waiting.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
-        operation = yield from self._taking(plan, limits)
+        operation = yield from self._taking(plan, limits, held_us)
         charged, turn = operation.turn()
         if timeout is not None and turn is not None and turn.due_at - began - _ROUNDING > timeout:
             delay = operation.decision.delay
@@ -292,9 +229,23 @@ class Operations(Remade):
             turn = None
         return operation, charged, turn
 
-    def _taking(self, plan: Plan, limits: Limits) -> Flow[ChargedOperation]:
-        reading = yield from self._spending(plan)
-        return ChargedOperation(decide(plan, reading), plan, reading, self._timeout, _costed(limits))
+    def _taking(self, plan: Plan, limits: Limits, held_us: int = 0) -> Flow[ChargedOperation]:
+        hold = None
+        if held_us:
+            plan = plan._replace(charges=tuple([each._replace(bucket=_without_lease(each.bucket)) for each in plan.charges]))
+            hold = Hold(plan.charges, held_us)
+            reading = without_hold((yield from self._spending(hold.charging(plan))))
+        else:
+            reading = yield from self._spending(plan)
+        return ChargedOperation(
+            decide(plan, reading),
+            plan,
+            reading,
+            timeout=self._timeout,
+            costed=_costed(limits),
+            bookings=self._bookings,
+            hold=hold,
+        )
 
     def _banning(self, key: str, seconds: Duration | None, *, longer: bool = False) -> Flow[Decision]:
         if longer and seconds is None:
@@ -528,56 +479,3 @@ def _refunded(charge: Charge, cost: int) -> Charge:
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))
-
-
-class AsyncReservation:
-    """Charge of `AsyncLimiter.reserve`, permanent unless settled or cancelled."""
-
-    def __init__(self, booked: ChargedOperation, store: AsyncStore) -> None:
-        self._booked = booked
-        self._store = store
-
-    @property
-    def decision(self) -> Decision:
-        """Decision as of `AsyncLimiter.hit`. A refusal charges nothing."""
-        return self._booked.decision
-
-    async def settle(self, cost: int | Sequence[int]) -> None:
-        """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
-
-        If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order.
-
-        Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
-        store fails; then the estimate remains charged.
-        """
-        await arun(self._store, self._booked.settling(cost))
-
-    async def cancel(self) -> None:
-        """Refund everything. Raises the errors of `settle`."""
-        await arun(self._store, self._booked.cancelling())
-
-
-class Reservation:
-    """Charge of `Limiter.reserve`, permanent unless settled or cancelled."""
-
-    def __init__(self, booked: ChargedOperation, store: SyncStore) -> None:
-        self._booked = booked
-        self._store = store
-
-    @property
-    def decision(self) -> Decision:
-        """Decision as of `Limiter.hit`. A refusal charges nothing."""
-        return self._booked.decision
-
-    def settle(self, cost: int | Sequence[int]) -> None:
-        """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
-
-        If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order.
-
-        Raises the errors of `AsyncReservation.settle`.
-        """
-        run(self._store, self._booked.settling(cost))
-
-    def cancel(self) -> None:
-        """Refund everything. Raises the errors of `settle`."""
-        run(self._store, self._booked.cancelling())

@@ -259,6 +259,17 @@ def full_refund(plan: Plan, reading: Reading) -> Plan:
     return refund(plan, reading, [0] * len(plan.charges))
 
 
+def owed(reading: Reading, costs: Sequence[int]) -> Plan:
+    """Return the plan that charges costs whether they fit or not, after the charges have been given back. It may be empty."""
+    charged = zip(reading.buckets, costs)
+    owing = [
+        _corrected(bucket.charge._replace(cost=0), bucket, reading.now, cost)
+        for bucket, cost in charged
+        if bucket.after is not None and bucket.charge.bucket.algorithm.IS_LIMIT
+    ]
+    return Plan.adjust([charge for charge in owing if charge.adjustment and charge.adjustment.gives_back])
+
+
 def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> Charge:
     bucket, turn_us = charge.bucket, reading.charge.turn_us
     back, grace = bucket.algorithm.refund_amount(reading.before, bucket, charge.cost, cost, charge.slot, turn_us=turn_us)

@@ -83,9 +83,11 @@ end
 --   apply_adjustment
 --                  refunds an earlier charge, or charges more even if it does not fit, given also the bucket of the
 --                  previous charge
+--   carry_out      if the bucket covers the charges that follow in its plan: changes them before they are looked at, given
+--                  these with their buckets, and the key; returns true if the plan must make no adjustments
 --   encode         returns the format of a bucket, its number of values, its lifetime, a raw text to append (pack would
---                  copy it byte by byte), and the number of stored bytes to keep before that text, nothing to write the
---                  whole bucket; returns nothing if the bucket can be deleted
+--                  copy it byte by byte) or a list of offsets and texts to write there, and the number of stored bytes to
+--                  keep before that text, nothing to write the whole bucket; returns nothing if the bucket can be deleted
 local function make(number)
 --ALGORITHMS
 end
@@ -151,7 +153,7 @@ local function decode(text)
   local format = '<' .. kind.charge_format:rep(windows)
   local charge = unpacked(format, text, CHARGE_SIZE + 1)
   charge.kind, charge.verb, charge.enforced, charge.takes, charge.last = kind, verb, enforced == 1, takes == 1, last == 1
-  charge.most, charge.max_wait = 0, 0
+  charge.most, charge.max_wait, charge.windows = 0, 0, windows
   local place = CHARGE_SIZE + 8 * #charge + 1
   if place < #text then
     charge.most, charge.as_of, charge.slot, charge.max_wait = unpack(MORE, text, place)
@@ -202,35 +204,52 @@ local function write(key, bucket)
     return done.err and done
   end
   local done = redis.pcall('SETRANGE', key, 0, head)
-  if type(done) == 'number' and rest ~= '' then done = redis.pcall('SETRANGE', key, #head + kept, rest) end
+  local pieces = type(rest) == 'table' and rest or {rest ~= '' and {#head + kept, rest} or nil}
+  for _, piece in ipairs(pieces) do
+    if type(done) == 'number' then done = redis.pcall('SETRANGE', key, piece[1], piece[2]) end
+  end
   if type(done) == 'number' then done = redis.pcall('PEXPIRE', key, ttl) end
   return type(done) == 'table' and done
 end
 
 -- By key, and by number.
 local opened, decoded = {}, {}
-local first, admitted = 1, true
+local first, admitted, is_left_out = 1, true, false
 
-for i, key in ipairs(KEYS) do
-  local number = unpack('<H', ARGV[1], 2 * i - 1)
+-- Bucket and charge of a key, and true if the bucket was opened before; on failure the error at the end.
+local function at(place)
+  local key, number = KEYS[place], unpack('<H', ARGV[1], 2 * place - 1)
   local bucket, charge = opened[key], decoded[number]
   if not charge then
     charge = decode(ARGV[number + 1])
     decoded[number] = charge
   end
-  local kind, is_read_again = charge.kind, bucket ~= nil
-  if not bucket then
-    local failure
-    bucket, failure = open(key, charge)
-    if failure then return failure end
-    opened[key] = bucket
+  if bucket then return bucket, charge, true end
+  local failure
+  bucket, failure = open(key, charge)
+  opened[key] = bucket
+  return bucket, charge, false, failure
+end
+
+for i, key in ipairs(KEYS) do
+  local bucket, charge, is_read_again, failure = at(i)
+  if failure then return failure end
+  local kind = charge.kind
+  if kind.carry_out then
+    local others = {}
+    for n = 1, charge[1] do
+      local other, following, _, missing = at(i + n)
+      if missing then return missing end
+      others[n] = {bucket = other, charge = following}
+    end
+    is_left_out = kind.carry_out(bucket, charge, others, key)
   end
   if charge.verb == 'l' and (is_read_again or not bucket.changed) then bucket = copied(bucket) end
   if charge.verb == 'r' then
     kind.reset(bucket, charge)
     bucket.changed = true
   end
-  if charge.adjustment then
+  if charge.adjustment and not is_left_out then
     kind.apply_adjustment(bucket, charge, buckets[i - 1])
     bucket.changed = true
   end
@@ -253,7 +272,7 @@ for i, key in ipairs(KEYS) do
         buckets[n].changed = true
       end
     end
-    first, admitted = i + 1, true
+    first, admitted, is_left_out = i + 1, true, false
   end
 end
 

@@ -17,12 +17,12 @@ from itertools import repeat
 from threading import RLock
 from typing import Any, overload
 
-from limitgate.algorithms import ban, refusals
+from limitgate.algorithms import ALGORITHMS, ban, holds, refusals
 from limitgate.algorithms.base import State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainRefund, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.forking import IN_MEMORY, Remade, reset_in_children
@@ -47,6 +47,8 @@ _MOST_TURNS = 1_000
 """Times that a thread yields before it blocks on the lock."""
 _STEP = 1_000_000
 """Smaller backward clock steps (in µs) aren't logged."""
+
+_LOG = ALGORITHMS["sliding_log"]
 
 _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
 """Often passed by mistake."""
@@ -304,6 +306,8 @@ class MemoryStore(Remade):
         """Do nothing: there are no connections."""
 
     def _carry_out(self, plan: Plan, now: int) -> Reading:
+        if plan.charges and plan.charges[0].bucket.algorithm is holds:
+            return self._carry_out_held(plan, now)
         shards, mask, known = self._shards, self._mask, self._layouts.known
         charges: Sequence[Charge] = plan.charges
         homes: list[_Home] = []
@@ -334,6 +338,34 @@ class MemoryStore(Remade):
         if plan.verb == "spend":
             self._make(homes, reading, now)
         return reading
+
+    def _carry_out_held(self, plan: Plan, now: int) -> Reading:
+        """Give back what has expired and carry out the plan's `holds.Action`, before the rest of the plan."""
+        first, *charges = plan.charges
+        bucket, covered = first.bucket, charges[: first.cost]
+        home = self._home(first, now)
+        state = found = self._read(home, first._replace(adjustment=None), now)[0]
+        work = sum([holds.work(each.bucket, is_log=each.bucket.algorithm is _LOG) for each in covered])
+        expired = state.expired(holds.most_expired(work))
+        for entry in expired:
+            for charge, refund in zip(covered, entry.refunds):
+                if refund is not None:
+                    refunded = charge._replace(adjustment=refund)
+                    self._read(self._home(refunded, now), refunded, now)
+        if expired:
+            state = state.having(state.entries[len(expired) :])
+        is_adjusted = True
+        if first.adjustment is not None:
+            is_full = home[2] is None and self._count >= self._max_buckets
+            most = 0 if is_full else holds.most_entries(sum([len(each.bucket.ids) for each in covered]))
+            refunds = [each.adjustment for each in covered]
+            state, is_adjusted = holds.carried_out(state, first.adjustment.back[0], refunds, now, most)
+        if state is not found:
+            self._write(home, bucket, now, [state._replace(found=False)])
+        if not is_adjusted:
+            charges = [each._replace(adjustment=None) for each in charges]
+        reading = self._carry_out(plan._replace(charges=tuple(charges)), now)
+        return reading._replace(buckets=[BucketReading(first, [state], [state]), *reading.buckets])
 
     def _make(self, homes: Sequence[_Home], reading: Reading, now: int) -> None:
         admitted = reading.admitted
@@ -389,7 +421,7 @@ class MemoryStore(Remade):
 
     def _interrupting(self, plan: Plan) -> Reading:
         """Defer a refund to the end of the interrupted call. Raise `StoreError` for other plans."""
-        if plan.verb == "spend" or not plan.gives_back:
+        if plan.verb == "spend" or not plan.gives_back or plan.charges[0].bucket.algorithm is holds:
             raise StoreError(
                 "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
             )
@@ -650,11 +682,11 @@ def _full_at(entry: Entry) -> int:
 
 
 def _refuses_until(entry: Entry) -> int:
-    """Unix µs at which the last cost fits; for bans and slots, at which they end."""
+    """Unix µs at which the last cost fits; for bans, slots and held reservations, at which they end."""
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
     # A slot's wait is an estimate.
-    is_kept = bucket.algorithm is ban or (wait and bucket.has_slots)
+    is_kept = bucket.algorithm in (ban, holds) or (wait and bucket.has_slots)
     return _full_at(entry) if is_kept else written + wait
 
 

@@ -1,0 +1,90 @@
+"""Charges of a limiter that are booked or not settled yet, and what refunds of earlier charges change for them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from limitgate.gate.admission import Receipt, Turn
+from limitgate.gate.turns import WaitQueues, lowered, moved_up
+from limitgate.limits.returned import Returned
+
+_RECENT = 256
+"""Refunds to remember for bookings whose replies are still in flight."""
+
+
+class Unsettled(Protocol):
+    """A charge that can still be corrected."""
+
+    keys: frozenset[str]
+    """Keys of its buckets."""
+
+    def lower(self, returned: Sequence[Returned]) -> None:
+        """Take note that earlier charges have been refunded."""
+
+
+class Bookings:
+    """Tells waiting and unsettled charges about refunds.
+
+    So turns move up, and each refund is as exact as if the charges refunded before had never been made.
+    """
+
+    def __init__(self, queues: WaitQueues | None = None) -> None:
+        self.queues = queues
+        self._unsettled: dict[str, dict[int, weakref.ref[Unsettled]]] = {}
+        """By bucket key and id of the object. A charge that is never settled goes with its reservation."""
+        self._recent: deque[tuple[int, Returned]] = deque(maxlen=_RECENT)
+
+    def __len__(self) -> int:
+        return len({number for known in list(self._unsettled.values()) for number in list(known)})
+
+    def add(self, charge: Unsettled) -> None:
+        """Tell a charge about refunds until it is removed or garbage collected."""
+        number, keys = id(charge), charge.keys
+        reference = weakref.ref(charge, lambda _: self._forget(number, keys))
+        for key in keys:
+            self._unsettled.setdefault(key, {})[number] = reference
+
+    def remove(self, charge: Unsettled) -> None:
+        """Forget a charge that is settled."""
+        self._forget(id(charge), charge.keys)
+
+    def _forget(self, number: int, keys: Iterable[str]) -> None:
+        """Takes no lock, because the garbage collector may call this at any time."""
+        for key in keys:
+            known = self._unsettled.get(key)
+            if known is not None:
+                known.pop(number, None)
+                if not known:
+                    self._unsettled.pop(key, None)
+
+    def note(self, returned: Sequence[Returned], now: int) -> None:
+        """Note what a refund has returned at ``now``, the store's clock in Unix µs."""
+        if not returned:
+            return
+        self._recent.extend([(now, each) for each in returned])
+        told = {number: reference for each in returned for number, reference in list(self._unsettled.get(each.key, {}).items())}
+        for reference in told.values():
+            charge = reference()
+            if charge is not None:
+                charge.lower(returned)
+        if self.queues is not None:
+            self.queues.move_up(returned)
+
+    def caught_up(self, receipts: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
+        """Return new receipts after the refunds that were noted while their reply was in flight."""
+        return tuple([lowered(each, self._since(each.reading.now)) for each in receipts])
+
+    def _since(self, now: int) -> list[Returned]:
+        since = []
+        for noted, each in reversed(list(self._recent)):
+            if noted <= now:
+                break
+            since.append(each)
+        return since
+
+    def caught_up_turn(self, turn: Turn) -> Turn:
+        """`caught_up` for a new turn."""
+        return moved_up(turn, self.caught_up(turn.charged))

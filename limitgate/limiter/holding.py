@@ -1,0 +1,117 @@
+"""Plans of reservations that are given back unless they are settled in time, see `limitgate.algorithms.holds`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from limitgate.algorithms import holds
+from limitgate.limits.bucket import MAX_AHEAD, Bucket
+from limitgate.limits.limit import Duration, as_seconds, kept_as
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, new_slot
+
+LONGEST = 366 * 86_400
+"""Seconds of the longest hold."""
+_HOLDS = Bucket((kept_as("holds"),))
+
+Made = Sequence[tuple[Plan, Reading]]
+"""Plans whose charges were made, with their readings."""
+
+
+def hold_us(hold: Duration | None) -> int:
+    """Return a hold in µs, 0 for none. Raises `ConfigError` or `ValueError`."""
+    if hold is None:
+        return 0
+    seconds = as_seconds(hold, "hold")
+    if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST:
+        raise ValueError(f"hold is {hold!r:.40}, expected seconds above 0, at most {LONGEST:,}, or None")
+    return max(1, round(seconds * 1_000_000))
+
+
+class Hold:
+    """A hold of a plan's charges, which lasts ``us`` microseconds."""
+
+    def __init__(self, charges: Iterable[Charge], us: int) -> None:
+        self._covered = [
+            charge._replace(cost=0, enforced=False, max_wait_us=0) for charge in charges if charge.bucket.algorithm.IS_LIMIT
+        ]
+        self._name = new_slot()
+        self._ends_us = 0
+        """Earliest end of the hold, Unix µs by the store's clock."""
+        self.kept_at = 0
+        """See `limitgate.algorithms.holds.Action.place`."""
+        self._us = us
+        self._first = Charge(_key(self._covered), _HOLDS, len(self._covered), enforced=False, rule=None)
+
+    def charging(self, plan: Plan) -> Plan:
+        """Return the plan that first gives back what has expired."""
+        return plan._replace(charges=(self._first, *plan.charges))
+
+    def registering(self, made: Made, now: int) -> Plan:
+        """Return the plan that begins the hold at ``now``, Unix µs by the store's clock, after its charges were made."""
+        undone = Plan.adjust([charge for plan, reading in made for charge in full_refund(plan, reading).charges])
+        needed = max([_drain_us(reading) for _, reading in made])
+        self._ends_us = now + self._us
+        action = holds.Action(holds.REGISTER, self._name, self._us, min(needed, MAX_AHEAD), now + holds.BARRED_US)
+        return self._acting(action, undone)
+
+    def releasing(self, correction: Plan) -> Plan:
+        """Return the plan that ends the hold and corrects the charges, if they have not been given back."""
+        return self._acting(holds.Action(holds.RELEASE, self._name, place=self.kept_at), correction)
+
+    def undoing(self, correction: Plan) -> Plan:
+        """Return the plan that corrects the charges when it is unknown whether the hold has begun.
+
+        It corrects nothing if the hold may have ended.
+        """
+        return self._acting(holds.Action(holds.UNDO, self._name, latest=self._ends_us), correction)
+
+    def renewing(self) -> Plan:
+        """Return the plan that begins the hold again."""
+        return self._acting(holds.Action(holds.RENEW, self._name, self._us, place=self.kept_at), Plan.adjust(()))
+
+    def _acting(self, action: holds.Action, correction: Plan) -> Plan:
+        corrected = {(charge.key, charge.bucket.ids): charge for charge in correction.charges}
+        covered = [corrected.get((charge.key, charge.bucket.ids), charge) for charge in self._covered]
+        first = self._first._replace(adjustment=Adjustment(0, 0, [action], [0]))
+        return Plan.adjust([first, *covered])
+
+
+def state_of(reading: Reading) -> holds.State:
+    """Return the state of the holds in the reading of such a plan."""
+    state: holds.State = reading.buckets[0].before[0]
+    return state
+
+
+def without_hold(reading: Reading) -> Reading:
+    """Return the reading without that of the holds."""
+    return reading._replace(buckets=reading.buckets[1:])
+
+
+def is_full(state: holds.State, charges: Iterable[Charge]) -> bool:
+    """Return True if no further reservation can be held."""
+    return state.held >= holds.most_entries(
+        sum([len(charge.bucket.ids) for charge in charges if charge.bucket.algorithm.IS_LIMIT])
+    )
+
+
+def _key(charges: Sequence[Charge]) -> str:
+    """Return a key in the hash slot of the charges, one for each set of windows, so that its entries are alike."""
+    (key, bucket, *_), *_ = charges
+    # See `limitgate.limiter.operations.bucket_key`.
+    name = key[: (len(key) - len(bucket.suffix) - 3) // 2] if bucket.suffix else key
+    windows = repr([charge.bucket.ids for charge in charges]).encode()
+    return f"{name}:holds:{blake2b(windows, digest_size=8).hexdigest()}:{{{name}}}"
+
+
+def _drain_us(reading: Reading) -> int:
+    """Return the µs until the charges have drained if there are no others."""
+    return max(
+        [
+            charge.bucket.algorithm.ttl_us(state, limit)
+            for charge, _, after in reading.buckets
+            if after is not None and charge.bucket.algorithm.IS_LIMIT
+            for state, limit in zip(after, charge.bucket.limits)
+        ],
+        default=0,
+    )
