@@ -754,7 +754,7 @@ def slow_to_greet(server: RedisServer, seconds: float, folder: Path) -> Iterator
 
 def test_connecting_may_take_longer_than_a_request(site: Open, own_redis: RedisServer, tmp_path: Path) -> None:
     """Where the handshake takes longer than the timeout, it goes on behind the requests, and the store is reached."""
-    with slow_to_greet(own_redis, 3 * TIMEOUT, tmp_path) as url:
+    with slow_to_greet(own_redis, 6 * TIMEOUT, tmp_path) as url:
         it = site(Rule("api", "3/day"), store=url, timeout=TIMEOUT)
         reply, seconds = ticking(it)
         assert (reply.status, it.seen[0].degraded) == (200, True)
