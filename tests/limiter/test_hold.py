@@ -19,7 +19,7 @@ import redis
 
 from limitgate import AsyncLimiter, AsyncRedisStore, Configured, Limit, Limiter, MemoryStore, RedisStore, StoreError, testing
 from limitgate.limits.limit import NAMES
-from limitgate.stores.redis.cluster.slot_map import hash_slot
+from limitgate.stores.redis.cluster import hash_slot
 from tests.limiter.test_operations import Subject
 from tests.limiter.test_reserve import Slow
 from tests.support.clock import Clock
