@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import pytest
 import redis
-from limitgate.stores.redis.protocol import wire
 
 from limitgate import Limit, MemoryStore, RedisStore, StoreError
 from limitgate.algorithms import holds
@@ -16,6 +15,7 @@ from limitgate.limiter.holding import Hold, state_of, without_hold
 from limitgate.limits.bucket import parts_of
 from limitgate.limits.limit import as_limit
 from limitgate.limits.plan import Charge, Plan, Reading, full_refund, read, refund
+from limitgate.stores.redis import wire
 from limitgate.stores.redis.cluster import hash_slot
 from tests.support.clock import Clock
 from tests.support.redis_server import RedisServer
