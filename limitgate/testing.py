@@ -232,6 +232,22 @@ class _SameForAll:
         vars(instance)[self._name] = value
 
 
+class _StandIn(MemoryStore):
+    """Replaces a store on Redis. Calls that end after its block go on by the clock of the block."""
+
+    def __init__(self, clock: FrozenClock) -> None:
+        self.clock_of_block = clock
+        super().__init__()
+
+    @property
+    def _clock(self) -> FrozenClock:
+        return self.clock_of_block
+
+    @_clock.setter
+    def _clock(self, _: object) -> None:
+        """Ignore the clock of other memory stores."""
+
+
 def _set_clock(clocks: Sequence[FrozenClock]) -> None:
     if not clocks:
         delattr(MemoryStore, _CLOCK)
@@ -243,6 +259,8 @@ def _set_clock(clocks: Sequence[FrozenClock]) -> None:
         _memory.clear()
         return
     switch.stand_in = _in_memory
+    for stand_in in _memory.values():
+        stand_in.clock_of_block = clocks[-1]
     if _CLOCK not in vars(MemoryStore):
         _own_functions.update({name: getattr(waiting, name) for name in _REPLACED})
         for kind, name in _ASK_REDIS:
@@ -260,7 +278,10 @@ def _in_memory(store: object) -> MemoryStore | None:
     """Return a memory store, or the one that replaces a store on Redis; None for other stores."""
     if isinstance(store, RedisStore | AsyncRedisStore):
         with _lock:
-            return _memory.setdefault(store._dialer._where, MemoryStore())  # noqa: SLF001 - only tests need it
+            where = store._dialer._where  # noqa: SLF001 - only tests need it
+            clock = _FROZEN.latest
+            # The block may have ended meanwhile.
+            return _StandIn(FrozenClock()) if clock is None else _memory.setdefault(where, _StandIn(clock))
     return store if isinstance(store, MemoryStore) else None
 
 
@@ -275,7 +296,7 @@ _own_functions: dict[str, Any] = {}
 """Functions to restore."""
 _own_methods: list[tuple[type, str, Any]] = []
 """Methods to restore."""
-_memory: dict[StoreUrl, MemoryStore] = {}
+_memory: dict[StoreUrl, _StandIn] = {}
 """By the target of the URLs of replaced stores."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, LimitGate, Rul
 from limitgate.httpx import AsyncRateLimitTransport
 from limitgate.httpx2 import AsyncRateLimitTransport as AsyncRateLimitTransport2
 from limitgate.testing import FrozenClock, frozen
+from tests.support.doors import until
 from tests.support.redis_server import RedisServer
 
 RULES = [Rule("all", "1/day", key=["global"])]
@@ -318,6 +320,9 @@ def test_a_store_that_is_replaced_needs_no_asyncio(url: str, monkeypatch: Any, c
         got.extend([await ask(gate) for _ in range(3)])
 
     monkeypatch.setattr("limitgate.gate.slot_keeper.RENEW", 0.1)
+    before = set(threading.enumerate())
     with frozen() as clock:
         trio.run(requests, clock)
+        # A renewal that is under way would meet the next test's clock.
+        until(lambda: not set(threading.enumerate()) - before)
     assert (got, caplog.messages) == ([429, 200, 200, 200], [])
