@@ -46,7 +46,7 @@ _RATE = rf"(?:{_SOME}{_PERIOD}(?:{_BURST}{_SOME})?|0{{1,18}}{_PERIOD}(?:{_BURST}
 _AT_ONCE = rf"{_COUNTED}\s+{_letters('at')}\s+{_letters('once')}"
 
 _NAME = r"[A-Za-z0-9._-]{1,64}"
-_PART = rf"\s*(?:{'|'.join(PARTS)}|header:[!#$%&'*+.^_`|~0-9A-Za-z-]{{1,128}})\s*"
+_PART = rf"\s*(?:{'|'.join(PARTS)}|header:[!#$%&'*+.^_`|~0-9A-Za-z-]{{1,128}}|json:/(?:[^|~]|~[01])*)\s*"
 _TEXT: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
 _FLAG: Schema = {"type": "boolean"}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
@@ -134,7 +134,7 @@ FORMS: dict[type, dict[str, Schema]] = {
         "charge_if": _or_null({"anyOf": [_ref("charge_if")]}),
         "ban": _or_null({"anyOf": [_ref("ban")]}),
         "per": {"enum": ["request", "message"]},
-        **dict.fromkeys(["shadow", "exempt", "deny"], _FLAG),
+        **dict.fromkeys(["body", "shadow", "exempt", "deny"], _FLAG),
         "lease": _AMOUNT,
         "algorithm": {"enum": [*NAMES, None]},
         "align": _or_null({"type": "string"}),

@@ -193,6 +193,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Tier of the rule; in a file, that of the file if omitted."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
     """Number of requests that one request counts as; in Python also a callable ``(request) -> int``."""
+    body: StrictBool = False
+    """Read the JSON body first, and show it to the rule's callables as ``request.json``. Implied by a key part ``json:``."""
     on_error: OnError | None = None
     """Answer to requests while the store fails; the option of this name if omitted."""
     charge_if: ChargeIf | None = None
@@ -245,6 +247,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def limits_by(self) -> LimitsBy | None:
         """Callable that returns the limits of a request; the written ones apply if its result is invalid."""
         return self._limits_by
+
+    def limits_by_body(self, request: Request) -> Any:
+        """Call `limits_by` with a request that shows its body."""
+        limits_by: Any = self._limits_by
+        return limits_by(request.with_json())
 
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
         """Return this rule with limits from run time, and its options that they support. Raises `ConfigError`."""
@@ -393,13 +400,22 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """``clients``, parsed."""
         return Networks(self.clients)
 
+    @cached_property
+    def reads_body(self) -> bool:
+        """True if a decision needs the request's body."""
+        return self.body or any(label.startswith("json:") for part in self.key for label in check_part(part))
+
+    def admits_client(self, request: Request) -> bool:
+        """True if ``clients`` match a request."""
+        return not self.clients or self.networks.hold(request.client)
+
     def admits(self, request: Request) -> bool:
         """True if ``clients`` and ``when`` match a request. Raises what ``when`` raises."""
         if self.clients and not self.networks.hold(request.client):
             return False
         if self.when is None:
             return True
-        answer: Any = self.when(request)
+        answer: Any = self.when(request.with_json() if self.reads_body else request)
         if isawaitable(answer):
             getattr(answer, "close", bool)()  # avoids a second warning about a coroutine that is never awaited
             raise TypeError(f"when of rule {self.name!r} is async, expected a plain function (request) -> bool")
@@ -425,6 +441,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def needs_asyncio(self) -> str | None:
         """Option that needs asyncio in async code; None if the rule needs none."""
         needed = {"max_delay": self.max_delay is not None, "adaptive": self.adaptive is not None, "per": self.per == "message"}
+        needed["body"] = self.reads_body
         return next((option for option, is_given in needed.items() if is_given), None)
 
     @property
@@ -458,7 +475,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Return the cost of a request. Raises `TypeError` or `ValueError` for an invalid one."""
         if not callable(self.cost):
             return self.cost
-        cost = self.cost(request)
+        cost = self.cost(request.with_json() if self.reads_body else request)
         if type(cost) is not int:
             raise TypeError(f"the cost of rule {self.name!r} returned a {type(cost).__name__}, expected an integer")
         if cost < 0:
@@ -518,6 +535,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         around = [segments(pattern) for pattern in self.exclude]
         if around and all(any(covers(each, segments(path)) for each in around) for path in self.paths):
             yield "exclude", "excludes all of its path, expected some paths to remain"
+        if self.reads_body and (self.exempt or self.per == "message"):
+            what, field = ("is exempt", "exempt") if self.exempt else ("counts messages", "per")
+            named = "body" if self.body else "key"
+            yield named, f"{what}, so it reads no body, expected no {field}, or a {named} without it"
         if self.name in self.replaces:
             yield "replaces", "replaces itself, expected other rules"
 

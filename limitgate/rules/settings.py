@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from limitgate.errors import ConfigError
+from limitgate.http.body import BODY_LIMIT
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import STYLES, Style, renamed_styles
 from limitgate.limits.limit import EXPECTED, seconds_of
@@ -159,6 +160,8 @@ class Settings(BaseSettings):
     """Makes the response to refused requests: an ASGI or a WSGI application."""
     new_buckets: Annotated[WholeNumber, Field(ge=0, le=1_000_000)] = 1000
     """Buckets per minute that a source may open with keys it can invent, in each process; 0 for no bound."""
+    body_limit: Annotated[WholeNumber, Field(ge=1, le=1_048_576)] = BODY_LIMIT
+    """Bytes of a request's body that rules with ``body`` or a key part ``json:`` may read. A larger body gets 413 from them."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """Prefix of every key in the store."""
     require_store: bool = False

@@ -36,6 +36,7 @@ class CompiledRule:
         "has_slots",
         "id_name",
         "is_by_outcome",
+        "is_conditional",
         "is_decorator",
         "is_graded",
         "is_guarded",
@@ -67,7 +68,7 @@ class CompiledRule:
         self.written = rule
         """The rule without limits from run time."""
         self.is_decorator = kind != "rule"
-        self.limits_by = rule.limits_by
+        self.limits_by = rule.limits_by_body if rule.limits_by is not None and rule.reads_body else rule.limits_by
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
@@ -88,6 +89,8 @@ class CompiledRule:
         if self.row is not None:
             self.row.adapt(self.places)
         self.is_by_outcome = bool(rule.charge_if)
+        self.is_conditional = rule.is_conditional or rule.reads_body
+        """True if the rule needs more than tier, method and path to be selected."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
 
     def named(self, subject: Subject, names: Names) -> str:

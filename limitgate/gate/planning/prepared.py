@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple, final
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Subject
+from limitgate.http.body import UNREAD
 from limitgate.http.rate_fields import Style, Writer, prepared_fields
-from limitgate.http.request import Request
+from limitgate.http.request import BodyWanted, Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.bucket import NORMAL, Remembered
 from limitgate.limits.limit import Limit
@@ -56,7 +57,7 @@ class RuleMatch:
         """Without exempt rules. Decorators come last."""
         self.exempting = exempting
         """By interpretation of the path."""
-        self.is_conditional = bool(exempting) or any(each.rule.is_conditional for each in compiled_rules)
+        self.is_conditional = bool(exempting) or any(each.is_conditional for each in compiled_rules)
         """True if `narrowed` selects rules by request."""
         self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
         applying = _applying(compiled_rules)
@@ -70,6 +71,16 @@ class RuleMatch:
         """Return True if every interpretation of the path is exempt."""
         admitting = {each for each in set(chain(*self.exempting)) if is_met(each.rule, request)}
         return bool(self.exempting) and not any(admitting.isdisjoint(one) for one in self.exempting)
+
+    def read_body(self, request: Request) -> None:
+        """Raise `BodyWanted` if a rule that may apply needs the body, which is not read yet."""
+        if request.document is not UNREAD:
+            return
+        found = [each for each in self.compiled_rules if each.rule.reads_body and each.rule.admits_client(request)]
+        if found:
+            others = [each for each in self.compiled_rules if not each.rule.reads_body and is_met(each.rule, request)]
+            applying = _applying([each for each in self.compiled_rules if each in found or each in others])
+            raise BodyWanted([each for each in applying if each in found])
 
     def conditions(self) -> list[Rule]:
         return [each.rule for each in self.compiled_rules if each.rule.is_conditional]
@@ -570,7 +581,7 @@ class GivenPlans:
 class ConditionalPlans:
     """Selects among prepared plans by conditions. ``unlimited`` is the plan of exempt requests."""
 
-    __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_unlimited")
+    __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_reads_body", "_unlimited")
     is_direct: Final = False
 
     def __init__(
@@ -581,6 +592,7 @@ class ConditionalPlans:
     ) -> None:
         self._match = match
         self._conditions = match.conditions()
+        self._reads_body = any(each.rule.reads_body for each in match.compiled_rules)
         self._prepare = prepare
         self._unlimited = unlimited
         self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans] = {}
@@ -590,6 +602,8 @@ class ConditionalPlans:
         match = self._match
         if match.exempting and match.exempts(request):
             return self._unlimited
+        if self._reads_body:
+            match.read_body(request)
         met = tuple([is_met(rule, request) for rule in self._conditions])
         try:
             return self._plans[met]
