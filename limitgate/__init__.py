@@ -20,7 +20,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
                      refusals, usage)
     limiter/         limits without HTTP: limiter, operations, slots, pace, adaptive work, stored limits
     outbound/        limits for HTTP clients: httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
-    llm/             costs of requests to language models: estimates, usage in responses, fields of providers; pure
+    llm/             budgets for language models: estimates, usage in responses, fields of providers, turns of tenants
     fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics
     command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
     replay/          runs access logs through rules

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import AddressValueError, IPv6Address
+from operator import attrgetter
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from limitgate.messages.text import extra
 
@@ -21,16 +22,26 @@ with extra("aiohttp", "aiohttp", "http_sf"):
         ClientRequest,
         ClientResponse,
         ClientResponseError,
+        StreamReader,
     )
     from aiohttp.payload import BytesPayload
 
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter
 from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
+from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
-from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, ClientThrottle, ThrottledClient, arun, is_idempotent
+from limitgate.outbound.response_fields import Answer, Field, answer_of
+from limitgate.outbound.throttle import (
+    LONGEST_READ,
+    MOST_READ,
+    ClientThrottle,
+    ThrottledClient,
+    arun,
+    is_idempotent,
+)
 from limitgate.process import waiting
 
 __all__ = ["RateLimitMiddleware", "host", "repeatable"]
@@ -145,12 +156,97 @@ class _Outbound:
     async def close(self, response: ClientResponse) -> None:
         response.close()
 
+    def field(self, response: ClientResponse) -> Field:
+        headers = response.headers
+        # aiohttp decodes the body before it is read along.
+        return lambda name: None if name == "content-encoding" else headers.get(name)
+
+    def target(self, request: ClientRequest) -> Target:
+        body = request.body
+        content = bytes(body._value) if isinstance(body, BytesPayload) else None if body else b""  # noqa: SLF001
+        return Target(content, request.url.path, request.headers.get)
+
+    def along(self, response: ClientResponse, reading: Reading) -> ClientResponse:
+        response.content = content = _Along(response.content, reading)
+
+        def ending(end: Callable[[], Any]) -> Callable[[], Any]:
+            def ended() -> Any:
+                content.settle()
+                return end()
+
+            return ended
+
+        vars(response).update(close=ending(response.close), release=ending(response.release))
+        return response
+
+    def refused(self, request: ClientRequest, error: RateLimited) -> NoReturn:
+        raise error
+
     def repeatable(self, request: ClientRequest) -> bool:
         """True if the body is in memory and doesn't wait for a ``100 Continue``."""
         return (not request.body or isinstance(request.body, BytesPayload)) and "Expect" not in request.headers
 
     def is_unanswered(self, error: BaseException) -> bool:
         return isinstance(error, ClientConnectionError | ClientResponseError | ConnectionError | TimeoutError)
+
+
+class _Along(StreamReader):
+    """The decoded body of a response, which is read along. What it lacks, such as its state, is that of the body."""
+
+    __slots__ = ("_reading", "_stream")
+
+    def __init__(self, stream: StreamReader, reading: Reading) -> None:
+        self._stream = stream
+        self._reading = reading
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def read(self, n: int = -1) -> bytes:
+        return await self._along(await self._stream.read(n))
+
+    async def readany(self) -> bytes:
+        return await self._along(await self._stream.readany())
+
+    async def readline(self, **options: Any) -> bytes:
+        return await self._along(await self._stream.readline(**options))
+
+    async def readuntil(self, separator: bytes = b"\n", **options: Any) -> bytes:
+        return await self._along(await self._stream.readuntil(separator, **options))
+
+    async def readexactly(self, n: int) -> bytes:
+        return await self._along(await self._stream.readexactly(n))
+
+    async def readchunk(self) -> tuple[bytes, bool]:
+        chunk, is_end = await self._stream.readchunk()
+        return await self._along(chunk), is_end
+
+    def read_nowait(self, n: int = -1) -> bytes:
+        chunk = self._stream.read_nowait(n)
+        self._reading.feed(chunk)
+        return chunk
+
+    def settle(self) -> asyncio.Future[None]:
+        """Settle the request in the background."""
+        task = asyncio.ensure_future(arun(self._reading.over()))
+        _ending.add(task)
+        task.add_done_callback(_ending.discard)
+        return task
+
+    async def _along(self, chunk: bytes) -> bytes:
+        flow = self._reading.feed(chunk)
+        if flow is not None:
+            await arun(flow)
+        if self._stream.at_eof():
+            await asyncio.shield(self.settle())
+        return chunk
+
+
+for _name in ("at_eof", "exception", "is_eof", "on_eof", "set_exception", "total_bytes", "unread_data", "wait_eof"):
+    # These use the state, which is that of the body.
+    setattr(_Along, _name, property(attrgetter(f"_stream.{_name}")))
+
+_ending: set[asyncio.Future[None]] = set()
 
 
 async def _read(response: ClientResponse) -> bytes | None:

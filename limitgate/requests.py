@@ -17,10 +17,12 @@ with extra("requests", "requests", "urllib3", "http_sf"):
 
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
-from limitgate.outbound.bodies import host_of, in_memory, kept
+from limitgate.outbound.bodies import along, host_of, in_memory, kept, target_of, without_encoding
+from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
-from limitgate.outbound.response_fields import Answer, answer_of
+from limitgate.outbound.response_fields import Answer, Field, answer_of
 from limitgate.outbound.throttle import OF_BODIES, ClientThrottle, ThrottledClient, is_idempotent, run
 from limitgate.process import waiting
 
@@ -117,6 +119,20 @@ class _Outbound:
 
     def repeatable(self, request: PreparedRequest) -> bool:
         return in_memory(request.body)
+
+    def field(self, response: Response) -> Field:
+        return without_encoding(response.headers.get)
+
+    def target(self, request: PreparedRequest) -> Target:
+        return target_of(request.body, request.url or "", request.headers)
+
+    def along(self, response: Response, reading: Reading) -> Response:
+        if isinstance(response.raw, HTTPResponse):
+            along(response.raw, reading)
+        return response
+
+    def refused(self, request: PreparedRequest, error: RateLimited) -> NoReturn:
+        raise error
 
     def is_unanswered(self, error: BaseException) -> bool:
         return isinstance(error, NoConnection | Timeout | RetryError | ConnectionError | TimeoutError)

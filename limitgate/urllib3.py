@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Unpack, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Unpack, cast
 
 from limitgate.messages.text import extra
 
@@ -25,10 +25,12 @@ with extra("urllib3", "urllib3", "http_sf"):
 
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
-from limitgate.outbound.bodies import host_of, in_memory, kept
+from limitgate.outbound.bodies import along, host_of, in_memory, kept, target_of, without_encoding
+from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
-from limitgate.outbound.response_fields import Answer, answer_of
+from limitgate.outbound.response_fields import Answer, Field, answer_of
 from limitgate.outbound.throttle import ClientThrottle, ThrottledClient, is_idempotent, run
 from limitgate.process import waiting
 
@@ -213,6 +215,18 @@ class _Outbound:
 
     def repeatable(self, request: Request) -> bool:
         return in_memory(request.body)
+
+    def field(self, response: BaseHTTPResponse) -> Field:
+        return without_encoding(response.headers.get)
+
+    def target(self, request: Request) -> Target:
+        return target_of(request.body, request.url, request.headers)
+
+    def along(self, response: BaseHTTPResponse, reading: Reading) -> BaseHTTPResponse:
+        return along(response, reading) if isinstance(response, HTTPResponse) else response
+
+    def refused(self, request: Request, error: RateLimited) -> NoReturn:
+        raise error
 
     def is_unanswered(self, error: BaseException) -> bool:
         return isinstance(error, _UNANSWERED) or (isinstance(error, MaxRetryError) and isinstance(error.reason, _UNANSWERED))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from io import BytesIO
+from typing import Any
 
 from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
-from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, shut_after
+from limitgate.outbound.budgets import Reading, Target
+from limitgate.outbound.response_fields import Field
+from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, run, shut_after
 from limitgate.process.clock import monotonic
 
 _PORTS = {"http": 80, "https": 443}
@@ -37,6 +41,58 @@ def kept(response: HTTPResponse) -> HTTPResponse:
             lost.headers.discard(name)
         return lost
     return _with(response, body)
+
+
+def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
+    """Have the decoded body of a response read along."""
+    read, read_chunked, close = response.read, response.read_chunked, response.close
+
+    def read_along(amt: int | None = None, *args: Any, **options: Any) -> bytes:
+        chunk = read(amt, *args, **options)
+        _feed(reading, chunk)
+        if amt is None or (amt and not chunk):
+            run(reading.over())
+        return chunk
+
+    def read_chunked_along(*args: Any, **options: Any) -> Iterator[bytes]:
+        for chunk in read_chunked(*args, **options):
+            _feed(reading, chunk)
+            yield chunk
+        run(reading.over())
+
+    def close_along() -> None:
+        try:
+            close()
+        finally:
+            run(reading.over())
+
+    # `data`, `stream` and the file methods call these.
+    ours: dict[str, Any] = {"read": read_along, "read_chunked": read_chunked_along, "close": close_along}
+    vars(response).update(ours)
+    return response
+
+
+def _feed(reading: Reading, chunk: bytes) -> None:
+    flow = reading.feed(chunk)
+    if flow is not None:
+        run(flow)
+
+
+def without_encoding(field: Field) -> Field:
+    """Return the fields of a response whose body is decoded before it is read along."""
+    return lambda name: None if name == "content-encoding" else field(name)
+
+
+def target_of(body: object, url: str, headers: Mapping[str, Any]) -> Target:
+    """Return what a budget reads of a request."""
+    fields = {str(name).lower(): value for name, value in headers.items()}
+
+    def field(name: str) -> str | None:
+        value = fields.get(name)
+        return value.decode("latin-1") if isinstance(value, bytes) else None if value is None else str(value)
+
+    text = body.encode() if isinstance(body, str) else bytes(body) if isinstance(body, bytes | bytearray) else None
+    return Target(b"" if body is None else text, parse_url(url).path or "", field)
 
 
 def _read(response: HTTPResponse) -> bytes | None:

@@ -6,20 +6,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
+from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
-from limitgate.outbound.response_fields import Answer, answer_of
+from limitgate.outbound.response_fields import Answer, Field, answer_of
 from limitgate.outbound.throttle import (
     LONGEST_READ,
     MOST_READ,
@@ -35,6 +38,7 @@ from limitgate.process import waiting
 from limitgate.process.clock import monotonic
 
 _LIBRARIES = ("httpx", "httpx2")
+_READABLE = {"", "gzip", "deflate", "identity"}
 _PIECE = 64
 """Bytes of a refusal's body that are decoded together."""
 
@@ -281,6 +285,31 @@ class _Outbound:
             return False
         return True
 
+    def field(self, response: Any) -> Field:
+        get: Field = response.headers.get
+        return get
+
+    def target(self, request: Any) -> Target:
+        # The encodings that can be read along without another library.
+        if not set(request.headers.get("accept-encoding", "").replace(" ", "").split(",")) <= _READABLE:
+            request.headers["accept-encoding"] = "gzip, deflate"
+        body = request.content if self.repeatable(request) else None
+        return Target(body, request.url.path, request.headers.get)
+
+    def refused(self, request: Any, error: RateLimited) -> Any:
+        wait = error.retry_after_header
+        headers = (
+            {}
+            if wait is None
+            else {"retry-after": str(wait), "retry-after-ms": str(math.ceil(1000 * error.decision.retry_after))}
+        )
+        problem = {
+            "type": "rate_limit_error",
+            "code": "rate_limit_exceeded",
+            "message": f"{error}, by the budget of this client",
+        }
+        return self._library.Response(429, headers=headers, json={"type": "error", "error": problem}, request=request)
+
     def _answered(self, request: Any, response: Any) -> tuple[Any, Answer]:
         library = self._library
         if theirs := _foreign(response, library):
@@ -339,6 +368,10 @@ class _AsyncOutbound(_Outbound):
     async def close(self, response: Any) -> None:
         await response.aclose()
 
+    def along(self, response: Any, reading: Reading) -> Any:
+        response.stream = _along(self._library.AsyncByteStream, _AsyncAlong)(response.stream, reading)
+        return response
+
 
 class _SyncOutbound(_Outbound):
     def sleep(self, seconds: float) -> None:
@@ -364,6 +397,64 @@ class _SyncOutbound(_Outbound):
 
     def close(self, response: Any) -> None:
         response.close()
+
+    def along(self, response: Any, reading: Reading) -> Any:
+        response.stream = _along(self._library.SyncByteStream, _SyncAlong)(response.stream, reading)
+        return response
+
+
+class _Along:
+    def __init__(self, stream: Any, reading: Reading) -> None:
+        self._stream = stream
+        self._reading = reading
+
+
+class _AsyncAlong(_Along):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._stream:
+            flow = self._reading.feed(chunk)
+            if flow is not None:
+                await arun(flow)
+            yield chunk
+        await self._end()
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        task = asyncio.ensure_future(arun(self._reading.over()))
+        _ending.add(task)
+        task.add_done_callback(_ending.discard)
+        # Tokens are counted even if the caller is cancelled meanwhile.
+        await asyncio.shield(task)
+
+
+_ending: set[asyncio.Future[None]] = set()
+
+
+class _SyncAlong(_Along):
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._stream:
+            flow = self._reading.feed(chunk)
+            if flow is not None:
+                run(flow)
+            yield chunk
+        run(self._reading.over())
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        finally:
+            run(self._reading.over())
+
+
+@cache
+def _along(stream: type, along: type[_Along]) -> Any:
+    """Return a stream class of a library that reads along."""
+    return type(along.__name__, (along, stream), {})
 
 
 @contextmanager

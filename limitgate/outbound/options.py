@@ -36,6 +36,8 @@ class ClientOptions(TypedDict, total=False):
     """
     throttle: bool
     """True to send almost no requests of a key while too few of them succeed. Default: False."""
+    budget: Any
+    """A `limitgate.llm.Budget` in place of limits. Default: none."""
     observers: Iterable[str | Observer]
     """Observers of a limiter created by the client: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`. Default: none."""
 

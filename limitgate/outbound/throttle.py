@@ -24,9 +24,10 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
 from limitgate.observing.exporter import Observer
+from limitgate.outbound.budgets import Budgets, Reading, Spends, Target
 from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
 from limitgate.outbound.options import CheckedOptions, ClientOptions, check_is_strict, strict as strictly
-from limitgate.outbound.response_fields import Answer
+from limitgate.outbound.response_fields import Answer, Field
 from limitgate.overload.adaptive_limit import Outcome
 from limitgate.process import switch, waiting
 from limitgate.process.forking import Remade
@@ -80,6 +81,22 @@ class Transport(Protocol):
 
     def is_unanswered(self, error: BaseException) -> bool:
         """True for an error of `send` that means: no connection, no response, or a late one."""
+
+    def field(self, response: Any) -> Field:
+        """Return the header fields of a response."""
+
+    def target(self, request: Any) -> Target:
+        """Return what a budget reads of a request."""
+
+    def along(self, response: Any, reading: Reading) -> Any:
+        """Return the response, whose body is read along as the caller reads it."""
+
+    def refused(self, request: Any, error: RateLimited) -> Any:
+        """Return a 429 for a request that was not sent. Raises ``error`` if the library has no such response."""
+
+
+def _one(wish: Any) -> Flow:
+    return (yield wish)
 
 
 def run(flow: Flow) -> Any:
@@ -136,6 +153,9 @@ class ClientThrottle(Generic[Request, Kind]):
         self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
         """For limits configured in the store, the ones read last."""
         self._options = checked
+        self._budget: Budgets | None = options.get("budget")
+        if self._budget is not None and (limits or not callable(getattr(self._budget, "exchange", None))):
+            raise ConfigError(f"budget is {self._budget!r:.80}, expected a limitgate.llm.Budget, and no limits beside it")
         self._key = key
         self._repeatable = repeatable
         self._loads = HostLoads(checked.adaptive, throttles=checked.throttle) if checked.adaptive or checked.throttle else None
@@ -163,21 +183,26 @@ class ClientThrottle(Generic[Request, Kind]):
         key = self._key(request) if switch.null_store is None else None
         if key is None:
             return (yield transport.send(request))[0]
+        if self._budget is not None:
+            return (yield from self._budget.exchange(self, transport, request, key))
+        return (yield from self.attempts(transport, request, key))
+
+    def attempts(self, transport: Transport, request: Request, key: str, spending: Spends | None = None) -> Flow:
+        """Send a request in its turn under ``key``, retrying after a refusal. ``spending`` charges it in place of limits."""
         deadline = waiting.monotonic() + self._options.timeout
         load = None if self._loads is None else self._loads[_short(key)]
         refusals, refused = 0, None
         while True:
-            yield from self._turn(transport, key, deadline, refused, load)
+            yield from self._turn(transport, key, deadline, refused, load, spending)
             full_in = self._full_in(key)
+            if spending is not None:
+                spending.is_sent = True
             if load is None:
                 response, answer = yield transport.send(request)
             else:
                 response, answer = yield from self._attempt(transport, request, load, refused)
             try:
-                told = _pause(answer, max(full_in, self._full_in(key)))
-                pause = self._cut(key, told)
-                if pause:
-                    yield from self._heed(key, pause, answer)
+                told, pause = yield from self._heard(transport, key, response, answer, full_in, spending)
                 if not answer.refused:
                     return response
                 refused = yield transport.discard(response)
@@ -188,11 +213,29 @@ class ClientThrottle(Generic[Request, Kind]):
                 raise
             refusals += 1
             wait = pause if refusals == 1 else max(pause, _backoff(refusals))
-            if waiting.monotonic() + wait > deadline or not (self._repeatable(request) and transport.repeatable(request)):
+            if spending is not None:
+                yield from spending.settling_nothing()
+            if waiting.monotonic() + wait > deadline or not self._may_repeat(transport, request, spending):
                 raise RateLimited(_refusal(max(told, wait)), refused)
             if wait > pause or pause <= _HEARD:
                 # Otherwise the next turn comes after the pause, which a pardon may end.
                 yield transport.sleep(wait)
+
+    def _heard(  # noqa: PLR0917 - one call, in the order of its use
+        self, transport: Transport, key: str, response: Any, answer: Answer, full_in: float, spending: Spends | None
+    ) -> Generator[Any, Any, tuple[float, float]]:
+        """Return the pause that a response asks for, in seconds, and the one that is kept."""
+        if spending is not None:
+            answer = spending.hear(answer.status, transport.field(response))
+        told = _pause(answer, max(full_in, self._full_in(key)))
+        pause = self._cut(key, told)
+        if pause:
+            yield from self._heed(key, pause, answer)
+        return told, pause
+
+    def _may_repeat(self, transport: Transport, request: Request, spending: Spends | None) -> bool:
+        is_wanted = self._repeatable(request) if spending is None else spending.may_retry
+        return is_wanted and transport.repeatable(request)
 
     def _attempt(self, transport: Transport, request: Request, load: HostLoad, refused: Any) -> Flow:
         place = load.begin(request.method)
@@ -224,15 +267,17 @@ class ClientThrottle(Generic[Request, Kind]):
             _log.warning("%.260r asks for a pause of %.0f s, which is cut to %.0f s", key, told, longest)
         return min(told, longest)
 
-    def _turn(self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None) -> Flow:
-        """Wait for the next turn outside of any pause; ``refused`` is the service's previous refusal."""
+    def _turn(  # noqa: PLR0917 - one call, in the order of its use
+        self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None, spending: Spends | None
+    ) -> Flow:
+        """Wait for the next turn outside of any pause; ``refused`` is the service's previous refusal, if any."""
         if load is not None and (refusal := load.refusal()) is not None:
             self._refuse(refusal, refused)
         while True:
             yield from self._look_for_pardon(key)
             pause, banned = self._paused_for(key), 0.0
             if not pause:
-                decision = yield from self._taking(key, max(0.0, deadline - waiting.monotonic()))
+                decision = yield from self._taking(key, max(0.0, deadline - waiting.monotonic()), spending)
                 if decision is None:
                     return
                 banned = _banned_for(decision)
@@ -248,11 +293,14 @@ class ClientThrottle(Generic[Request, Kind]):
             # Poll, because the ban or pause may be lifted.
             yield transport.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)
 
-    def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
+    def _taking(self, key: str, left: float, spending: Spends | None) -> Generator[Any, Any, Decision | None]:
         """Book the next turn within ``left`` seconds; None if ``on_error`` is open."""
-        if not self._limits:
-            return (yield from self._asking(lambda limiter, _: limiter.banned(key)))
-        decision = yield from self._asking(lambda limiter, limits: limiter.wait(key, *limits, timeout=left))
+        if spending is not None:
+            decision = yield from self._asking(lambda limiter, _: spending.taking(limiter, left))
+        elif not self._limits:
+            return (yield from self._banned(key))
+        else:
+            decision = yield from self._asking(lambda limiter, limits: _one(limiter.wait(key, *limits, timeout=left)))
         if decision is None or not decision.allowed:
             return decision
         if self._are_configured:
@@ -265,23 +313,26 @@ class ClientThrottle(Generic[Request, Kind]):
             _remember(self._empty, _short(key), waiting.monotonic() - decision.delay + decision.reset_after)
         if decision.delay <= _HEARD:
             return decision
-        banned = yield from self._asking(lambda limiter, _: limiter.banned(key))
+        banned = yield from self._banned(key)
         return decision if banned is None or banned.allowed else banned
 
-    def _asking(self, ask: Callable[[Any, Any], Any]) -> Generator[Any, Any, Decision | None]:
-        """Call the limiter; apply ``on_error`` if its store fails. None means ``open``.
+    def _banned(self, key: str) -> Generator[Any, Any, Decision | None]:
+        return (yield from self._asking(lambda limiter, _: _one(limiter.banned(key))))
+
+    def _asking(self, ask: Callable[[Any, Any], Flow]) -> Generator[Any, Any, Decision | None]:
+        """Ask the limiter; apply ``on_error`` if its store fails. None means ``open``.
 
         If this process is overloaded, it counts locally if possible.
         """
         decision: Decision | None = None
         try:
-            decision = yield ask(self._limiter, self._limits)
+            decision = yield from ask(self._limiter, self._limits)
         except StoreError as error:
             on_error = "local" if error.fault == "overload" and self._local_limits else self._options.on_error
             if on_error == "closed" or (on_error == "local" and self._limits and not self._local_limits):
                 raise
             if on_error == "local":
-                decision = yield ask(self._local, self._local_limits)
+                decision = yield from ask(self._local, self._local_limits)
         return decision
 
     def _paused_for(self, key: str) -> float:

@@ -127,6 +127,8 @@ class Provider:
     """Output tokens that a request gets, if its maximum allows."""
     tokens: Callable[[str], int] = lambda text: max(1, len(text.encode()) // 4)
     """Tokens of an input text."""
+    latency: Callable[[int], float] = lambda _: 0.0
+    """Seconds before an answer of a status."""
     between: float = 0.0
     """Seconds between events of a stream."""
     script: list[Act] = field(default_factory=list)
@@ -155,6 +157,7 @@ class Provider:
             await asyncio.sleep(act.delay)
         reply = self._answer(scope["path"], headers, raw, act)
         fields = {**reply.fields, **act.fields}
+        await asyncio.sleep(self.latency(reply.status))
         sent = [(name.encode(), value.encode("latin-1")) for name, value in fields.items() if value is not None]
         await send({"type": "http.response.start", "status": reply.status, "headers": sent})
         for number, chunk in enumerate(reply.chunks):

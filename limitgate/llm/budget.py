@@ -1,0 +1,253 @@
+"""Budgets: requests and tokens per time that a provider of language models allows an account."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Literal, TypeAlias
+from weakref import WeakValueDictionary
+
+from limitgate.errors import ConfigError
+from limitgate.gate.flow import adrive, drive
+from limitgate.limiter.limiter import AsyncLimiter, Limiter
+from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
+from limitgate.llm.estimate import Estimate, Percentile, estimate_of
+from limitgate.llm.fair_share import FairLine
+from limitgate.llm.outgoing import exchange
+from limitgate.llm.spending import AsyncBudgetReservation, BudgetReservation, Expected, Spending
+from limitgate.llm.told_limits import ToldLimits
+from limitgate.llm.usage import Usage
+from limitgate.llm.windows import Windows
+from limitgate.outbound.throttle import ClientThrottle, Transport
+
+Limits: TypeAlias = Limit | str | Sequence[Limit | str] | None
+Body: TypeAlias = bytes | Mapping[str, Any]
+MOST_KEYS = 1_000
+"""Keys whose answers are remembered. The least recently used one is dropped."""
+LONGEST_HOLD = 86_400
+_CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+_LONGEST_PART = 256
+"""Characters of a host, and of a model, in a key."""
+
+
+class Budget:
+    """Requests and tokens that a provider allows an account: ``Budget(requests="500/minute", tokens="200000/minute")``.
+
+    ``requests``, ``tokens`` (input and output together), ``input_tokens`` and ``output_tokens`` are limits such as
+    ``30000/minute``, or lists of them. All must have room for a request's estimate, which is reserved and, when the response is
+    over, corrected by the tokens that the provider reports. An estimate beyond a burst is cut to the burst.
+
+    ``key`` returns the text under which a request counts, from the request of a client, or from the body in `reserve`; None is
+    not limited. By default host, credential (as a digest) and model. ``pools`` maps patterns of models to a common name:
+    ``{"claude-opus-*": "opus"}``. ``estimate`` replaces the estimate: a callable that takes the body (parsed if it is a JSON
+    object, else bytes) and returns input tokens, or input and output tokens.
+
+    ``hold`` is the time, by default 2 minutes, after which the reservation of a process that has died is given back; None:
+    never. With ``limits="told"``, limits that the provider states in its responses replace those given, in every process that
+    shares the store.
+
+    ``share`` returns the tenant of a request, from what ``key`` gets. Tenants of a process that wait take turns by tokens, so
+    that one with many requests does not keep the others waiting.
+
+    Raises `ConfigError` for invalid limits or options.
+    """
+
+    def __init__(
+        self,
+        requests: Limits = None,
+        tokens: Limits = None,
+        input_tokens: Limits = None,
+        output_tokens: Limits = None,
+        *,
+        key: Callable[[Any], str | None] | None = None,
+        pools: Mapping[str, str] | None = None,
+        estimate: Callable[[Any], int | tuple[int, int] | Usage] | None = None,
+        hold: Duration | None = "2m",
+        limits: Literal["given", "told"] = "given",
+        share: Callable[[Any], str] | None = None,
+    ) -> None:
+        self._windows = Windows(
+            _limits("requests", requests),
+            _limits("tokens", tokens),
+            _limits("input_tokens", input_tokens),
+            _limits("output_tokens", output_tokens),
+        )
+        if limits not in ("given", "told"):
+            raise ConfigError(f"limits is {limits!r:.40}, expected 'given' or 'told'")
+        if limits == "given" and not any(self._windows):
+            raise ConfigError("a budget without limits, expected for example requests='500/minute', tokens='200000/minute'")
+        for name, function in (("key", key), ("estimate", estimate), ("share", share)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name} is {function!r:.80}, expected a callable")
+        self._hold = None if hold is None else as_seconds(hold, "hold")
+        if self._hold is not None and not 0 < self._hold <= LONGEST_HOLD:
+            raise ConfigError(f"hold is {hold!r:.40}, expected seconds above 0, at most a day, or None")
+        self._told_limits = ToldLimits(self._windows) if limits == "told" else None
+        self._key = key
+        self._pools = _checked_pools(pools)
+        self._estimate = estimate
+        self._share = share
+        self._lines: WeakValueDictionary[str, FairLine] = WeakValueDictionary()
+        self._answers: OrderedDict[str, Percentile] = OrderedDict()
+        self._lock = Lock()
+
+    def reserve(self, limiter: Limiter, body: Body, *, timeout: Duration = 0) -> BudgetReservation:
+        """Reserve what a request with this body will probably cost.
+
+        ``timeout`` is the longest wait for a turn in seconds or as ``30s``; 0 refuses at once. The decision is in
+        ``.decision``. Raises `StoreError` if the store fails.
+        """
+        spending = self._spending_of(body)
+        drive(spending.taking(limiter, as_seconds(timeout, "timeout")), _itself)
+        return BudgetReservation(spending)
+
+    async def areserve(self, limiter: AsyncLimiter, body: Body, *, timeout: Duration = 0) -> AsyncBudgetReservation:
+        """`reserve` on an `AsyncLimiter`."""
+        spending = self._spending_of(body)
+        await adrive(spending.taking(limiter, as_seconds(timeout, "timeout")), _itself)
+        return AsyncBudgetReservation(spending)
+
+    def exchange(
+        self, throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, key: str
+    ) -> Generator[Any, Any, Any]:
+        """Send a request of a throttled client, as a flow; return its response. ``key`` is its key there, the host.
+
+        Raises the errors of the client library.
+        """
+        target = transport.target(request)
+        spending = self.spending(request, body=target.body, host=key, path=target.path, field=target.field)
+        if spending is None:
+            return (yield transport.send(request))[0]
+        return (yield from exchange(throttle, transport, request, spending))
+
+    def _spending_of(self, body: Body) -> Spending:
+        spending = self.spending(body, body=body)
+        if spending is None:
+            raise ConfigError("key returned None, expected the text under which this body counts")
+        return spending
+
+    def spending(
+        self,
+        request: Any,
+        *,
+        body: Body | None,
+        host: str = "",
+        path: str = "",
+        field: Callable[[str], str | None] | None = None,
+    ) -> Spending | None:
+        """Return what a request will spend; None if it is not limited.
+
+        ``body`` is None if it is not in memory, ``field`` returns a header by its name in lower case.
+        """
+        field = field or _no_field
+        estimated = self._estimated(body, path, field)
+        if self._key is not None:
+            key = self._key(request)
+            if key is None:
+                return None
+            if not isinstance(key, str):
+                raise ConfigError(f"key returned {key!r:.80}, expected text or None")
+        else:
+            key = self._default_key(host, field, estimated.model)
+        output = self._percentile(key).value if estimated.output is None else estimated.output
+        expected = Expected(
+            Usage(estimated.input, output), has_maximum=estimated.output is not None, is_partial=estimated.is_partial
+        )
+        return Spending(
+            key,
+            expected,
+            self._windows,
+            self._percentile(key),
+            host=host,
+            hold=self._hold,
+            told_limits=self._told_limits,
+            share=None if self._share is None else (self._line(key), self._tenant(request)),
+        )
+
+    def _default_key(self, host: str, field: Callable[[str], str | None], model: str | None) -> str:
+        credential = next((value for name in _CREDENTIALS if (value := field(name))), "")
+        digest = blake2b(credential.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest() if credential else "-"
+        name = model or "-"
+        name = next((pool for pattern, pool in self._pools.items() if fnmatchcase(name, pattern)), name)
+        return f"{host[:_LONGEST_PART] or '-'} {digest} {name[:_LONGEST_PART]}"
+
+    def _estimated(self, body: Body | None, path: str, field: Callable[[str], str | None]) -> Estimate:
+        if body is None:
+            size = field("content-length") or ""
+            body_size = int(size) if size.isascii() and size.isdecimal() and len(size) < 12 else 0
+            return Estimate(None, -(-body_size // 4), None, streams=False, is_partial=True)
+        found = estimate_of(
+            body, path=path, content_type=field("content-type") or "", content_encoding=field("content-encoding") or ""
+        )
+        if self._estimate is None:
+            return found
+        into, output = _estimated_by(self._estimate, body)
+        return found._replace(input=into, output=found.output if output is None else output, is_partial=False)
+
+    def _line(self, key: str) -> FairLine:
+        with self._lock:
+            return self._lines.setdefault(key, FairLine())
+
+    def _tenant(self, request: Any) -> str:
+        tenant = None if self._share is None else self._share(request)
+        if not isinstance(tenant, str):
+            raise ConfigError(f"share returned {tenant!r:.80}, expected text")
+        return tenant
+
+    def _percentile(self, key: str) -> Percentile:
+        with self._lock:
+            found = self._answers.get(key)
+            if found is None:
+                found = self._answers[key] = Percentile()
+                if len(self._answers) > MOST_KEYS:
+                    self._answers.popitem(last=False)
+            else:
+                self._answers.move_to_end(key)
+            return found
+
+
+def _itself(wish: Any) -> Any:
+    return wish
+
+
+def _no_field(_: str) -> None:
+    return None
+
+
+def _limits(kind: str, given: Limits) -> tuple[Limit, ...]:
+    if given is None:
+        return ()
+    limits = tuple(map(as_limit, [given] if isinstance(given, str | Limit) else given))
+    for limit in limits:
+        if not limit.period:
+            raise ConfigError(f"{kind}: {limit!r} counts what is in flight, expected a limit per time such as '200000/minute'")
+        if limit.lease:
+            raise ConfigError(f"{kind}: {limit!r} has a lease, expected none in a budget")
+    return limits
+
+
+def _checked_pools(pools: Mapping[str, str] | None) -> Mapping[str, str]:
+    pools = {} if pools is None else pools
+    if not isinstance(pools, Mapping) or not all(isinstance(text, str) for pair in pools.items() for text in pair):
+        raise ConfigError(f"pools is {pools!r:.80}, expected names by pattern, such as {{'claude-opus-*': 'opus'}}")
+    return dict(pools)
+
+
+def _estimated_by(estimate: Callable[[Any], Any], body: Body) -> tuple[int, int | None]:
+    """Return input and output tokens, None for an output that was left out. Raises `ConfigError` for a wrong result."""
+    given: Any = body
+    if isinstance(body, bytes):
+        try:
+            parsed = json.loads(body)
+        except (ValueError, RecursionError):
+            parsed = None
+        given = parsed if isinstance(parsed, dict) else body
+    found = estimate(given)
+    numbers = tuple(found)[:2] if isinstance(found, tuple) else (found,)
+    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ConfigError(f"estimate returned {found!r:.80}, expected input tokens, or input and output tokens")
+    return numbers[0], numbers[1] if len(numbers) > 1 else None

@@ -1,0 +1,62 @@
+"""Sends a request of a throttled client under a budget, and reads its response along. Flows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from limitgate.limits.decision import RateLimited
+from limitgate.llm.spending import Flow, Spending
+from limitgate.llm.usage import Reader, reader_for
+from limitgate.outbound.throttle import ClientThrottle, Transport
+from limitgate.process.clock import monotonic
+
+
+def exchange(throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, spending: Spending) -> Flow:
+    """Send a request in its turn, and settle it when its response is over.
+
+    A refusal that the request could not wait for is a response with the status 429, if the library has one.
+    """
+    try:
+        response = yield from throttle.attempts(transport, request, spending.key, spending)
+    except RateLimited as error:
+        return transport.refused(request, error) if error.response is None else error.response
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if not spending.is_sent:
+            yield from spending.giving_back()
+        elif transport.is_unanswered(error):
+            yield from spending.settling_nothing()
+        else:
+            yield from spending.settling_unknown()
+        raise
+    if not spending.is_answered:
+        yield from spending.settling_nothing()
+        return response
+    field = transport.field(response)
+    return transport.along(response, Along(spending, reader_for(field("content-type") or "", field("content-encoding") or "")))
+
+
+class Along:
+    """Reads the body of a response along, and settles the request at its end."""
+
+    def __init__(self, spending: Spending, reader: Reader) -> None:
+        self._spending = spending
+        self._reader = reader
+        self._renew_at = monotonic() + spending.renew_after
+        self._is_over = False
+
+    def feed(self, chunk: bytes) -> Flow | None:
+        """Read a chunk; return a flow if the reservation has to be renewed."""
+        self._reader.feed(chunk)
+        now = monotonic()
+        if now < self._renew_at:
+            return None
+        self._renew_at = now + self._spending.renew_after
+        return self._spending.renewing()
+
+    def over(self) -> Flow:
+        """Settle the request. Has an effect once."""
+        if not self._is_over:
+            self._is_over = True
+            yield from self._spending.settling_read(self._reader)

@@ -1,0 +1,310 @@
+"""What one request spends of a budget: reserves the estimate, and settles it by what the provider reports. Flows.
+
+The flows yield what methods of a limiter return, results or awaitables, as in `limitgate.outbound.throttle`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Generator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from limitgate.errors import StoreError
+from limitgate.gate.flow import adrive, drive
+from limitgate.limiter.limiter import AsyncLimiter
+from limitgate.limits.decision import Decision
+from limitgate.llm.estimate import Percentile
+from limitgate.llm.fair_share import FairLine
+from limitgate.llm.provider_fields import Told, told
+from limitgate.llm.told_limits import ToldLimits
+from limitgate.llm.usage import Reader, Usage, bounded, usage_in
+from limitgate.llm.windows import Windows
+from limitgate.outbound.response_fields import Answer, Field
+from limitgate.process import waiting
+
+Flow = Generator[Any, Any, Any]
+_NOTHING = Usage(0, 0)
+_log = logging.getLogger("limitgate.outbound")
+
+
+class Expected(NamedTuple):
+    """What a request will probably cost."""
+
+    usage: Usage
+    has_maximum: bool
+    """True if the request names a maximum of output tokens."""
+    is_partial: bool
+    """True if the input may be larger than estimated."""
+
+    def bounded(self, usage: Usage) -> Usage:
+        """Cut absurd numbers."""
+        return bounded(usage, None if self.is_partial else self.usage.input, self.usage.output)
+
+
+class Spending:
+    """One request under a budget."""
+
+    def __init__(
+        self,
+        key: str,
+        expected: Expected,
+        windows: Windows,
+        answers: Percentile,
+        *,
+        host: str,
+        hold: float | None,
+        told_limits: ToldLimits | None,
+        share: tuple[FairLine, str] | None,
+    ) -> None:
+        self.key = key
+        self._host = host
+        self.expected = expected
+        self._windows = windows
+        self._answers = answers
+        self._hold = hold
+        self._told_limits = told_limits
+        self._share = share
+        """The line of the key, and the tenant."""
+        self.is_sent = False
+        """True once the request may have reached the provider."""
+        self._limiter: Any = None
+        self.reservation: Any = None
+        self._unlimited: Any = None
+        """The decision of a budget without limits, before the provider has stated any."""
+        self._said: Told | None = None
+        self._is_open = False
+
+    @property
+    def decision(self) -> Decision:
+        """The decision about the estimate."""
+        decision: Decision = self._unlimited if self.reservation is None else self.reservation.decision
+        return decision
+
+    def taking(self, limiter: Any, timeout: float | None) -> Flow:
+        """Reserve the estimate within ``timeout`` seconds; return the decision. Gives back what was reserved before."""
+        yield from self.giving_back()
+        self._limiter, self.is_sent = limiter, False
+        if self._share is None:
+            return (yield from self._reserving(timeout))
+        began = waiting.monotonic()
+        line, tenant = self._share
+        ticket = line.join(tenant, self.expected.usage.input + self.expected.usage.output)
+        try:
+            wait = line.await_ if isinstance(limiter, AsyncLimiter) else line.wait
+            is_called = yield wait(ticket, timeout)
+            left = timeout if timeout is None else max(0.0, timeout - (waiting.monotonic() - began))
+            return (yield from self._reserving(left if is_called else 0))
+        finally:
+            line.leave(ticket, is_taken=self._is_open)
+
+    def _reserving(self, timeout: float | None) -> Flow:
+        if self._told_limits is not None:
+            self._windows = yield from self._told_limits.read(self._limiter, self.key)
+        limits = self._windows.costed(self.expected.usage)
+        if not limits:
+            self._unlimited = yield self._limiter.banned(self.key)
+            return self._unlimited
+        self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout, hold=self._hold)
+        self._is_open = self.decision.allowed
+        return self.decision
+
+    def giving_back(self) -> Flow:
+        """Give everything back. If the store fails, the hold ends by itself."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(StoreError):
+                yield self.reservation.cancel()
+
+    @property
+    def renew_after(self) -> float:
+        """Seconds after which a hold should be renewed; infinite without one."""
+        return math.inf if self._hold is None else self._hold / 2
+
+    def renewing(self) -> Flow:
+        """Renew the hold of a request that takes long."""
+        if self._is_open and self._hold is not None:
+            with suppress(StoreError):
+                yield self.reservation.renew()
+
+    def hear(self, status: int, field: Field) -> Answer:
+        """Read the limits in a response that has just been received."""
+        said = self._said = told(status, field, time.time(), self._host)
+        return Answer(status, said.retry_after, said.exhausted)
+
+    @property
+    def may_retry(self) -> bool:
+        """False if the provider forbids it."""
+        return self._said is None or self._said.may_retry is not False
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the response is a success, which costs tokens."""
+        return self._said is not None and self._said.status < 400
+
+    def settling_read(self, reader: Reader) -> Flow:
+        """Settle by what a reader has read along, at the end of the response."""
+        expected = self.expected
+        reported = reader.finish()
+        usage = reader.settle(expected.usage.input, expected.usage.output, is_partial=expected.is_partial)
+        if reported is not None:
+            self.answered(usage)
+        yield from self.settling(usage)
+
+    def answered(self, usage: Usage) -> None:
+        """Remember the output tokens, for the estimates of later requests."""
+        self._answers.add(usage.output)
+
+    def settling_unknown(self) -> Flow:
+        """Settle a request of which no response is known: the input as estimated, no output."""
+        yield from self.settling(Usage(self.expected.usage.input, 0))
+
+    def settling_nothing(self) -> Flow:
+        """Settle a request that cost no tokens. It remains a request."""
+        yield from self.settling(_NOTHING)
+
+    def settling(self, usage: Usage) -> Flow:
+        """Settle by the tokens that a request has cost. Errors of the store are logged."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if usage.is_capped:
+            _log.warning("%.260r reported absurd usage, which is cut to %d and %d tokens", self.key, usage.input, usage.output)
+        costs = self._windows.costs(usage)
+        try:
+            if costs:
+                yield self.reservation.settle(costs[0] if len(costs) == 1 else costs)
+            yield from self._learning()
+        except StoreError as error:
+            _log.warning("the tokens of a request to %.260r could not be settled: %s", self.key, error)
+
+    def _learning(self) -> Flow:
+        """Take over what the provider said about its limits."""
+        said = self._said
+        if said is None or not said.windows:
+            return
+        if self._told_limits is not None:
+            yield from self._told_limits.hear(self._limiter, self.key, said)
+        lower = [place for place, left in self._lower(said)]
+        if not lower:
+            return
+        windows = (yield self._limiter.peek(self.key, *self._windows.costed(_NOTHING), cost=0)).windows
+        over = {place: windows[place].remaining - left for place, left in self._lower(said)}
+        if any(many > 0 for many in over.values()):
+            yield self._limiter.hit(self.key, *self._drawn(over), cost=0)
+
+    def _lower(self, said: Told) -> list[tuple[int, int]]:
+        """Return the windows of which the provider says that less remains than this process knew, and that remainder.
+
+        Other programs use the same account.
+        """
+        found = []
+        for place, (kind, limit, window) in enumerate(zip(self._windows.kinds(), self._windows.every(), self.decision.windows)):
+            for theirs in said.windows:
+                same = theirs.kind == kind and theirs.period in (None, limit.period) and theirs.limit in (None, limit.count)
+                if (
+                    same
+                    and theirs.remaining is not None
+                    and theirs.remaining + _ROUNDED * (kind != "requests") < window.remaining
+                ):
+                    found.append((place, theirs.remaining))
+        return found
+
+    def _drawn(self, over: Mapping[int, int]) -> list[Any]:
+        return [(limit, max(0, over.get(place, 0))) for place, limit in enumerate(self._windows.every())]
+
+
+_ROUNDED = 1_000
+"""Providers round the tokens that remain."""
+
+
+def _usage(given: object) -> Usage:
+    """Return the usage in a provider's ``usage`` object, mapping or `Usage`. Raises `TypeError` for anything else."""
+    if isinstance(given, Usage):
+        return given
+    dumped = given.model_dump() if hasattr(given, "model_dump") else given
+    found = usage_in(dumped)
+    if found is None:
+        raise TypeError(f"usage is {given!r:.80}, expected the usage of a response, or limitgate.llm.Usage(input, output)")
+    return found
+
+
+def _itself(wish: Any) -> Any:
+    return wish
+
+
+class BudgetReservation:
+    """What `Budget.reserve` has reserved. In a ``with`` block, an exception gives all of it back."""
+
+    def __init__(self, spending: Spending) -> None:
+        self._spending = spending
+
+    @property
+    def decision(self) -> Decision:
+        """The decision about the estimate. A refusal charges nothing."""
+        return self._spending.decision
+
+    def settle(self, usage: Usage | Mapping[str, Any] | object) -> None:
+        """Replace the estimate by the tokens that were used: the ``usage`` of a response, or ``Usage(input, output)``.
+
+        Has an effect once. Raises `TypeError` for anything else; errors of the store are logged.
+        """
+        found = self._spending.expected.bounded(_usage(usage))
+        self._spending.answered(found)
+        drive(self._spending.settling(found), _itself)
+
+    def renew(self) -> None:
+        """Hold the reservation for another `hold` from now."""
+        drive(self._spending.renewing(), _itself)
+
+    def cancel(self) -> None:
+        """Give everything back, the request too."""
+        drive(self._spending.giving_back(), _itself)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._spending.reservation is not None:
+            self._spending.reservation.__exit__(kind, error, trace)
+
+
+class AsyncBudgetReservation:
+    """What `Budget.areserve` has reserved. In an ``async with`` block, an exception gives all of it back."""
+
+    def __init__(self, spending: Spending) -> None:
+        self._spending = spending
+
+    @property
+    def decision(self) -> Decision:
+        """The decision about the estimate. A refusal charges nothing."""
+        return self._spending.decision
+
+    async def settle(self, usage: Usage | Mapping[str, Any] | object) -> None:
+        """Replace the estimate by the tokens that were used: the ``usage`` of a response, or ``Usage(input, output)``.
+
+        Has an effect once. Raises `TypeError` for anything else; errors of the store are logged.
+        """
+        found = self._spending.expected.bounded(_usage(usage))
+        self._spending.answered(found)
+        await adrive(self._spending.settling(found), _itself)
+
+    async def renew(self) -> None:
+        """Hold the reservation for another `hold` from now."""
+        await adrive(self._spending.renewing(), _itself)
+
+    async def cancel(self) -> None:
+        """Give everything back, the request too."""
+        await adrive(self._spending.giving_back(), _itself)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._spending.reservation is not None:
+            await self._spending.reservation.__aexit__(kind, error, trace)
