@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from handbook.fields import docstrings
+from handbook.reference import LIMIT_COST
 from limitgate import Limit, Rule
 from limitgate.limits.bucket import MAX_RESERVE, RESERVES
 from limitgate.limits.limit import ABBREVIATIONS, MONTH, NAMES, PATTERN, SECONDS
@@ -230,7 +231,8 @@ def _limit() -> Schema:
     texts = docstrings(Limit, markdown=False)
     options = {name: {**form, "description": texts[name]} for name, form in _LIMITS.items()}
     limit = {**_LIMIT_TEXT, "description": "Count and period, and the burst if it is to stand there."}
-    return _mapping({"limit": limit, **options}, ["limit"])
+    cost = {"type": "integer", "minimum": 0, "description": LIMIT_COST}
+    return _mapping({"limit": limit, **options, "cost": cost}, ["limit"])
 
 
 def _adaptive() -> Schema:

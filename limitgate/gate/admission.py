@@ -420,5 +420,5 @@ class Admission:
             told=self.settlement.costs,
             any_has_own_cost=any_has_own_cost,
         )
-        by_key = {charge.key: cost for charge, cost in zip(planned, costs)}
-        return [by_key[charge.key] for charge in charged.plan.charges]
+        by_part = {(charge.key, charge.bucket.ids): cost for charge, cost in zip(planned, costs)}
+        return [by_part[charge.key, charge.bucket.ids] for charge in charged.plan.charges]

@@ -282,7 +282,7 @@ def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> C
 
 _NONE: Mapping[int, int] = {}
 _WITH_COSTS = {tuple, list, dict}
-_REQUESTS = object()
+NO_COST = object()
 """The limit has the cost of the request."""
 
 
@@ -297,7 +297,7 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
     for place, value in enumerate(limits):
         limit, cost = own_cost(value)
         bare.append(limit)
-        if cost is not _REQUESTS:
+        if cost is not NO_COST:
             costs[place] = check_cost(cost)
             if isinstance(limit, Limit) and limit.lease:
                 raise ConfigError(f"{limit!r} has a lease and its own cost, expected one of the two")
@@ -311,4 +311,4 @@ def own_cost(value: Any) -> tuple[Any, Any]:
             return limit, cost
         case {"limit": _, "cost": cost}:
             return {name: option for name, option in value.items() if name != "cost"}, cost
-    return value, _REQUESTS
+    return value, NO_COST

@@ -204,6 +204,8 @@ def notes_on(each: Applied) -> list[str]:
     notes += _on_requests(rule)
     if rule.cost != 1:
         notes.append("cost varies" if callable(rule.cost) else f"cost {rule.cost}")
+    for place, own in rule.own_costs.items():
+        notes.append(f"cost of {rule.limits[place]} {'varies' if callable(own) else own}")
     if rule.per == "message":
         notes.append("per message")
     if rule.adaptive is not None:

@@ -81,7 +81,7 @@ class CompiledRule:
             # Raises for a prefix that is invalid for refusal counts.
             count_key(self._prefix)
         self._max_wait_us = rule.max_wait_us
-        self._cost = None if callable(rule.cost) else rule.cost
+        self._cost = rule.fixed_costs
         self.is_graded = rule.reserve is not None
         self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
         """None without an adaptive limit, or outside a server."""
@@ -108,7 +108,7 @@ class CompiledRule:
 
     def admitted_charges(self, subject: Subject, values: Sequence[Value]) -> list[Charge]:
         """Return the charges of a request, and open its bucket. ``values`` are further key parts."""
-        cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
+        cost = self.rule.costs_of(subject.request) if self._cost is None else self._cost
         key = self.key_of(subject, values)
         if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
             key = self.admitted_key(key, subject, values)
@@ -119,9 +119,12 @@ class CompiledRule:
         text = self._key.text(subject)
         return self._prefix + self._key.digest(text + given(values, subject) if values else text)
 
-    def charges(self, key: str, cost: int, priority: Priority) -> list[Charge]:
-        """Return one charge per bucket. ``key`` has no suffix."""
+    def charges(self, key: str, cost: int | tuple[int, ...], priority: Priority) -> list[Charge]:
+        """Return one charge per bucket. ``key`` has no suffix. ``cost`` is a tuple if limits have their own."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
+        if isinstance(cost, tuple):
+            parts = zip(self.rule.buckets_for(priority), cost, strict=True)
+            return [Charge(key + bucket.suffix, bucket, each, enforced, name, None, wait) for bucket, each in parts]
         return [
             Charge(key + bucket.suffix, bucket, min(cost, 1) if bucket.has_slots else cost, enforced, name, None, wait)
             for bucket in self.rule.buckets_for(priority)
@@ -129,10 +132,11 @@ class CompiledRule:
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
         """Return the charges without opening a bucket. A cost that depends on the request is 1."""
-        return self.charges(self.key_of(subject, values), self._cost or 1, subject.priority)
+        cost = self._cost or (1,) * len(self.rule.bucket_costs) or 1
+        return self.charges(self.key_of(subject, values), cost, subject.priority)
 
     @property
-    def cost(self) -> int | None:
+    def cost(self) -> int | tuple[int, ...] | None:
         """The cost; None if it depends on the request."""
         return self._cost
 

@@ -133,6 +133,8 @@ class RequestPlan(NamedTuple):
 
 
 NO_CHARGES = RequestPlan(None, ())
+Costs = tuple[int | tuple[int, ...] | None, ...]
+"""The cost of each rule, a tuple if its limits have their own; None if it depends on the request."""
 
 
 def costs_by(
@@ -141,7 +143,7 @@ def costs_by(
     status: int | None,
     *,
     is_sent: bool,
-    told: Mapping[str | None, int] = MappingProxyType({}),
+    told: Mapping[str | None, int | Sequence[int]] = MappingProxyType({}),
     any_has_own_cost: bool = False,
 ) -> list[int]:
     """Return the final costs by outcome and by ``told``, the costs from `Decision.settle`.
@@ -157,8 +159,11 @@ def costs_by(
         elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
             cost = 0
         elif told:
-            unnamed = told.get(None, cost) if rule.has_own_cost or not any_has_own_cost else cost
-            cost = told.get(rule.name, unnamed)
+            final = told.get(rule.name)
+            if final is None and (rule.has_own_cost or not any_has_own_cost):
+                final = told.get(None)
+            if final is not None:
+                cost = rule.final_cost(charge.bucket, cost, final)
         costs.append(cost)
     return costs
 
@@ -207,7 +212,7 @@ class PreparedPlan:
         self,
         compiled_rules: CompiledRules,
         keys: Sequence[PreparedKey],
-        costs: tuple[int | None, ...],
+        costs: Costs,
         marks: Container[Mark],
         adaptive: AdaptiveMatch | None = None,
         *,
@@ -246,7 +251,7 @@ class PreparedPlan:
         self.given: GivenPlans | None = None
         self._field_writer: Writer | None = None
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
-        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
+        self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
         """By costs. None marks costs seen only once."""
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
@@ -258,7 +263,7 @@ class PreparedPlan:
 
         Recurring costs are prepared. For others, such as numbers of tokens, preparation would take longer than the charge.
         """
-        costs = tuple([each.rule.cost_of(request) for each in self.compiled_rules])
+        costs = tuple([each.rule.costs_of(request) for each in self.compiled_rules])
         known = self._by_costs.get(costs, self)
         if known is None:
             known = self._by_costs[costs] = PreparedPlan(
@@ -324,7 +329,9 @@ class PreparedPlan:
     def _template(self) -> PlanTemplate | None:
         """Return the charges if they are plain, and record the rules behind them."""
         rules, costs = self.compiled_rules, self.costs
-        if not rules or self.denying is not None or None in costs or any(each.is_graded for each in rules):
+        # Parts of one stored bucket are not plain.
+        is_parted = any(isinstance(cost, tuple) for cost in costs)
+        if not rules or self.denying is not None or None in costs or is_parted or any(each.is_graded for each in rules):
             return None
         charges = [charge for rule, cost in zip(rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
         try:
@@ -337,7 +344,7 @@ class PreparedPlan:
         return template
 
 
-_NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
+_NO_COSTS: dict[Costs, PreparedPlan | None] = {}
 _MOST_COSTS = 256
 _MOST_REFUNDS = 64
 
@@ -570,7 +577,7 @@ class GivenPlans:
         keys, costs = self._keys_and_costs(counted)
         return PreparedPlan(counted, keys, costs, self.marks, self.adaptive, denying=self._denying, messages=messages)
 
-    def _keys_and_costs(self, compiled_rules: CompiledRules) -> tuple[Sequence[PreparedKey], tuple[int | None, ...]]:
+    def _keys_and_costs(self, compiled_rules: CompiledRules) -> tuple[Sequence[PreparedKey], Costs]:
         keys = self._every_key
         if len(compiled_rules) < len(keys):
             keys = tuple([self._keys[id(each.written)] for each in compiled_rules])
