@@ -31,6 +31,11 @@ def new_slot() -> int:
     return (int.from_bytes(urandom(7), "little") >> 5) + 1
 
 
+REQUESTS = "requests"
+TOKENS = {1: ("tokens",), 2: ("input_tokens", "output_tokens"), 3: ("tokens", "input_tokens", "output_tokens")}
+"""Units of the limits of a rule that have their own cost, by their number."""
+
+
 class Adjustment(NamedTuple):
     """Charges taken in advance, and corrections of earlier charges."""
 
@@ -65,6 +70,8 @@ class Charge(NamedTuple):
     """A name; 0 for none."""
     turn_us: int = 0
     """In a reading, the request's turn across all limits."""
+    unit: str = REQUESTS
+    """What the cost counts: requests, or a kind of tokens."""
 
     def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
         """Return a zero-cost charge with an adjustment."""

@@ -32,7 +32,7 @@ from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket, Priority, graded, parts_of, share_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule, seconds_of
-from limitgate.limits.plan import NO_COST, check_cost, own_cost
+from limitgate.limits.plan import NO_COST, REQUESTS, TOKENS, check_cost, own_cost
 from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
@@ -333,6 +333,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Own costs of the buckets, None for the cost of the request; empty if no limit has its own."""
         costs = [None if place is None else self._own_costs[place] for _, place in self._parts]
         return tuple(costs) if any(cost is not None for cost in costs) else ()
+
+    @cached_property
+    def bucket_units(self) -> tuple[str, ...]:
+        """What each bucket counts, see `limitgate.limits.plan.TOKENS`."""
+        many = len(self._own_costs)
+        units = iter(TOKENS.get(many, ("tokens",) * many))
+        return tuple([REQUESTS if place is None else next(units) for _, place in self._parts])
 
     @cached_property
     def own_costs(self) -> Mapping[int, Cost]:

@@ -28,7 +28,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from limitgate.errors import ConfigError
 from limitgate.http.body import BODY_LIMIT
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.http.rate_fields import STYLES, Style, renamed_styles
+from limitgate.http.rate_fields import FIELDS, Style, renamed_styles
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant
@@ -103,8 +103,8 @@ def _fitting(secret: SecretStr | None) -> SecretStr | None:
 
 
 def _check_style(style: str) -> None:
-    if style not in STYLES:
-        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, STYLES)}")
+    if style not in FIELDS:
+        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, FIELDS)}")
 
 
 WholeNumber = Annotated[int, BeforeValidator(_no_bool)]

@@ -27,9 +27,7 @@ def left(site: Site) -> dict[str, int]:
 @pytest.mark.parametrize("tokens", ["1000/day", FIXED, Limit("1000/day", algorithm="sliding_window")], ids=repr)
 @pytest.mark.parametrize("written", ["pair", "mapping", "callable"])
 def test_each_limit_has_its_own_cost(door: type[Site], tokens: Any, written: str) -> None:
-    options = {
-        name: value for name, value in (tokens.given.items() if isinstance(tokens, Limit) else {"limit": tokens}.items())
-    }
+    options = dict(tokens.given.items() if isinstance(tokens, Limit) else {"limit": tokens}.items())
     given: Any = {"pair": (tokens, 300), "mapping": {**options, "cost": 300}, "callable": (tokens, lambda _: 300)}[written]
     with door(Rule("api", limits=["10/minute", given]), store=MemoryStore(Clock())) as site:
         replies = [site.ask() for _ in range(4)]
@@ -128,3 +126,47 @@ def test_a_rule_file(door: type[Site], tmp_path: Path) -> None:
 def test_what_cannot_be_a_cost_is_an_error(door: type[Site], limits: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         door(Rule("api", limits=limits))
+
+
+def test_the_fields_of_openai(door: type[Site]) -> None:
+    rule = Rule("api", "10/minute", "600/hour", ("36000/hour", 6_000))
+    with door(rule, store=MemoryStore(Clock()), headers="openai") as site:
+        site.ask()
+        fields = {name: value for name, value in site.ask().headers.items() if name.startswith("x-ratelimit")}
+    assert fields == {
+        "x-ratelimit-limit-requests": "10",
+        "x-ratelimit-remaining-requests": "8",
+        "x-ratelimit-reset-requests": "12s",
+        "x-ratelimit-limit-tokens": "36000",
+        "x-ratelimit-remaining-tokens": "24000",
+        "x-ratelimit-reset-tokens": "20m0s",
+    }
+
+
+def test_the_fields_of_anthropic(door: type[Site]) -> None:
+    clock = Clock(1_790_000_000_000_000)
+    rule = Rule("api", "10/minute", ("36000/hour", 6_000), ("3600/hour", 60))
+    with door(rule, store=MemoryStore(clock), headers="anthropic") as site:
+        fields = {name: value for name, value in site.ask().headers.items() if name.startswith("anthropic")}
+    assert fields == {
+        "anthropic-ratelimit-requests-limit": "10",
+        "anthropic-ratelimit-requests-remaining": "9",
+        "anthropic-ratelimit-requests-reset": "2026-09-21T14:13:26Z",
+        "anthropic-ratelimit-input-tokens-limit": "36000",
+        "anthropic-ratelimit-input-tokens-remaining": "30000",
+        "anthropic-ratelimit-input-tokens-reset": "2026-09-21T14:23:20Z",
+        "anthropic-ratelimit-output-tokens-limit": "3600",
+        "anthropic-ratelimit-output-tokens-remaining": "3540",
+        "anthropic-ratelimit-output-tokens-reset": "2026-09-21T14:14:20Z",
+    }
+
+
+@pytest.mark.parametrize("style", ["openai", "anthropic"])
+def test_a_rule_without_tokens_has_the_fields_of_requests(door: type[Site], style: str) -> None:
+    with door(Rule("api", "10/minute"), store=MemoryStore(Clock()), headers=style) as site:
+        names = {name for name in site.ask().headers if "ratelimit" in name}
+        refused = [site.ask() for _ in range(10)][-1]
+    assert len(names) == 3
+    assert all("requests" in name for name in names)
+    assert refused.status == 429
+    assert {name for name in refused.headers if "ratelimit" in name} == names

@@ -123,8 +123,10 @@ class CompiledRule:
         """Return one charge per bucket. ``key`` has no suffix. ``cost`` is a tuple if limits have their own."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
         if isinstance(cost, tuple):
-            parts = zip(self.rule.buckets_for(priority), cost, strict=True)
-            return [Charge(key + bucket.suffix, bucket, each, enforced, name, None, wait) for bucket, each in parts]
+            parts = zip(self.rule.buckets_for(priority), cost, self.rule.bucket_units, strict=True)
+            return [
+                Charge(key + bucket.suffix, bucket, each, enforced, name, None, wait, unit=unit) for bucket, each, unit in parts
+            ]
         return [
             Charge(key + bucket.suffix, bucket, min(cost, 1) if bucket.has_slots else cost, enforced, name, None, wait)
             for bucket in self.rule.buckets_for(priority)
