@@ -330,7 +330,7 @@ class PreparedPlan:
         """Return the charges if they are plain, and record the rules behind them."""
         rules, costs = self.compiled_rules, self.costs
         # Parts of one stored bucket are not plain.
-        is_parted = any(isinstance(cost, tuple) for cost in costs)
+        is_parted = tuple in map(type, costs)
         if not rules or self.denying is not None or None in costs or is_parted or any(each.is_graded for each in rules):
             return None
         charges = [charge for rule, cost in zip(rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
