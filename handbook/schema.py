@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from handbook.fields import docstrings
+from handbook.reference import LIMIT_COST
 from limitgate import Limit, Rule
 from limitgate.limits.bucket import MAX_RESERVE, RESERVES
 from limitgate.limits.limit import ABBREVIATIONS, MONTH, NAMES, PATTERN, SECONDS
@@ -46,7 +47,7 @@ _RATE = rf"(?:{_SOME}{_PERIOD}(?:{_BURST}{_SOME})?|0{{1,18}}{_PERIOD}(?:{_BURST}
 _AT_ONCE = rf"{_COUNTED}\s+{_letters('at')}\s+{_letters('once')}"
 
 _NAME = r"[A-Za-z0-9._-]{1,64}"
-_PART = rf"\s*(?:{'|'.join(PARTS)}|header:[!#$%&'*+.^_`|~0-9A-Za-z-]{{1,128}})\s*"
+_PART = rf"\s*(?:{'|'.join(PARTS)}|header:[!#$%&'*+.^_`|~0-9A-Za-z-]{{1,128}}|json:/(?:[^|~]|~[01])*)\s*"
 _TEXT: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
 _FLAG: Schema = {"type": "boolean"}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
@@ -134,7 +135,7 @@ FORMS: dict[type, dict[str, Schema]] = {
         "charge_if": _or_null({"anyOf": [_ref("charge_if")]}),
         "ban": _or_null({"anyOf": [_ref("ban")]}),
         "per": {"enum": ["request", "message"]},
-        **dict.fromkeys(["shadow", "exempt", "deny"], _FLAG),
+        **dict.fromkeys(["body", "shadow", "exempt", "deny"], _FLAG),
         "lease": _AMOUNT,
         "algorithm": {"enum": [*NAMES, None]},
         "align": _or_null({"type": "string"}),
@@ -230,7 +231,8 @@ def _limit() -> Schema:
     texts = docstrings(Limit, markdown=False)
     options = {name: {**form, "description": texts[name]} for name, form in _LIMITS.items()}
     limit = {**_LIMIT_TEXT, "description": "Count and period, and the burst if it is to stand there."}
-    return _mapping({"limit": limit, **options}, ["limit"])
+    cost = {"type": "integer", "minimum": 0, "description": LIMIT_COST}
+    return _mapping({"limit": limit, **options, "cost": cost}, ["limit"])
 
 
 def _adaptive() -> Schema:

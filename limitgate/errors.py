@@ -193,6 +193,14 @@ class HeadersTooLargeError(LimitGateError):
     """Too many or too long header fields. The gate answers 431."""
 
 
+class BodyError(LimitGateError):
+    """A request's body cannot be read for the rules that need it. The gate answers ``status``: 400, 408, 411 or 413."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class StoreError(LimitGateError):
     """The store did not decide in time. ``fault`` is the kind of failure.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Unpack, get_origin
 
@@ -12,12 +12,13 @@ from limitgate.messages.text import extra
 
 with extra("fastapi", "fastapi", "starlette"):
     from fastapi import HTTPException, params
-    from starlette.requests import HTTPConnection
+    from starlette.requests import HTTPConnection, Request
 
 from limitgate.errors import ConfigError
-from limitgate.exchange.asgi import marked_as_coroutine
+from limitgate.exchange.asgi import ReceiveBuffer, marked_as_coroutine
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.gate.admission import Admission
+from limitgate.http.body import FORMS, too_large
 from limitgate.http.response import Refusal
 from limitgate.keys import Value, value_of
 from limitgate.limits.decision import Decision, RateLimited
@@ -111,6 +112,9 @@ class RateLimit:
             raise TypeError(f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI finds them")
         if not self._has_charged(exchange.open_admission()):
             parts = [value_of(values[part], name) for part, name in self._names.items()]
+            request = exchange.open_admission().request
+            if self.rule.reads_body and request is not None and isinstance(connection, Request):
+                request.source = _source_of(connection)
             connection.scope["limitgate"] = await self._decide(exchange, parts, connection.scope)
         decision, refusal = exchange.decision, exchange.open_admission().refusal
         if refusal is not None and decision is not None:
@@ -133,6 +137,26 @@ class RateLimit:
 
 
 show_options(RateLimit.__init__, DependencyOptions, DEFAULTS)
+
+
+def _source_of(request: Request) -> Callable[[int], Awaitable[bytes]]:
+    """Return a function that reads the body of a request of Starlette, for which FastAPI may have read it already."""
+
+    async def read(most: int) -> bytes:
+        if hasattr(request, "_body"):
+            data = await request.body()
+            if len(data) > most:
+                raise too_large(most)
+            return data
+        if request._stream_consumed:  # noqa: SLF001 - there is no public way
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() in FORMS:
+                return b""
+            raise RuntimeError("the body was read as a stream before a RateLimit that reads it, expected await request.body()")
+        buffer = ReceiveBuffer(request.receive)
+        request._receive = buffer.receive  # noqa: SLF001 - as above
+        return await buffer.read(most)
+
+    return read
 
 
 class _Given:

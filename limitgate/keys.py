@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from limitgate.gate.planning.identity import NoIdError, Subject, user_id
+from limitgate.http.body import pointer
 from limitgate.http.client_ip import grouped
 from limitgate.http.request import LONGEST_VALUE, value_too_long
 from limitgate.rules.options import check_part
@@ -240,6 +241,9 @@ def _reader(label: str) -> Callable[[Subject], str | None]:
     if label.startswith("header:"):
         name = label.removeprefix("header:")
         return lambda subject: subject.request.opened_headers().identity(name)
+    if label.startswith("json:"):
+        tokens = pointer(label.removeprefix("json:"))
+        return lambda subject: subject.request.json_text(tokens)
     return _READERS[label]
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.application import Around, Denials, Message, RaisingApp, Receive, Send, denials, denials_by
-from limitgate.exchange.asgi import ASGIExchange, inner_scope, show_outside
+from limitgate.exchange.asgi import ASGIExchange, ReceiveBuffer, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, PASSED, Exchange, admission_around
 from limitgate.exchange.in_flight import MessagesInFlight, turn_shed_away, turn_shed_away_here, watch_upload
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
@@ -117,7 +117,13 @@ class LimitGate(Around):
             else:
                 rest = gate.conclude(admission, reading)
         if rest is not None:
+            buffer = ReceiveBuffer(receive)
+            request.source = buffer.read
             await gate.afinish(admission, rest)
+            if buffer.has_read:
+                receive = buffer.receive
+                if admission.refusal is not None:
+                    buffer.close()
         is_plain = admission.is_plain
         if not is_plain and admission.is_shed:
             await turn_shed_away(admission, scope, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,6 +105,7 @@ def state_options(verb: Verb) -> Verb:
         ),
         click.option("--api-key", metavar="KEY", help="The API key as the client sends it."),
         click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header that the client sends."),
+        click.option("--body", metavar="JSON", help="The JSON body that the client sends."),
         click.option("--caller", metavar="ID", help="The caller's id."),
         click.option("--user", metavar="ID", help="The user."),
         click.option("--method", metavar="METHOD", help="The method."),
@@ -219,6 +221,7 @@ def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
 
 def _by_options(message: str) -> str:
     """Replace arguments of `Limiter.bucket` in a message by options of the command."""
+    message = message.replace("json= with", "--body with")
     message = re.sub(r"headers=\{'(.+?)': \.\.\.\}", r"-H '\1: ...'", message)
     message = re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
     return re.sub(r"--given\{'(.+?)': \.\.\.\}", r"--given \1=...", message)
@@ -344,6 +347,8 @@ def _parts(options: Options) -> BucketParts:
         parts["given"] = dict(map(_given, options["given"]))
     if options["header"]:
         parts["headers"] = {name: _as_sent(value) for name, value in map(header_of, options["header"])}
+    if options["body"] is not None:
+        parts["json"] = document_of(options["body"])
     return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})
 
 
@@ -453,9 +458,21 @@ def header_of(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
+def document_of(text: str | None) -> Any:
+    """Parse a JSON body; None for none. Raises `click.UsageError`."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"--body is no JSON: {error}, expected for example '{{\"user\": 7}}'") from error
+
+
 def _shown(label: str, value: object, names: Names) -> str:
     if isinstance(value, Caller):
         value = value.id
+    if label == "json":
+        value = json.dumps(value)
     if isinstance(value, dict):
         kind = "header:" if label == "headers" else ""
         texts = [(name, shown(f"{kind}{name.lower()}", text, names)) for name, text in value.items()]

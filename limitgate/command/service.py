@@ -132,7 +132,12 @@ class Service:
         return self.settings.on_denied is not None or any(handler_of_refusals(each) is not None for each in handlers)
 
     def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
-        """Return a request as the server passes it on. ``target`` is the raw path, with an optional query."""
+        """Return a request without a body as the server passes it on. ``target`` is the raw path, with an optional query."""
+        request = self._request(method, target, peer, headers, user)
+        request.document = None
+        return request
+
+    def _request(self, method: str, target: str, peer: str | None, headers: Lines, user: str | None) -> Request:
         if self._door == "asgi":
             return ASGIRequest(_scope(method, target, peer, headers, user))
         environ = _environ(method, target, peer, headers, user)

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from inspect import isawaitable
+from os import SEEK_END
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
-from django.http import HttpResponse, UnreadablePostError
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpResponse, RawPostDataException, UnreadablePostError
 from django.utils.functional import LazyObject, empty
 
 from limitgate.errors import ConfigError
@@ -21,6 +23,7 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.build import GateOptions, build_gate
 from limitgate.gate.load import end_undecided, show_shed
 from limitgate.gate.nesting import overall_decision, response_fields
+from limitgate.http.body import FORMS, incomplete, too_large
 from limitgate.http.rate_fields import raw
 from limitgate.http.request import Headers, Query, Request, UserWanted, WSGIHeaders
 from limitgate.http.response import Refusal
@@ -350,6 +353,30 @@ class DjangoRequest(Request):
             await sync_to_async(bool)(user)
         self._user = (user,)
 
+    @property
+    def reads_here(self) -> bool:
+        """True, because Django has the body of an ASGI request already."""
+        return True
+
+    def _read_body_here(self, most: int) -> bytes:
+        django = self.django
+        try:
+            if self.scope is not None and not hasattr(django, "_body") and _size_of(django) > most:
+                raise too_large(most)
+            data: bytes = django.body
+        except RequestDataTooBig:
+            raise too_large(most) from None
+        except RawPostDataException:
+            # Django has parsed a form. Then the view cannot read the body either.
+            if django.content_type in FORMS:
+                return b""
+            raise
+        except UnreadablePostError as error:
+            raise incomplete() from error
+        if len(data) > most:
+            raise too_large(most)
+        return data
+
     def find_user_here(self) -> None:
         """`find_user` in a thread that may block."""
         user = getattr(self.django, "user", None)
@@ -359,6 +386,16 @@ class DjangoRequest(Request):
 
     def _open_headers(self) -> Headers:
         return WSGIHeaders(self.django.META)
+
+
+def _size_of(django: Any) -> int:
+    """Return the bytes of an ASGI request's body, which a server has put into a file. 0 if it was read, or is no file."""
+    stream = django._stream  # noqa: SLF001 - there is no public way
+    if django._read_started or not stream.seekable():  # noqa: SLF001
+        return 0
+    size: int = stream.seek(0, SEEK_END)
+    stream.seek(0)
+    return size
 
 
 def _module_of(function: Any) -> Any:

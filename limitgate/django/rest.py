@@ -25,6 +25,7 @@ from limitgate.django.middleware import DjangoRequest
 from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.gate.planning.identity import NoIdError, user_id
+from limitgate.http.response import UNREAD_BODY, Refusal
 from limitgate.keys import text_of, value_of
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
@@ -55,6 +56,14 @@ class HeadersTooLarge(APIException):  # type: ignore[misc]  # as above
 
     status_code = 431
     default_code = "request_header_fields_too_large"
+
+
+class BodyUnread(APIException):  # type: ignore[misc]  # as above
+    """The 400, 408, 411 or 413 for a body that a throttle cannot read."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.detail, refusal.reason.lower().replace(" ", "_"))
+        self.status_code = refusal.status
 
 
 class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typed
@@ -102,7 +111,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return True to admit a request.
 
-        Raises `Unavailable` with ``on_error: closed``, and `HeadersTooLarge`.
+        Raises `Unavailable` with ``on_error: closed``, `HeadersTooLarge` and `BodyUnread`.
         """
         if self.rule is None:
             raise TypeError(f"{type(self).__name__} has no limits, expected for example limits = ('10/minute',)")
@@ -121,6 +130,8 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         refusal = exchange.open_admission().refusal
         if refusal is not None and refusal.status == HeadersTooLarge.status_code:
             raise HeadersTooLarge(refusal.detail)
+        if refusal is not None and refusal.status in UNREAD_BODY:
+            raise BodyUnread(refusal)
         if refusal is not None and refusal.status != 429:
             raise Unavailable
         return refusal is None

@@ -18,10 +18,12 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import overall_decision, overall_outcome, raw_response_fields
 from limitgate.gate.permits import BUFFERED
 from limitgate.gate.turns import TurnWaiter
+from limitgate.http import body
 from limitgate.http.rate_fields import Fields, raw, raw_without
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
+from limitgate.process.clock import asyncio_loop
 from limitgate.routes import STATUS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,12 +84,18 @@ def marked_as_coroutine(function: F) -> F:
 
 
 class ReceiveBuffer:
-    """Buffers messages during a wait. A pending call of ``receive`` is never cancelled; the application takes it over."""
+    """Buffers messages during a wait, or for a rule that reads the body.
+
+    A pending call of ``receive`` is never cancelled; the application takes it over.
+    """
 
     def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:
         self._receive = receive
         self._kept: deque[Message] = deque()
         self._pending: asyncio.Future[Message] | None = None
+        self._most = MOST_KEPT
+        self.has_read = False
+        """True if `read` was called."""
 
     async def receive(self) -> Message:
         while not self._kept:
@@ -103,7 +111,7 @@ class ReceiveBuffer:
 
     async def stays_until(self, moment: asyncio.Future[Any]) -> bool:
         """Listen until a future is done. Return False if the client leaves first."""
-        while not moment.done() and len(self._kept) < MOST_KEPT:
+        while not moment.done() and len(self._kept) < self._most:
             if self._pending is None:
                 self._pending = asyncio.ensure_future(self._receive())
             pending = self._pending
@@ -118,6 +126,41 @@ class ReceiveBuffer:
                     return moment.done()
         await asyncio.wait([moment])
         return True
+
+    async def read(self, most: int) -> bytes:
+        """Return the body, which the application receives afterwards. Raises `BodyError`."""
+        loop = asyncio_loop("a rule that reads the body")
+        self.has_read = True
+        deadline, data = loop.time() + body.LONGEST_READ_S, bytearray()
+        while True:
+            message = await self._next(deadline - loop.time())
+            self._kept.append(message)
+            # Of a long body, `stays_until` would otherwise not listen for the end.
+            self._most = len(self._kept) + MOST_KEPT
+            if message["type"] != "http.request":
+                raise body.incomplete()
+            data += message.get("body") or b""
+            if len(data) > most:
+                raise body.too_large(most)
+            if not message.get("more_body"):
+                return bytes(data)
+            if len(self._kept) >= body.MOST_PARTS:
+                raise body.too_many_parts()
+
+    async def _next(self, seconds: float) -> Message:
+        pending = self._pending = asyncio.ensure_future(self._receive())
+        try:
+            await asyncio.wait([pending], timeout=max(0, seconds))
+        except BaseException:
+            self.close()
+            raise
+        if not pending.done():
+            raise body.too_slow()
+        # The application gets this error from `receive`.
+        if pending.cancelled() or pending.exception() is not None:
+            raise body.incomplete()
+        self._pending = None
+        return pending.result()
 
     def close(self) -> None:
         if self._pending is not None and not self._pending.get_loop().is_closed():
@@ -205,7 +248,8 @@ class ASGIExchange(Exchange):
             await asyncio.wait([waiter])
             return True
         if self._buffer is None:
-            self._buffer = ReceiveBuffer(self._receive)
+            reader = getattr(self._receive, "__self__", None)
+            self._buffer = reader if isinstance(reader, ReceiveBuffer) else ReceiveBuffer(self._receive)
             self._receive = self._buffer.receive
         if await self._buffer.stays_until(waiter):
             return True
@@ -430,8 +474,10 @@ class ASGIExchange(Exchange):
         if len(self.scope) != self._shown:
             show_outside(self.scope, self._outer_scope)
         self.scope = self._outer_scope
-        if self._buffer is not None:
-            self._buffer.close()
+        # A buffer has also read the body, if a rule needed it.
+        buffer = self._buffer or getattr(self._receive, "__self__", None)
+        if isinstance(buffer, ReceiveBuffer):
+            buffer.close()
 
     def _sending(self, waiting: Fields) -> Send:
 

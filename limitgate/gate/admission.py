@@ -245,7 +245,8 @@ class Admission:
                 limit, remaining, full_at_us = self._under_places(limit, remaining, full_at_us)
             if self.rules.has_commonest_style:
                 return x_ratelimit(limit, remaining, full_at_us)
-            return self._written(Numbers(limit, remaining, full_at_us, reading.template.windows(reading.states)))
+            windows = reading.template.windows(reading.states)
+            return self._written(Numbers(limit, remaining, full_at_us, windows, reading.now))
         if self._fields is None and decision is not None:
             now = self._now
             if now is None:
@@ -420,5 +421,5 @@ class Admission:
             told=self.settlement.costs,
             any_has_own_cost=any_has_own_cost,
         )
-        by_key = {charge.key: cost for charge, cost in zip(planned, costs)}
-        return [by_key[charge.key] for charge in charged.plan.charges]
+        by_part = {(charge.key, charge.bucket.ids): cost for charge, cost in zip(planned, costs)}
+        return [by_part[charge.key, charge.bucket.ids] for charge in charged.plan.charges]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from limitgate.errors import HeadersTooLargeError, StoreError
+from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Receipt, Turn, Verdict
 from limitgate.gate.bans import Bans
@@ -18,7 +18,7 @@ from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals
 from limitgate.gate.turns import book
-from limitgate.http.response import Refusal, forbidden, headers_too_large, quota_exceeded, unavailable
+from limitgate.http.response import Refusal, body_unread, forbidden, headers_too_large, quota_exceeded, unavailable
 from limitgate.limits.decision import Decision, FinalCosts, decide, denied, joined, under_bans
 from limitgate.limits.plan import Plan, Reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
@@ -152,11 +152,27 @@ def refuse_without_headers(admission: Admission, outer: Admission | None, error:
     refuse_unread(admission, compiled_rules, error)
 
 
-def refuse_unread(admission: Admission, compiled_rules: Sequence[CompiledRule], error: HeadersTooLargeError) -> None:
-    """Refuse a request with too large headers. Shadow rules only record it."""
+def refuse_without_body(
+    admission: Admission, outer: Admission | None, compiled_rules: Sequence[CompiledRule], error: BodyError
+) -> None:
+    """Decide without the body that these rules need. The request goes on if none of them is enforced."""
+    if refuse_unread(admission, compiled_rules, error):
+        nesting.enter(admission, outer)
+    else:
+        # A plain plan would replace the decision.
+        admission.request.is_outermost = False
+
+
+def refuse_unread(
+    admission: Admission, compiled_rules: Sequence[CompiledRule], error: HeadersTooLargeError | BodyError
+) -> bool:
+    """Refuse a request whose headers or body cannot be read. Shadow rules only record it, and False is returned."""
+    is_enforced = any(each.enforced for each in compiled_rules)
     if compiled_rules:
-        is_enforced = any(each.enforced for each in compiled_rules)
-        _refuse_without_bucket(admission, headers_too_large(str(error)), None, enforced=is_enforced)
+        detail = str(error)
+        refusal = body_unread(error.status, detail) if isinstance(error, BodyError) else headers_too_large(detail)
+        _refuse_without_bucket(admission, refusal, None, enforced=is_enforced)
+    return is_enforced
 
 
 def _refuse_without_bucket(admission: Admission, refusal: Refusal, rule: str | None, *, enforced: bool) -> None:

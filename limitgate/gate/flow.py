@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from limitgate.errors import ConfigError, StoreError
+from limitgate.http.request import Request
 from limitgate.limits.plan import Reading
 from limitgate.limits.template import AnyPlan
 from limitgate.process.clock import monotonic
@@ -39,6 +40,14 @@ Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
 """Yields a plan and a timeout in seconds for a `Reading`, or an `Awaited`."""
 ConfigFlow = Generator[tuple[AnyPlan | ConfigRequest, float] | Awaited, Any, T]
 """May also yield a `ConfigRequest` for a `StoredConfig`."""
+
+
+def body_read(request: Request, most: int) -> Flow[None]:
+    """Read the body of a request. Raises `BodyError`."""
+    if request.reads_here:
+        request.read_body_here(most)
+    else:
+        yield Awaited(request.read_body(most), "the body has to be awaited, expected an event loop")
 
 
 def measures_silence(store: object) -> bool:

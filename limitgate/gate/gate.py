@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from limitgate.errors import HeadersTooLargeError, StoreError
+from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Turn
-from limitgate.gate.charging import Charging, deny, refuse_without_headers
-from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, limits_awaited, run, takes_plain
+from limitgate.gate.charging import Charging, deny, refuse_without_body, refuse_without_headers
+from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, body_read, limits_awaited, run, takes_plain
 from limitgate.gate.load import Load, end_undecided, show
 from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
 from limitgate.gate.planning.identity import UNASKED, AnyIdentify, Identify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
 from limitgate.gate.turns import Turns
-from limitgate.http.request import Request, UserWanted
+from limitgate.http.request import BodyWanted, Request, Wanted
 from limitgate.limits.decision import Decision, deferred, deferred_under_places
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
@@ -212,13 +212,13 @@ class Gate:
             self._identify.note(error)
         if isinstance(error, HeadersTooLargeError):
             refuse_without_headers(admission, outer, error)
-        elif not isinstance(error, UserWanted):
+        elif not isinstance(error, Wanted):
             end_undecided(admission)
             return False
         elif is_again:
             return False
         else:
-            admission.rest = self._begin_again(admission, outer, identified, wants_user=True)
+            admission.rest = self._begin_again(admission, outer, identified, error)
         return True
 
     def _bind(self, admission: Admission, outer: Admission | None, prepared: PreparedPlan, keys: Sequence[str]) -> None:
@@ -249,15 +249,20 @@ class Gate:
             admission.rest = rest
 
     def _begin_again(
-        self, admission: Admission, outer: Admission | None, identified: Any, *, wants_user: bool = False
+        self, admission: Admission, outer: Admission | None, identified: Any, wanted: Wanted | None = None
     ) -> Flow[None]:
         """After a wait, run `begin` again and charge the request."""
         self.has_begun = True
         request = admission.request
+        found: set[type[Wanted]] = set()
         while True:
             try:
-                if wants_user:
-                    yield Awaited(request.find_user(), "the user has to be awaited, expected one that is known")
+                if wanted is not None:
+                    found.add(type(wanted))
+                    yield from self._find(admission, outer, wanted)
+                    wanted = None
+                    if admission.refusal is not None:
+                        return
                 if self._identify is not None and not (identified is None or isinstance(identified, Caller)):
                     given, identified = identified, UNASKED
                     identified = yield from self._identify.finding(request, given)
@@ -270,11 +275,21 @@ class Gate:
             except HeadersTooLargeError as error:
                 refuse_without_headers(admission, outer, error)
                 return
-            except UserWanted:
-                if wants_user:
+            except Wanted as error:
+                if type(error) in found:
                     raise
-                wants_user = True
+                wanted = error
         yield from self._ask(admission)
+
+    def _find(self, admission: Admission, outer: Admission | None, wanted: Wanted) -> Flow[None]:
+        request = admission.request
+        if not isinstance(wanted, BodyWanted):
+            yield Awaited(request.find_user(), "the user has to be awaited, expected one that is known")
+            return
+        try:
+            yield from body_read(request, admission.rules.body_limit)
+        except BodyError as error:
+            refuse_without_body(admission, outer, wanted.compiled_rules, error)
 
     def _ask(self, admission: Admission) -> Flow[None]:
         rest, plan = admission.rest, admission.plan

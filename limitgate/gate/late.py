@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from limitgate.errors import HeadersTooLargeError
+from limitgate.errors import BodyError, ConfigError, HeadersTooLargeError
 from limitgate.gate.admission import Admission, Turn
 from limitgate.gate.charging import refuse_unread
-from limitgate.gate.flow import Budget, Flow, limits_awaited
+from limitgate.gate.flow import Budget, Flow, body_read, limits_awaited
 from limitgate.gate.gate import Gate
 from limitgate.gate.planning.planner import LateLimit
 from limitgate.gate.planning.prepared import NO_CHARGES, PendingLimits, RequestPlan
+from limitgate.http.body import UNREAD
+from limitgate.http.request import BodyWanted
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Window, decide
 from limitgate.limits.plan import Plan
@@ -27,6 +29,13 @@ def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) 
     if admission.settlement.is_over:
         raise RuntimeError("further limits were asked for when the request was over, expected it before")
     planner, request, identified = admission.rules.planner, admission.request, admission.identified
+    reading = [each for each in extra_rules if each[0].reads_body and each[0].admits_client(request)]
+    if request.document is UNREAD and any(rule.applies_to(request.method) for rule, _ in reading):
+        try:
+            yield from body_read(request, admission.rules.body_limit)
+        except BodyError as error:
+            if refuse_unread(admission, planner.compiled(request, reading), error):
+                return None
     try:
         applying = [each for each in extra_rules if each[0].applies_to(request.method) and each[0].admits(request)]
         request_plan = yield from _completed(lambda: planner.further(request, identified, applying))
@@ -48,6 +57,9 @@ def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | No
         request_plan = yield from _completed(lambda: _plan_usage(admission, names, path))
     except HeadersTooLargeError:
         return _adaptive_windows(admission, names)
+    except BodyWanted:
+        message = "usage of a rule that reads the body, expected one that the gate has applied to this request"
+        raise ConfigError(message) from None
     if request_plan.plan is None:
         return _adaptive_windows(admission, names)
     plan = Plan.peek(request_plan.plan.charges)

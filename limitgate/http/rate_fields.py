@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
+from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import count
+from itertools import chain, count
 from math import ceil, floor, inf, isinf
 from typing import NamedTuple
 
 from limitgate.errors import ConfigError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing
+from limitgate.limits.plan import REQUESTS
 from limitgate.messages.text import expected_of
 
 Fields = list[tuple[str, str]]
@@ -28,6 +30,8 @@ class Numbers(NamedTuple):
     full_at_us: int
     windows: Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]
     """Per window, the remaining requests, and whole seconds to wait (None if waiting can't help)."""
+    now_us: int
+    """The store's clock in Unix µs."""
 
 
 class Renamed(NamedTuple):
@@ -105,12 +109,12 @@ def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: fr
     standings = decision.standings
     enforced = [each for each in standings if each.charge.enforced]
     if not enforced or len(enforced) == len(standings):
-        return _fields_of(styles, standings, Numbers(limit, remaining, full_at_us, ()), rules)
+        return _fields_of(styles, standings, Numbers(limit, remaining, full_at_us, (), now), rules)
     fields: Fields = []
     for style in styles:
         own = style.style if isinstance(style, Renamed) else style
         shown = standings if own in _NAMES_POLICIES else enforced
-        fields += _fields_of((style,), shown, Numbers(limit, remaining, full_at_us, ()), rules)
+        fields += _fields_of((style,), shown, Numbers(limit, remaining, full_at_us, (), now), rules)
     return fields
 
 
@@ -124,7 +128,8 @@ def _fields_of(styles: tuple[Style, ...], standings: Sequence[Standing], numbers
     for window in [window for group in groups.values() for standing in group for window in standing.windows()]:
         wait = window.retry_after or (window.reset_after if window.period and window.limit else inf)
         windows.append((window.remaining, None if isinf(wait) else ceil(wait)))
-    return prepared_fields(styles, buckets, rules)(numbers._replace(windows=windows))
+    units = tuple([each.charge.unit for group in groups.values() for each in group for _ in each.charge.bucket.limits])
+    return prepared_fields(styles, buckets, rules, units)(numbers._replace(windows=windows))
 
 
 Buckets = tuple[tuple[str, tuple[Bucket, ...]], ...]
@@ -132,9 +137,17 @@ Writer = Callable[[Numbers], Fields]
 
 
 @lru_cache(maxsize=1024)
-def prepared_fields(styles: tuple[Style, ...], buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """Return a cached function that writes the rate fields for these buckets."""
-    writers = [_writer(style, buckets, rules) for style in styles]
+def prepared_fields(
+    styles: tuple[Style, ...], buckets: Buckets, rules: frozenset[str], units: tuple[str, ...] | None = None
+) -> Writer:
+    """Return a cached function that writes the rate fields for these buckets.
+
+    ``units`` is what each window counts; None for requests.
+    """
+    limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
+    units = (REQUESTS,) * len(limits) if units is None else units
+    counted = tuple([(unit if limit.period else "", limit.burst) for unit, limit in zip(units, limits, strict=True)])
+    writers = [_writer(style, buckets, rules, counted) for style in styles]
     if len(writers) == 1:
         return writers[0]
 
@@ -144,10 +157,10 @@ def prepared_fields(styles: tuple[Style, ...], buckets: Buckets, rules: frozense
     return write
 
 
-def _writer(style: Style, buckets: Buckets, rules: frozenset[str]) -> Writer:
+def _writer(style: Style, buckets: Buckets, rules: frozenset[str], units: Units) -> Writer:
     if not isinstance(style, Renamed):
-        return STYLES[style](buckets, rules)
-    write, names = STYLES[style.style](buckets, rules), dict(style.names)
+        return _of_provider(style, units) if style in PROVIDERS else STYLES[style](buckets, rules)
+    write, names = _writer(style.style, buckets, rules, units), dict(style.names)
     return lambda numbers: [(names.get(name, name), value) for name, value in write(numbers)]
 
 
@@ -259,6 +272,67 @@ def _numbered(name: str, taken: AbstractSet[str]) -> str:
     return next(each for number in count(2) if (each := f"{name}-{number}") not in taken)
 
 
+Units = tuple[tuple[str, int], ...]
+"""What each window counts, and its burst; empty text for a window without a period."""
+
+
+def _of_provider(style: str, units: Units) -> Writer:
+    """Fields of OpenAI or Anthropic: per unit, of the window with the least remaining."""
+    names, written = PROVIDERS[style]
+
+    def write(numbers: Numbers) -> Fields:
+        tightest: dict[str, tuple[int, int, int | None]] = {}
+        for (unit, burst), (left, wait) in zip(units, numbers.windows, strict=True):
+            if unit in names and (unit not in tightest or left < tightest[unit][1]):
+                tightest[unit] = burst, left, wait
+        fields: Fields = []
+        for unit, (burst, left, wait) in tightest.items():
+            limit, remaining, reset = names[unit]
+            fields += [(limit, str(burst)), (remaining, str(left))]
+            if wait is not None:
+                fields.append((reset, written(wait, numbers.now_us)))
+        return fields
+
+    return write
+
+
+def _as_go_prints(seconds: int, _: int) -> str:
+    """Return a duration such as ``6m0s``, as Go's ``time.Duration`` prints it."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def _as_time(seconds: int, now_us: int) -> str:
+    """Return a time as in RFC 3339, rounded up."""
+    at = datetime.fromtimestamp(min(-(-now_us // SECOND) + seconds, _LATEST), UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_LATEST = 253_402_300_799
+"""Unix time of the last second of the year 9999."""
+_UNITS = ("requests", "tokens", "input_tokens", "output_tokens")
+PROVIDERS: dict[str, tuple[dict[str, tuple[str, str, str]], Callable[[int, int], str]]] = {
+    "openai": (
+        {
+            unit: (f"x-ratelimit-limit-{unit}", f"x-ratelimit-remaining-{unit}", f"x-ratelimit-reset-{unit}")
+            for unit in _UNITS[:2]
+        },
+        _as_go_prints,
+    ),
+    "anthropic": (
+        {
+            unit: (
+                f"anthropic-ratelimit-{unit.replace('_', '-')}-limit",
+                f"anthropic-ratelimit-{unit.replace('_', '-')}-remaining",
+                f"anthropic-ratelimit-{unit.replace('_', '-')}-reset",
+            )
+            for unit in _UNITS
+        },
+        _as_time,
+    ),
+}
+"""By style, the fields of each unit, and how a reset is written."""
 STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
     "x-ratelimit": _x_ratelimit,
     "x-ratelimit-windows": _x_ratelimit_windows,
@@ -268,6 +342,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "x-ratelimit": (_LIMIT, _REMAINING, _RESET),
     "x-ratelimit-windows": tuple([f"{name}-{unit.title()}" for unit in WINDOW_UNITS for name in (_LIMIT, _REMAINING)]),
     "draft-11": (_POLICY, _STATE),
+    **{style: tuple(chain.from_iterable(names.values())) for style, (names, _) in PROVIDERS.items()},
 }
 _OF_REFUSALS = ("retry-after", "content-type", "content-length", "cache-control")
 _HAS_MEANING = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import compress
@@ -11,7 +11,9 @@ from operator import itemgetter
 from typing import Any, NoReturn, Self, overload
 from urllib.parse import unquote
 
-from limitgate.errors import ConfigError, HeadersTooLargeError
+from limitgate.errors import BodyError, ConfigError, HeadersTooLargeError
+from limitgate.http.body import UNREAD, declared_length, parsed, text_at, too_large
+from limitgate.http.input import read_input
 from limitgate.http.paths import first_interpretation
 from limitgate.limits.decision import FinalCosts
 from limitgate.messages.text import lacking
@@ -343,8 +345,20 @@ def _raw(name: str) -> bytes:
     return name.encode("latin-1", "replace")
 
 
-class UserWanted(BaseException):
-    """`Request.find_user` must run first. Not an `Exception`, so that application code doesn't catch it."""
+class Wanted(BaseException):
+    """Something must be read first. Not an `Exception`, so that application code doesn't catch it."""
+
+
+class UserWanted(Wanted):
+    """`Request.find_user` must run first."""
+
+
+class BodyWanted(Wanted):
+    """The body must be read first. ``compiled_rules`` are the rules that need it, if known."""
+
+    def __init__(self, compiled_rules: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.compiled_rules = compiled_rules
 
 
 _HERE = "method, path, headers, client, query, caller, scope or environ"
@@ -373,7 +387,6 @@ _QUERY = "request.query.get('page'), with any field's name"
         "form": _FRAMEWORKS,
         "header": _HEADER,
         "ip": "client, the address behind trusted proxies",
-        "json": _FRAMEWORKS,
         "params": _QUERY,
         "path_params": _FRAMEWORKS,
         "query_params": f"{_QUERY}; {_FRAMEWORKS}",
@@ -418,7 +431,12 @@ class Request:
     """Results of limit callables by rule id."""
     met: dict[int, bool] | None = None
     """Results of ``when`` by rule id."""
+    document: Any = UNREAD
+    """The parsed JSON body, None without one, `UNREAD` before it is read."""
+    source: Callable[[int], Awaitable[bytes]] | None = None
+    """Reads at most this many bytes of the body, and keeps them for the application. None if `read_body_here` does."""
     is_over = False
+    _shows_json = False
     resolve_client: Callable[[Request], str | None] | None = None
     """Computes ``client`` on first use."""
     _headers: Headers | None = None
@@ -458,6 +476,63 @@ class Request:
             self._client = resolve(self)
             self.resolve_client = None
         return self._client
+
+    @property
+    def json(self) -> Any:
+        """The parsed JSON body, None without one. Raises `ConfigError` unless the rule has the option ``body``."""
+        if not self._shows_json:
+            raise ConfigError("request.json is for callables of rules that ask for the body, expected body=True on the rule")
+        return self.document
+
+    def with_json(self) -> Self:
+        """Return the request for a callable of a rule with ``body``. Raises `BodyWanted` if it has not been read."""
+        if self.document is UNREAD:
+            raise BodyWanted
+        shown = object.__new__(type(self))
+        shown.__dict__.update(self.__dict__, _shows_json=True)
+        return shown
+
+    def json_text(self, tokens: tuple[str, ...]) -> str | None:
+        """Return the text that a JSON pointer refers to. Raises `BodyWanted` if the body has not been read."""
+        if self.document is UNREAD:
+            raise BodyWanted
+        return text_at(self.document, tokens)
+
+    async def read_body(self, most: int) -> None:
+        """Read the body of at most ``most`` bytes for `json`. Raises `BodyError`; the document is then None."""
+        try:
+            self.document = parsed(await self._read_body(most)) if self._has_body(most) else None
+        except BodyError:
+            self.document = None
+            raise
+
+    def read_body_here(self, most: int) -> None:
+        """`read_body` in a thread that may block."""
+        try:
+            self.document = parsed(self._read_body_here(most)) if self._has_body(most) else None
+        except BodyError:
+            self.document = None
+            raise
+
+    def _has_body(self, most: int) -> bool:
+        if self.is_websocket:
+            return False
+        if (declared_length(self.opened_headers().get("content-length")) or 0) > most:
+            raise too_large(most)
+        return True
+
+    async def _read_body(self, most: int) -> bytes:
+        if self.source is None:
+            raise RuntimeError("the body was needed where nothing can read it, expected a rule that applies in the gate")
+        return await self.source(most)
+
+    def _read_body_here(self, most: int) -> bytes:
+        raise NotImplementedError
+
+    @property
+    def reads_here(self) -> bool:
+        """True if the body is read by `read_body_here`, False if by `read_body`."""
+        return self.environ is not None
 
     def open_settlement(self) -> FinalCosts:
         """Return the final costs from `limitgate.Decision.settle`, created on first use. Thread-safe."""
@@ -589,6 +664,9 @@ class WSGIRequest(Request):
     def _open_headers(self) -> Headers:
         return WSGIHeaders(self.environ)
 
+    def _read_body_here(self, most: int) -> bytes:
+        return read_input(self.environ, most)
+
 
 def _method(method: str) -> str:
     method = method.upper()
@@ -607,6 +685,7 @@ class DescribedRequest(Request):
     """A request from its parts: decoded ``path``, ``headers`` by lower-case name, address of the ``peer``, ``user``."""
 
     is_outermost = True
+    document: Any = None
 
     def __init__(
         self, method: str, path: str, peer: str | None = None, headers: Mapping[str, str] | None = None, user: object = None

@@ -1,4 +1,4 @@
-"""Responses of the gate: 403, 429, 431 and 503, and the ids of refusals. Pure."""
+"""Responses of the gate: 403, 429, 503, and those for requests that cannot be read; and the ids of refusals. Pure."""
 
 from __future__ import annotations
 
@@ -116,12 +116,14 @@ def tag_of(rule: str | None) -> bytes:
 _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
 
+UNREAD_BODY = frozenset({400, 408, 411, 413})
+"""Statuses for a `limitgate.errors.BodyError`."""
 _TRY_AGAIN_LATER = 1013
 _POLICY_VIOLATION = 1008
 
 
 class Refusal(NamedTuple):
-    """A 403, 429, 431 or 503."""
+    """A response of the gate."""
 
     status: int
     fields: Fields
@@ -188,6 +190,14 @@ def forbidden() -> Refusal:
 def headers_too_large(detail: str) -> Refusal:
     """Return the 431 (RFC 6585 section 5)."""
     return _problem(431, "Request Header Fields Too Large", detail, [], type="about:blank")
+
+
+@cache
+def body_unread(status: int, detail: str) -> Refusal:
+    """Return the response for a `limitgate.errors.BodyError`: 400, 408, 411 or 413."""
+    # Its name before RFC 9110 depends on the version of Python.
+    title = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
+    return _problem(status, title, detail, [], type="about:blank")
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
@@ -44,6 +45,8 @@ class BucketParts(TypedDict, total=False):
     """The user as the authentication layer returns it, or its id."""
     headers: Mapping[str, str]
     """Headers by name."""
+    json: object
+    """The JSON body, or of it the members that the key has: ``{"user": 7}``."""
     method: str | None
     """The request method, such as ``GET``."""
     host: str | None
@@ -308,7 +311,17 @@ def _request(parts: BucketParts) -> DescribedRequest:
     headers = {name.lower(): value for name, value in named.items() if value is not None}
     method = (parts.get("method") or "GET").upper()
     text_of(parts.get("user"), "user")  # Raise errors here, because no request waits for a response.
-    return DescribedRequest.of_client(_address(parts.get("ip")), method, headers, parts.get("user"))
+    request = DescribedRequest.of_client(_address(parts.get("ip")), method, headers, parts.get("user"))
+    request.document = _document(parts.get("json"))
+    return request
+
+
+def _document(body: object) -> object:
+    """Return a document as parsing the body would."""
+    try:
+        return json.loads(json.dumps(body))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"json is {body!r:.80}, which is no JSON: {error}, expected for example {{'user': 7}}") from error
 
 
 def _address(ip: str | IPv4Address | IPv6Address | None) -> str | None:
@@ -349,6 +362,13 @@ def _has(subject: _DescribedSubject, label: str) -> bool:
         return False
 
 
+def _way(label: str) -> str:
+    kind, _, name = label.partition(":")
+    if kind == "header":
+        return f"headers={{{name!r}: ...}}"
+    return f"json= with {name}" if kind == "json" else f"{label}="
+
+
 _OR_ADDRESS = ", or ip= as the address of a client that leaves it out"
 
 
@@ -359,6 +379,6 @@ def _expected(labels: Sequence[str], rule: Rule) -> str:
     if "method" in labels or list(labels) == ["ip"]:
         return f"{labels[0]}="
     names = [label for label in labels if label != "ip"]
-    ways = [f"headers={{{name.partition(':')[2]!r}: ...}}" if name.startswith("header:") else f"{name}=" for name in names]
+    ways = map(_way, names)
     listed = " that is listed" if "api_key" in names and rule.rule_set.callers.list_keys else ""
     return f"{' or '.join(ways)}{listed}{_OR_ADDRESS}"

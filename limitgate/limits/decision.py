@@ -95,13 +95,13 @@ class SettlementOwner(Protocol):
 class FinalCosts:
     """Costs that the application reports while the request runs."""
 
-    costs: Mapping[str | None, int] = MappingProxyType({})
+    costs: Mapping[str | None, int | Sequence[int]] = MappingProxyType({})
     """By rule; None stands for all other rules."""
     others: tuple[FinalCosts, ...] = ()
     has_news = False
     is_over = False
 
-    def note(self, rule: str | None, cost: int) -> None:
+    def note(self, rule: str | None, cost: int | Sequence[int]) -> None:
         """Safe under threads."""
         for each in (self, *self.others):
             each.__dict__.setdefault("costs", {})[rule] = cost
@@ -193,12 +193,13 @@ class Decision:
             windows.append(Window(rule, limit, 0, remaining, limit - remaining, 0.0, wait))
         return tuple(windows)
 
-    def settle(self, cost: int, rule: str | None = None) -> None:
+    def settle(self, cost: int | Sequence[int], rule: str | None = None) -> None:
         """Report the real cost of the request, such as the tokens of a language model or the bytes sent.
 
         The buckets are corrected when the response is over. An overcharge is refunded as if it had never been made. An
         undercharge is owed from then on, even if it exceeds the limit. Without ``rule``, the cost applies to the rules with a
-        ``cost`` other than 1, or to all rules if there are none. The last call wins. Safe to call from any thread.
+        ``cost`` other than 1, or to all rules if there are none. The last call wins. Safe to call from any thread. In a rule
+        whose limits have their own cost, it is that of these limits; of several, a list in their order.
 
         Raises `TypeError` or `ValueError` for an invalid cost, `ValueError` for a rule outside this decision, and
         `RuntimeError` if the response is over or the decision comes from a `Limiter`.
@@ -208,7 +209,7 @@ class Decision:
             raise RuntimeError("settle was called where no request is under way, expected it before the response is over")
         if rule is not None and not self.degraded and rule not in {bucket.charge.rule for bucket in self.evidence}:
             raise ValueError(f"rule {rule!r:.80} took no part in this decision, expected one of {self._rules()}")
-        settlement.note(rule, check_cost(cost))
+        settlement.note(rule, tuple(map(check_cost, cost)) if isinstance(cost, list | tuple) else check_cost(cost))
 
     def _asdict(self) -> dict[str, Any]:
         """Return the public fields and the windows as dictionaries, for logs and queues, like a named tuple.

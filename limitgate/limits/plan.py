@@ -31,6 +31,11 @@ def new_slot() -> int:
     return (int.from_bytes(urandom(7), "little") >> 5) + 1
 
 
+REQUESTS = "requests"
+TOKENS = {1: ("tokens",), 2: ("input_tokens", "output_tokens"), 3: ("tokens", "input_tokens", "output_tokens")}
+"""Units of the limits of a rule that have their own cost, by their number."""
+
+
 class Adjustment(NamedTuple):
     """Charges taken in advance, and corrections of earlier charges."""
 
@@ -65,6 +70,8 @@ class Charge(NamedTuple):
     """A name; 0 for none."""
     turn_us: int = 0
     """In a reading, the request's turn across all limits."""
+    unit: str = REQUESTS
+    """What the cost counts: requests, or a kind of tokens."""
 
     def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
         """Return a zero-cost charge with an adjustment."""
@@ -282,7 +289,7 @@ def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> C
 
 _NONE: Mapping[int, int] = {}
 _WITH_COSTS = {tuple, list, dict}
-_REQUESTS = object()
+NO_COST = object()
 """The limit has the cost of the request."""
 
 
@@ -297,7 +304,7 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
     for place, value in enumerate(limits):
         limit, cost = own_cost(value)
         bare.append(limit)
-        if cost is not _REQUESTS:
+        if cost is not NO_COST:
             costs[place] = check_cost(cost)
             if isinstance(limit, Limit) and limit.lease:
                 raise ConfigError(f"{limit!r} has a lease and its own cost, expected one of the two")
@@ -311,4 +318,4 @@ def own_cost(value: Any) -> tuple[Any, Any]:
             return limit, cost
         case {"limit": _, "cost": cost}:
             return {name: option for name, option in value.items() if name != "cost"}, cost
-    return value, _REQUESTS
+    return value, NO_COST

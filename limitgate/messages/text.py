@@ -87,6 +87,7 @@ _ELSEWHERE = {
     "hours": "limits",
     "key_func": "key",
     "limit": "limits",
+    "limits": "rules",
     "meta_limits": "ban",
     "milliseconds": "limits",
     "minutes": "limits",

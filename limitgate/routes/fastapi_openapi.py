@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -15,7 +16,7 @@ from fastapi.openapi import utils as generator
 from starlette.routing import Match
 
 from limitgate.errors import ConfigError
-from limitgate.http.rate_fields import Renamed, Style
+from limitgate.http.rate_fields import PROVIDERS, Renamed, Style
 from limitgate.limits.limit import SECONDS
 from limitgate.routes import handler_of_refusals
 from limitgate.routes.overview import Listed, applied
@@ -209,10 +210,23 @@ def _draft_11(_: Sequence[Rule]) -> Headers:
     }
 
 
+def _of_provider(style: str, rules: Sequence[Rule]) -> Headers:
+    units = {unit for rule in rules for unit in rule.bucket_units}
+    headers: Headers = {}
+    for unit, (limit, remaining, reset) in PROVIDERS[style][0].items():
+        if unit in units:
+            counted = unit.replace("_", " ")
+            headers[limit] = _count(f"How many {counted} may come at once.")
+            headers[remaining] = _count(f"How many more {counted} may come now.")
+            headers[reset] = _header(f"When all {counted} may come again.", type="string")
+    return headers
+
+
 _STYLES: dict[str, Callable[[Sequence[Rule]], Headers]] = {
     "x-ratelimit": _x_ratelimit,
     "x-ratelimit-windows": _x_ratelimit_windows,
     "draft-11": _draft_11,
+    **{style: partial(_of_provider, style) for style in PROVIDERS},
 }
 
 

@@ -195,6 +195,12 @@ def _cells(each: Applied | None) -> Row:
     return (rule.name, limits or without, key, ", ".join(notes_on(each)))
 
 
+def _on_costs(rule: Rule) -> list[str]:
+    costs = {"cost": rule.cost} if rule.cost != 1 else {}
+    costs |= {f"cost of {rule.limits[place]}": own for place, own in rule.own_costs.items()}
+    return [f"{what} {'varies' if callable(cost) else cost}" for what, cost in costs.items()]
+
+
 def notes_on(each: Applied) -> list[str]:
     """Describe what isn't the default."""
     rule = each.rule
@@ -202,8 +208,7 @@ def notes_on(each: Applied) -> list[str]:
         return []
     notes = [] if each.wholly else _on_paths(rule)
     notes += _on_requests(rule)
-    if rule.cost != 1:
-        notes.append("cost varies" if callable(rule.cost) else f"cost {rule.cost}")
+    notes += _on_costs(rule)
     if rule.per == "message":
         notes.append("per message")
     if rule.adaptive is not None:

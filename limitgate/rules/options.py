@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeGuard, TypeVar
 from pydantic import AfterValidator, BaseModel, PlainValidator, model_validator
 
 from limitgate.errors import ConfigError
+from limitgate.http.body import pointer
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Priority
 from limitgate.limits.limit import Duration, Limit, limit_of_rule, seconds_of
@@ -185,6 +186,7 @@ class ThrottleOptions(TypedDict, total=False):
     clients: Iterable[str]
     when: When | None
     cost: Cost
+    body: bool
     on_error: OnError | None
     shadow: bool
     charge_if: Outcomes | None
@@ -320,11 +322,13 @@ def check_part(name: str) -> tuple[str, ...]:
     """Return the normalized alternatives in a part of a key. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
     for label in labels:
-        if label not in PARTS and not _HEADER_PART.fullmatch(label):
-            expected = expected_of(label, [*PARTS, "header:NAME"])
+        if label.startswith("json:"):
+            pointer(label.removeprefix("json:"))
+        elif label not in PARTS and not _HEADER_PART.fullmatch(label):
+            expected = expected_of(label, [*PARTS, "header:NAME", "json:/POINTER"])
             other = "for anything else use 'caller' with the option identify"
             raise ConfigError(f"key part {label!r:.80} is unknown, {expected}, alternatives separated by '|'; {other}")
-    return tuple(label if label in PARTS else label.lower() for label in labels)
+    return tuple(label.lower() if label.startswith("header:") else label for label in labels)
 
 
 def check_header(name: str) -> str:

@@ -229,7 +229,7 @@ def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, s
     found = []
     for place, part in enumerate(rule.key):
         for label in check_part(part):
-            if label == "host" or label.startswith("header:") or (label == "api_key" and not vouched):
+            if label == "host" or label.startswith(("header:", "json:")) or (label == "api_key" and not vouched):
                 found.append((place, label))
                 break
     return found

@@ -114,7 +114,11 @@ def _rule(rule: Rule) -> str:
         # Keep the digests of versions without these options.
         if said[name] is None:
             del said[name]
+    if not rule.body:
+        del said["body"]
     said |= {"path": rule.paths, "tier": rule.tier or DEFAULT_TIER}
+    if rule.own_costs:
+        said["own_costs"] = {str(place): cost for place, cost in rule.own_costs.items()}
     return _text({**said, "limits": rule.every_limit, "limits_by": rule.limits_by})
 
 

@@ -30,9 +30,9 @@ from limitgate.errors import MOST_MISTAKES, ConfigError, Field as Place
 from limitgate.http.client_ip import Networks
 from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
-from limitgate.limits.bucket import Bucket, Priority, buckets_of, graded, share_of
+from limitgate.limits.bucket import Bucket, Priority, graded, parts_of, share_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule, seconds_of
-from limitgate.limits.plan import check_cost
+from limitgate.limits.plan import NO_COST, REQUESTS, TOKENS, check_cost, own_cost
 from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
@@ -149,9 +149,6 @@ def placed_rules() -> list[Rule]:
     return list(_placed_rules.values())
 
 
-_NO_CALLABLE = {"_limits_by": None}
-
-
 class Rule(BaseModel, extra="forbid", frozen=True):
     """Limits for the requests that match, counted per key.
 
@@ -162,7 +159,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     name: Name
     """Up to 64 letters, digits, dots, hyphens and underscores; unique in a tier. Clients read it in ``violated-policies``."""
     limits: tuple[Annotated[Limit, PlainValidator(limit_of_rule)], ...] = ()
-    """Limits such as ``100/minute`` or ``10/s burst 20``. A request needs room in all of them. In Python also a callable."""
+    """Limits such as ``100/minute`` or ``10/s burst 20``. A request needs room in all of them. A limit may have its own cost:
+    ``{limit: 200000/minute, cost: 900}``. In Python also a callable.
+    """
     qps: Count | None = None
     """Requests per second. 0 refuses every request, as in any limit."""
     qpm: Count | None = None
@@ -193,6 +192,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Tier of the rule; in a file, that of the file if omitted."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
     """Number of requests that one request counts as; in Python also a callable ``(request) -> int``."""
+    body: StrictBool = False
+    """Read the JSON body first, and show it to the rule's callables as ``request.json``. Implied by a key part ``json:``."""
     on_error: OnError | None = None
     """Answer to requests while the store fails; the option of this name if omitted."""
     charge_if: ChargeIf | None = None
@@ -223,6 +224,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Share of each limit, such as ``20%``, kept for callers of high priority. Twice as much is withheld from low priority."""
 
     _limits_by: LimitsBy | None = PrivateAttr(None)
+    _own_costs: Mapping[int, Cost] = PrivateAttr({})
+    """Costs of limits that have their own, by place."""
 
     def __init__(self, /, name: str, *limits: Limit | str | LimitsBy, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
@@ -230,6 +233,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if limits or gives_limits(more):
             fields["limits"] = (*limits, *((more,) if gives_limits(more) else more))
         fields, limits_by = _without_callables(name, fields)
+        fields, own_costs = _without_costs(name, fields)
         try:
             super().__init__(name=name, **fields)
         except ValidationError as error:
@@ -238,7 +242,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError.explaining(error, f"rule {name!r}", known) from None
         except TypeError as error:
             raise TypeError(f"rule {name!r}: {error}") from error
-        self._limits_by = limits_by  # type: ignore[misc]  # frozen for users only
+        self._limits_by, self._own_costs = limits_by, own_costs  # type: ignore[misc]  # frozen for users only
         self._check()
 
     @property
@@ -246,17 +250,22 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Callable that returns the limits of a request; the written ones apply if its result is invalid."""
         return self._limits_by
 
+    def limits_by_body(self, request: Request) -> Any:
+        """Call `limits_by` with a request that shows its body."""
+        limits_by: Any = self._limits_by
+        return limits_by(request.with_json())
+
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
         """Return this rule with limits from run time, and its options that they support. Raises `ConfigError`."""
         suited = tuple([self._suited(limit) for limit in limits])
-        buckets = self._checked("limits", buckets_of, suited)
+        parts = self._checked("limits", partial(parts_of, costed=self._own_costs), suited)
         # `model_construct` takes ten times as long, and makes another set and dictionary for each rule.
         rule = Rule.__new__(Rule)
         become = object.__setattr__
-        become(rule, "__dict__", {**self._but_limits, "limits": suited, "every_limit": suited, "buckets": buckets})
+        become(rule, "__dict__", {**self._but_limits, "limits": suited, "every_limit": suited, "_parts": parts})
         become(rule, "__pydantic_fields_set__", self.__pydantic_fields_set__)
         become(rule, "__pydantic_extra__", None)
-        become(rule, "__pydantic_private__", _NO_CALLABLE)
+        become(rule, "__pydantic_private__", {"_limits_by": None, "_own_costs": self._own_costs})
         rule._refuse(rule._wrong_limits())  # noqa: SLF001 - it is one of ours
         return rule
 
@@ -311,9 +320,45 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return [having(limit) if limit in some else limit for limit in limits]
 
     @cached_property
+    def _parts(self) -> tuple[tuple[Bucket, int | None], ...]:
+        return self._checked("limits", partial(parts_of, costed=self._own_costs), self.every_limit)
+
+    @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """The limits, grouped by bucket."""
-        return self._checked("limits", buckets_of, self.every_limit)
+        return tuple([bucket for bucket, _ in self._parts])
+
+    @cached_property
+    def bucket_costs(self) -> tuple[Cost | None, ...]:
+        """Own costs of the buckets, None for the cost of the request; empty if no limit has its own."""
+        costs = [None if place is None else self._own_costs[place] for _, place in self._parts]
+        return tuple(costs) if any(cost is not None for cost in costs) else ()
+
+    @cached_property
+    def bucket_units(self) -> tuple[str, ...]:
+        """What each bucket counts, see `limitgate.limits.plan.TOKENS`."""
+        many = len(self._own_costs)
+        units = iter(TOKENS.get(many, ("tokens",) * many))
+        return tuple([REQUESTS if place is None else next(units) for _, place in self._parts])
+
+    @cached_property
+    def own_costs(self) -> Mapping[int, Cost]:
+        """Costs of limits that have their own, by place in ``limits``."""
+        return self._own_costs
+
+    def final_cost(self, bucket: Bucket, cost: int, told: int | Sequence[int]) -> int:
+        """Return the final cost of a charge of ``cost``, by the costs that the application has told.
+
+        If limits have their own cost, one number is that of the only one, and several are those of each.
+        """
+        if not self.bucket_costs:
+            return told if isinstance(told, int) else cost
+        own = [own for own, limit_cost in zip(self.buckets, self.bucket_costs) if limit_cost is not None]
+        place = next((place for place, each in enumerate(own) if each.ids == bucket.ids), None)
+        if place is None:
+            return cost
+        each_cost = [told] * len(own) if isinstance(told, int) else told
+        return each_cost[place] if place < len(each_cost) else cost
 
     def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
         """Return the buckets for a priority, with less room if a share is reserved."""
@@ -393,13 +438,22 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """``clients``, parsed."""
         return Networks(self.clients)
 
+    @cached_property
+    def reads_body(self) -> bool:
+        """True if a decision needs the request's body."""
+        return self.body or any(label.startswith("json:") for part in self.key for label in check_part(part))
+
+    def admits_client(self, request: Request) -> bool:
+        """True if ``clients`` match a request."""
+        return not self.clients or self.networks.hold(request.client)
+
     def admits(self, request: Request) -> bool:
         """True if ``clients`` and ``when`` match a request. Raises what ``when`` raises."""
         if self.clients and not self.networks.hold(request.client):
             return False
         if self.when is None:
             return True
-        answer: Any = self.when(request)
+        answer: Any = self.when(request.with_json() if self.reads_body else request)
         if isawaitable(answer):
             getattr(answer, "close", bool)()  # avoids a second warning about a coroutine that is never awaited
             raise TypeError(f"when of rule {self.name!r} is async, expected a plain function (request) -> bool")
@@ -425,6 +479,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def needs_asyncio(self) -> str | None:
         """Option that needs asyncio in async code; None if the rule needs none."""
         needed = {"max_delay": self.max_delay is not None, "adaptive": self.adaptive is not None, "per": self.per == "message"}
+        needed["body"] = self.reads_body
         return next((option for option, is_given in needed.items() if is_given), None)
 
     @property
@@ -447,7 +502,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     @property
     def has_own_cost(self) -> bool:
         """True if the rule counts units other than requests, so that `Decision.settle` applies."""
-        return self.cost != 1
+        return self.cost != 1 or bool(self._own_costs)
 
     @property
     def max_wait_us(self) -> int:
@@ -456,9 +511,28 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def cost_of(self, request: Request) -> int:
         """Return the cost of a request. Raises `TypeError` or `ValueError` for an invalid one."""
-        if not callable(self.cost):
-            return self.cost
-        cost = self.cost(request)
+        return self._cost_by(self.cost, request)
+
+    def costs_of(self, request: Request) -> int | tuple[int, ...]:
+        """Return the cost of a request; one for each bucket if limits have their own. Raises the errors of `cost_of`."""
+        cost = self.cost_of(request)
+        if not self.bucket_costs:
+            return cost
+        return tuple([cost if own is None else self._cost_by(own, request) for own in self.bucket_costs])
+
+    @property
+    def fixed_costs(self) -> int | tuple[int, ...] | None:
+        """The result of `costs_of`; None if it depends on the request."""
+        costs = [self.cost if own is None else own for own in self.bucket_costs] or [self.cost]
+        fixed = [cost for cost in costs if isinstance(cost, int)]
+        if len(fixed) < len(costs):
+            return None
+        return tuple(fixed) if self.bucket_costs else fixed[0]
+
+    def _cost_by(self, by: Cost, request: Request) -> int:
+        if not callable(by):
+            return by
+        cost = by(request.with_json() if self.reads_body else request)
         if type(cost) is not int:
             raise TypeError(f"the cost of rule {self.name!r} returned a {type(cost).__name__}, expected an integer")
         if cost < 0:
@@ -487,10 +561,15 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         elif not self.has_counts:
             yield "limits", "has no limit, expected limits, qps, qpm, qph, qpd, concurrency or adaptive"
         yield from self._wrong_limits()
-        for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
-            if isinstance(self.cost, int) and self.cost > limit.most and limit.period and limit.count:
-                message = f"rule {self.name!r}: cost {self.cost} exceeds {limit}, expected at most {limit.most}"
-                raise ConfigError(message, ("cost",))
+        if any(bucket.lease for bucket, cost in zip(self.buckets, self.bucket_costs) if cost is not None):
+            yield "limits", "has a limit with a lease and its own cost, expected one of the two"
+        buckets = self.buckets_for("low")
+        for bucket, own in zip(buckets, self.bucket_costs or [None] * len(buckets)):
+            cost, field = (self.cost, "cost") if own is None else (own, "limits")
+            for limit in bucket.limits:
+                if isinstance(cost, int) and cost > limit.most and limit.period and limit.count:
+                    message = f"rule {self.name!r}: cost {cost} exceeds {limit}, expected at most {limit.most}"
+                    raise ConfigError(message, (field,))
 
     def _wrong_adaptive(self) -> Iterator[tuple[str, str]]:
         if self.per == "message":
@@ -518,6 +597,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         around = [segments(pattern) for pattern in self.exclude]
         if around and all(any(covers(each, segments(path)) for each in around) for path in self.paths):
             yield "exclude", "excludes all of its path, expected some paths to remain"
+        if self.reads_body and (self.exempt or self.per == "message"):
+            what, field = ("is exempt", "exempt") if self.exempt else ("counts messages", "per")
+            named = "body" if self.body else "key"
+            yield named, f"{what}, so it reads no body, expected no {field}, or a {named} without it"
         if self.name in self.replaces:
             yield "replaces", "replaces itself, expected other rules"
 
@@ -593,6 +676,23 @@ def _without_callables(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any
     except ConfigError as error:
         raise ConfigError.at(("limits",), error.reason, f"rule {name!r}") from error
     return {**fields, "limits": [limit for limit in fields["limits"] if limit is not found[0]]}, found[0]
+
+
+def _without_costs(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Mapping[int, Cost]]:
+    limits = fields.get("limits")
+    if not isinstance(limits, list | tuple):
+        return fields, {}
+    costs: dict[int, Cost] = {}
+    bare = []
+    for place, value in enumerate(limits):
+        limit, cost = own_cost(value)
+        bare.append(limit)
+        if cost is not NO_COST:
+            try:
+                costs[place] = _cost_or_callable(cost)
+            except (ConfigError, TypeError, ValueError) as error:
+                raise ConfigError.at(("limits", place), str(error), f"rule {name!r}") from error
+    return ({**fields, "limits": bare}, costs) if costs else (fields, {})
 
 
 DEFAULTS = {name: field.default for name, field in Rule.model_fields.items()}

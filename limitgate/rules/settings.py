@@ -26,8 +26,9 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from limitgate.errors import ConfigError
+from limitgate.http.body import BODY_LIMIT
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.http.rate_fields import STYLES, Style, renamed_styles
+from limitgate.http.rate_fields import FIELDS, Style, renamed_styles
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant
@@ -102,8 +103,8 @@ def _fitting(secret: SecretStr | None) -> SecretStr | None:
 
 
 def _check_style(style: str) -> None:
-    if style not in STYLES:
-        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, STYLES)}")
+    if style not in FIELDS:
+        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, FIELDS)}")
 
 
 WholeNumber = Annotated[int, BeforeValidator(_no_bool)]
@@ -159,6 +160,8 @@ class Settings(BaseSettings):
     """Makes the response to refused requests: an ASGI or a WSGI application."""
     new_buckets: Annotated[WholeNumber, Field(ge=0, le=1_000_000)] = 1000
     """Buckets per minute that a source may open with keys it can invent, in each process; 0 for no bound."""
+    body_limit: Annotated[WholeNumber, Field(ge=1, le=1_048_576)] = BODY_LIMIT
+    """Bytes of a request's body that rules with ``body`` or a key part ``json:`` may read. A larger body gets 413 from them."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """Prefix of every key in the store."""
     require_store: bool = False

@@ -119,6 +119,7 @@ def test_memory() -> None:
 
 NEEDING: dict[str, list[Rule]] = {
     "max_delay": [Rule("all", "1/hour", max_delay=5, key=["global"])],
+    "body": [Rule("all", "1/hour", key=["json:/user"])],
     "adaptive": [Rule("all", adaptive=True)],
     "adaptive that waits": [Rule("all", adaptive=True, max_delay=5)],
     "per": [Rule("all", "1/day", per="message")],
@@ -130,12 +131,16 @@ def test_rules_that_need_asyncio(rules: list[Rule]) -> None:
     """The start fails with the reason, which names the rule."""
     (told,) = trio.run(lifespan, LimitGate(app, rules=rules))
     assert told["type"] == "lifespan.startup.failed"
-    assert re.search(f"(max_delay|adaptive|per) of rule 'all' needs asyncio, .*as under trio: {CURE}", told["message"])
+    assert re.search(f"(max_delay|adaptive|per|body) of rule 'all' needs asyncio, .*as under trio: {CURE}", told["message"])
     told_on_asyncio = on_asyncio(lambda: lifespan(LimitGate(app, rules=rules)))
     assert [each["type"] for each in told_on_asyncio] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-@pytest.mark.parametrize("rule", [Rule("all", "1 per 2 seconds", max_delay=5, key=["global"]), Rule("all", adaptive=True)])
+WAITING = Rule("all", "1 per 2 seconds", max_delay=5, key=["global"])
+READING = Rule("all", "1/hour", key=["json:/user"])
+
+
+@pytest.mark.parametrize("rule", [WAITING, Rule("all", adaptive=True), READING])
 def test_without_lifespan_events_requests_fail(rule: Rule) -> None:
     """With the same error, and without a charge for a turn."""
     gate = LimitGate(app, rules=[rule])

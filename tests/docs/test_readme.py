@@ -27,7 +27,7 @@ def test_options_table_is_complete_and_has_the_defaults() -> None:
 
 def test_keys_table_is_complete() -> None:
     """The table of key parts names every part there is."""
-    assert {row[0].strip("`") for row in rows("docs/keys.md", "part")} == {*PARTS, "header:NAME"}
+    assert {row[0].strip("`") for row in rows("docs/keys.md", "part")} == {*PARTS, "header:NAME", "json:/POINTER"}
 
 
 def test_styles_table_is_complete() -> None:

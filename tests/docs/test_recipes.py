@@ -16,7 +16,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import httpx2
 import pytest
+from mcp.client.session import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -155,6 +159,60 @@ def test_login_is_closed_while_nobody_can_count(kitchen: Kitchen) -> None:
     with kitchen._replace(url="redis://127.0.0.1:1/0").recipe("login.py") as login:
         reply = asyncio.run(ask(login.app, "/login", "POST", body={"user": "ann", "password": "right"}))
         assert reply.status == 503
+
+
+# --- MCP server ---------------------------------------------------------------------------------------------------------
+
+
+def test_mcp_limits_each_tool_of_each_user(kitchen: Kitchen) -> None:
+    """Clients of the package raise an error with the wait; what is no call of a tool passes."""
+
+    async def calls(app: Any, name: str, *tools: str) -> list[Any]:
+        headers, found = {"Authorization": f"Bearer of-{name}"}, list[Any]()
+        async with (
+            httpx2.AsyncClient(transport=httpx2.ASGITransport(app), headers=headers) as http,
+            streamable_http_client("http://127.0.0.1:8000/mcp", http_client=http) as (receiving, sending),
+            ClientSession(receiving, sending) as session,
+        ):
+            await session.initialize()
+            assert [tool.name for tool in (await session.list_tools()).tools] == ["search", "summarize"]
+            for tool in tools:
+                try:
+                    found.append((await session.call_tool(tool, {"subject": "x", "book": "y"})).content[0].text)
+                except MCPError as error:
+                    found.append(error.error)
+        return found
+
+    async def main(app: Any) -> None:
+        async with app.router.lifespan_context(app):
+            found = await calls(app, "ann", *["search"] * 21, *["summarize"] * 2)
+            assert found[:20] == ["a book about x"] * 20
+            assert found[21:] == ["y, in short"] * 2
+            assert (found[20].code, found[20].message) == (-32000, "The limit 'tool' is reached.")
+            assert 1 <= found[20].data["retryAfterSeconds"] <= 3
+            assert await calls(app, "bob", "search") == ["a book about x"]
+            found = await calls(app, "ann", *["summarize"] * 18, *[f"made up {number}" for number in range(21)])
+            assert found[-1].message == "The limit 'calls' is reached."
+
+    with kitchen.recipe("library.py") as library:
+        asyncio.run(main(library.asgi))
+
+
+# --- GraphQL batches ----------------------------------------------------------------------------------------------------
+
+
+def test_graphql_batches_cost_what_they_contain(kitchen: Kitchen) -> None:
+    async def main(app: Any) -> None:
+        batch = [{"query": "{ me }"}] * 4
+        replies = [await ask(app, "/graphql", "POST", {}, body) for body in (batch, batch, batch[:1], batch, batch[0])]
+        assert [each.status for each in replies] == [200, 200, 200, 429, 200]
+        assert len(replies[0].json()) == 4
+        never = await ask(app, "/graphql", "POST", {}, batch * 3)
+        assert never.status == 429
+        assert "retry-after" not in never.headers
+
+    with kitchen.recipe("graph.py") as graph:
+        asyncio.run(main(graph.app))
 
 
 # --- LLM gateway ------------------------------------------------------------------------------------------------------

@@ -371,7 +371,7 @@ def test_what_is_missing_comes_from_the_environment(
     ("given", "told"),
     [
         (["rules"], "LIMITGATE is a list, expected a dict"),
-        ({"RULES": [], "LIMITS": 3}, "unknown option 'LIMITS', expected one of api_key_header"),
+        ({"RULES": [], "LIMITS": 3}, "unknown option 'LIMITS', did you mean 'rules'. expected one of api_key_header"),
         ({"RULES": [], 7: 3}, "unknown option 7"),
         ({"RULES": [], "rules": []}, "'rules' is there twice"),
         ({"RULES": [], "TIMEOUT": -1}, "timeout: expected"),

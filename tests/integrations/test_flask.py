@@ -142,6 +142,7 @@ EVERY_OPTION = {
     "strict": True,
     "on_denied": "tests.integrations.test_flask:identify",
     "new_buckets": 7,
+    "body_limit": 7,
     "key_prefix": "shop",
     "require_store": False,
     "reload": 1.5,

@@ -32,7 +32,13 @@ def test_a_field_of_a_rule_that_was_meant(wrong: str, right: str | None) -> None
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [("redis", "store"), ("proxies", "trusted_proxies"), ("trust", "trusted_proxies"), ("header", "headers"), ("limits", None)],
+    [
+        ("redis", "store"),
+        ("proxies", "trusted_proxies"),
+        ("trust", "trusted_proxies"),
+        ("header", "headers"),
+        ("limits", "rules"),
+    ],
 )
 def test_an_option_that_was_meant(wrong: str, right: str | None) -> None:
     assert meant(wrong, Settings.model_fields) == right

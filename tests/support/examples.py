@@ -53,7 +53,8 @@ FIXTURES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 
 _ASK = re.compile(r"^ *# (GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|WS) (/\S*)(.*)$", re.MULTILINE)
 _HOW = re.compile(
-    r"(?: from (?P<peer>[0-9a-f.:]+))?(?: with (?P<header>[\w-]+: [^{]+?|(?P<json>\{.*\})))?(?: -> (?P<statuses>[\d(), a-z]+))?"
+    r"(?: from (?P<peer>[0-9a-f.:]+))?(?: with (?P<header>[\w-]+: [^{]+?|(?P<json>\{.*\}|\[.*\])))?"
+    r"(?: -> (?P<statuses>[\d(), a-z]+))?"
 )
 _STATUS = re.compile(r"(\d{3,4})(?: \((\d+) times\))?")
 _REFUSED = (429, 1013)

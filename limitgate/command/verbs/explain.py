@@ -13,7 +13,7 @@ import click
 
 from limitgate.command import refusal
 from limitgate.command.applications import RULES
-from limitgate.command.client_state import app_option, header_of, target_of, tell_of_routes, timeout_option
+from limitgate.command.client_state import app_option, document_of, header_of, target_of, tell_of_routes, timeout_option
 from limitgate.command.output import (
     FOUND,
     decision_fields,
@@ -48,6 +48,7 @@ _OF_THE_PROCESS = {"headers": None, "observers": (), "on_denied": None, "refusal
 @click.option("--rules", metavar="PATH", envvar="LIMITGATE_RULES", help=f"{RULES}; default: those of --app.")
 @click.option("--ip", default="203.0.113.1", metavar="ADDRESS", show_default=True, help="The peer's address.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
+@click.option("--body", metavar="JSON", help="The JSON body of the request.")
 @click.option("--user", metavar="ID", help="The user that the service authenticates.")
 @click.option("--caller", metavar="ID", help="The caller, instead of the one that the headers identify.")
 @click.option("--tier", metavar="NAME", help="With --caller: its tier, unless the rules list the caller.")
@@ -169,7 +170,9 @@ def _request(described: Mapping[str, Any], asked: Service) -> Any:
         raise click.UsageError(f"{described['ip']!r:.80} is not an address, expected one such as 203.0.113.7")
     if not path.startswith("/"):
         raise click.UsageError(f"{path!r:.80} is not a path, expected one such as /api/hello")
-    return asked.request(method, target, described["ip"], headers, described["user"])
+    request = asked.request(method, target, described["ip"], headers, described["user"])
+    request.document = document_of(described["body"])
+    return request
 
 
 def _as_json(found: Explanation) -> dict[str, Any]:

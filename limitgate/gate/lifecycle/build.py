@@ -62,6 +62,7 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     strict: bool
     on_denied: Refuser | None
     new_buckets: int
+    body_limit: int
     key_prefix: str
     require_store: bool
     reload: float

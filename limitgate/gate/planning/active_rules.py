@@ -10,6 +10,7 @@ from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.identity import Identities
 from limitgate.gate.planning.planner import Planner
+from limitgate.http.body import BODY_LIMIT
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import Fields, Style, names_of, rate_fields
 from limitgate.limits.decision import Decision
@@ -55,6 +56,7 @@ class ActiveRules:
         *,
         timeout: float,
         is_measured: bool,
+        body_limit: int = BODY_LIMIT,
         counts: Counts | None = None,
         clock: Callable[[], int] = system_clock,
     ) -> None:
@@ -70,6 +72,8 @@ class ActiveRules:
         self.raw_initials = frozenset(map(ord, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured
+        self.body_limit = body_limit
+        """Bytes of a body that rules may read."""
         self.counts = counts
         self.clock = clock
 
@@ -112,6 +116,7 @@ def compiler(
             settings.header_styles,
             timeout=settings.timeout,
             is_measured=measures_silence(store),
+            body_limit=settings.body_limit,
             counts=counts,
             clock=store.now if isinstance(store, MemoryStore) else system_clock,
         )

@@ -36,6 +36,7 @@ class CompiledRule:
         "has_slots",
         "id_name",
         "is_by_outcome",
+        "is_conditional",
         "is_decorator",
         "is_graded",
         "is_guarded",
@@ -67,7 +68,7 @@ class CompiledRule:
         self.written = rule
         """The rule without limits from run time."""
         self.is_decorator = kind != "rule"
-        self.limits_by = rule.limits_by
+        self.limits_by = rule.limits_by_body if rule.limits_by is not None and rule.reads_body else rule.limits_by
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
@@ -80,7 +81,7 @@ class CompiledRule:
             # Raises for a prefix that is invalid for refusal counts.
             count_key(self._prefix)
         self._max_wait_us = rule.max_wait_us
-        self._cost = None if callable(rule.cost) else rule.cost
+        self._cost = rule.fixed_costs
         self.is_graded = rule.reserve is not None
         self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
         """None without an adaptive limit, or outside a server."""
@@ -88,6 +89,8 @@ class CompiledRule:
         if self.row is not None:
             self.row.adapt(self.places)
         self.is_by_outcome = bool(rule.charge_if)
+        self.is_conditional = rule.is_conditional or rule.reads_body
+        """True if the rule needs more than tier, method and path to be selected."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
 
     def named(self, subject: Subject, names: Names) -> str:
@@ -105,7 +108,7 @@ class CompiledRule:
 
     def admitted_charges(self, subject: Subject, values: Sequence[Value]) -> list[Charge]:
         """Return the charges of a request, and open its bucket. ``values`` are further key parts."""
-        cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
+        cost = self.rule.costs_of(subject.request) if self._cost is None else self._cost
         key = self.key_of(subject, values)
         if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
             key = self.admitted_key(key, subject, values)
@@ -116,9 +119,14 @@ class CompiledRule:
         text = self._key.text(subject)
         return self._prefix + self._key.digest(text + given(values, subject) if values else text)
 
-    def charges(self, key: str, cost: int, priority: Priority) -> list[Charge]:
-        """Return one charge per bucket. ``key`` has no suffix."""
+    def charges(self, key: str, cost: int | tuple[int, ...], priority: Priority) -> list[Charge]:
+        """Return one charge per bucket. ``key`` has no suffix. ``cost`` is a tuple if limits have their own."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
+        if isinstance(cost, tuple):
+            parts = zip(self.rule.buckets_for(priority), cost, self.rule.bucket_units, strict=True)
+            return [
+                Charge(key + bucket.suffix, bucket, each, enforced, name, None, wait, unit=unit) for bucket, each, unit in parts
+            ]
         return [
             Charge(key + bucket.suffix, bucket, min(cost, 1) if bucket.has_slots else cost, enforced, name, None, wait)
             for bucket in self.rule.buckets_for(priority)
@@ -126,10 +134,11 @@ class CompiledRule:
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
         """Return the charges without opening a bucket. A cost that depends on the request is 1."""
-        return self.charges(self.key_of(subject, values), self._cost or 1, subject.priority)
+        cost = self._cost or (1,) * len(self.rule.bucket_costs) or 1
+        return self.charges(self.key_of(subject, values), cost, subject.priority)
 
     @property
-    def cost(self) -> int | None:
+    def cost(self) -> int | tuple[int, ...] | None:
         """The cost; None if it depends on the request."""
         return self._cost
 

@@ -98,7 +98,7 @@ class Identities:
 
     def may_be_invented(self, label: str) -> bool:
         """Return True if clients may invent values. Unknown methods share one value."""
-        return label == "host" or label.startswith("header:") or (label == "api_key" and not self.vouch_for_keys)
+        return label == "host" or label.startswith(("header:", "json:")) or (label == "api_key" and not self.vouch_for_keys)
 
     @property
     def list_callers(self) -> bool:

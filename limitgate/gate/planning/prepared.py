@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple, final
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Subject
+from limitgate.http.body import UNREAD
 from limitgate.http.rate_fields import Style, Writer, prepared_fields
-from limitgate.http.request import Request
+from limitgate.http.request import BodyWanted, Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.bucket import NORMAL, Remembered
 from limitgate.limits.limit import Limit
@@ -56,7 +57,7 @@ class RuleMatch:
         """Without exempt rules. Decorators come last."""
         self.exempting = exempting
         """By interpretation of the path."""
-        self.is_conditional = bool(exempting) or any(each.rule.is_conditional for each in compiled_rules)
+        self.is_conditional = bool(exempting) or any(each.is_conditional for each in compiled_rules)
         """True if `narrowed` selects rules by request."""
         self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
         applying = _applying(compiled_rules)
@@ -70,6 +71,16 @@ class RuleMatch:
         """Return True if every interpretation of the path is exempt."""
         admitting = {each for each in set(chain(*self.exempting)) if is_met(each.rule, request)}
         return bool(self.exempting) and not any(admitting.isdisjoint(one) for one in self.exempting)
+
+    def read_body(self, request: Request) -> None:
+        """Raise `BodyWanted` if a rule that may apply needs the body, which is not read yet."""
+        if request.document is not UNREAD:
+            return
+        found = [each for each in self.compiled_rules if each.rule.reads_body and each.rule.admits_client(request)]
+        if found:
+            others = [each for each in self.compiled_rules if not each.rule.reads_body and is_met(each.rule, request)]
+            applying = _applying([each for each in self.compiled_rules if each in found or each in others])
+            raise BodyWanted([each for each in applying if each in found])
 
     def conditions(self) -> list[Rule]:
         return [each.rule for each in self.compiled_rules if each.rule.is_conditional]
@@ -122,6 +133,8 @@ class RequestPlan(NamedTuple):
 
 
 NO_CHARGES = RequestPlan(None, ())
+Costs = tuple[int | tuple[int, ...] | None, ...]
+"""The cost of each rule, a tuple if its limits have their own; None if it depends on the request."""
 
 
 def costs_by(
@@ -130,7 +143,7 @@ def costs_by(
     status: int | None,
     *,
     is_sent: bool,
-    told: Mapping[str | None, int] = MappingProxyType({}),
+    told: Mapping[str | None, int | Sequence[int]] = MappingProxyType({}),
     any_has_own_cost: bool = False,
 ) -> list[int]:
     """Return the final costs by outcome and by ``told``, the costs from `Decision.settle`.
@@ -146,8 +159,11 @@ def costs_by(
         elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
             cost = 0
         elif told:
-            unnamed = told.get(None, cost) if rule.has_own_cost or not any_has_own_cost else cost
-            cost = told.get(rule.name, unnamed)
+            final = told.get(rule.name)
+            if final is None and (rule.has_own_cost or not any_has_own_cost):
+                final = told.get(None)
+            if final is not None:
+                cost = rule.final_cost(charge.bucket, cost, final)
         costs.append(cost)
     return costs
 
@@ -196,7 +212,7 @@ class PreparedPlan:
         self,
         compiled_rules: CompiledRules,
         keys: Sequence[PreparedKey],
-        costs: tuple[int | None, ...],
+        costs: Costs,
         marks: Container[Mark],
         adaptive: AdaptiveMatch | None = None,
         *,
@@ -235,7 +251,7 @@ class PreparedPlan:
         self.given: GivenPlans | None = None
         self._field_writer: Writer | None = None
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
-        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
+        self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
         """By costs. None marks costs seen only once."""
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
@@ -247,7 +263,7 @@ class PreparedPlan:
 
         Recurring costs are prepared. For others, such as numbers of tokens, preparation would take longer than the charge.
         """
-        costs = tuple([each.rule.cost_of(request) for each in self.compiled_rules])
+        costs = tuple([each.rule.costs_of(request) for each in self.compiled_rules])
         known = self._by_costs.get(costs, self)
         if known is None:
             known = self._by_costs[costs] = PreparedPlan(
@@ -313,7 +329,9 @@ class PreparedPlan:
     def _template(self) -> PlanTemplate | None:
         """Return the charges if they are plain, and record the rules behind them."""
         rules, costs = self.compiled_rules, self.costs
-        if not rules or self.denying is not None or None in costs or any(each.is_graded for each in rules):
+        # Parts of one stored bucket are not plain.
+        is_parted = tuple in map(type, costs)
+        if not rules or self.denying is not None or None in costs or is_parted or any(each.is_graded for each in rules):
             return None
         charges = [charge for rule, cost in zip(rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
         try:
@@ -326,7 +344,7 @@ class PreparedPlan:
         return template
 
 
-_NO_COSTS: dict[tuple[int, ...], PreparedPlan | None] = {}
+_NO_COSTS: dict[Costs, PreparedPlan | None] = {}
 _MOST_COSTS = 256
 _MOST_REFUNDS = 64
 
@@ -559,7 +577,7 @@ class GivenPlans:
         keys, costs = self._keys_and_costs(counted)
         return PreparedPlan(counted, keys, costs, self.marks, self.adaptive, denying=self._denying, messages=messages)
 
-    def _keys_and_costs(self, compiled_rules: CompiledRules) -> tuple[Sequence[PreparedKey], tuple[int | None, ...]]:
+    def _keys_and_costs(self, compiled_rules: CompiledRules) -> tuple[Sequence[PreparedKey], Costs]:
         keys = self._every_key
         if len(compiled_rules) < len(keys):
             keys = tuple([self._keys[id(each.written)] for each in compiled_rules])
@@ -570,7 +588,7 @@ class GivenPlans:
 class ConditionalPlans:
     """Selects among prepared plans by conditions. ``unlimited`` is the plan of exempt requests."""
 
-    __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_unlimited")
+    __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_reads_body", "_unlimited")
     is_direct: Final = False
 
     def __init__(
@@ -581,6 +599,7 @@ class ConditionalPlans:
     ) -> None:
         self._match = match
         self._conditions = match.conditions()
+        self._reads_body = any(each.rule.reads_body for each in match.compiled_rules)
         self._prepare = prepare
         self._unlimited = unlimited
         self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans] = {}
@@ -590,6 +609,8 @@ class ConditionalPlans:
         match = self._match
         if match.exempting and match.exempts(request):
             return self._unlimited
+        if self._reads_body:
+            match.read_body(request)
         met = tuple([is_met(rule, request) for rule in self._conditions])
         try:
             return self._plans[met]

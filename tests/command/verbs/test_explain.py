@@ -24,7 +24,7 @@ from limitgate.command import service
 from limitgate.command.group import limitgate
 from limitgate.http.response import RefusalKey
 from tests.support.command_line import CliRunner
-from tests.support.doors import until
+from tests.support.doors import WSGISite, until, wsgi_reply
 from tests.support.redis_server import RedisServer
 
 SECRET = "a secret of tests"
@@ -171,6 +171,27 @@ def test_a_live_store(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     assert found["decision"]["allowed"] is False
     assert "Retry-After" in dict(found["headers"])
     assert "would be refused" in run(*words, status=1).stdout
+
+
+def test_a_body(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rule by the body is explained with it, and finds the same bucket as the gate; so does `peek`."""
+    monkeypatch.setenv("LIMITGATE_KEY_PREFIX", f"t{uuid.uuid4().hex}")
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("rules:\n  - {name: tools, limits: [2/day], key: ['json:/params/name', ip], methods: [POST]}\n")
+    app = WSGISite.answering(200, [("Content-Type", "text/plain")], b"", [])
+    gate = LimitGateWSGI(app, rules=str(rules), store=redis_server.url, timeout=5)
+    body = '{"params": {"name": "search"}}'
+    assert wsgi_reply(gate, "/", "POST", body=body.encode(), peer="203.0.113.7").status == 200
+    words = "--rules", str(rules), "--ip", "203.0.113.7", "--store", redis_server.url, "--timeout", "10"
+    for document, left in ((body, 0), ('{"params": {"name": "other"}}', 1), ("[]", 1)):
+        assert told("POST", "/", *words, "--body", document)["decision"]["remaining"] == left
+    assert told("POST", "/", *words)["decision"]["remaining"] == 1
+    result = CliRunner().invoke(limitgate, ["peek", *words, "--rule", "tools", "--body", body, "--json"])
+    assert json.loads(result.stdout)["remaining"] == 1
+    result = CliRunner().invoke(limitgate, ["ban", *words, "--rule", "tools", "--body", body, "--json", "-y"])
+    assert re.search("^tools ip=.* json=.*…", json.loads(result.stdout)["key"])
+    assert "search" not in result.stdout
+    assert wsgi_reply(gate, "/", "POST", body=body.encode(), peer="203.0.113.7").status == 429
 
 
 class Refused:
@@ -365,6 +386,7 @@ def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.
         (["GET", "/", "--rules", CONFIG, "-H", "nonsense"], 2, "expected 'Name: value'"),
         (["GET", "/", "--rules", CONFIG, "-H", "X Tenant: a"], 2, "expected 'Name: value'"),
         (["GET", "/", "--rules", CONFIG, "-H", "X-Tenant: a\nX-Other: b"], 2, "expected 'Name: value'"),
+        (["GET", "/", "--rules", CONFIG, "--body", "{"], 2, "--body is no JSON"),
         (["GET", "/", "--rules", CONFIG, "--app", "nonsense"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--app", "no.such:app"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--app", "json:nope"], 2, "expected MODULE:APP"),

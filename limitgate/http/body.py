@@ -1,0 +1,129 @@
+"""JSON bodies of requests, for keys and callables. Pure.
+
+A body that is too large, too deep or too slow raises `BodyError`: if it counted as absent, padding would evade a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+from limitgate.errors import BodyError, ConfigError
+
+BODY_LIMIT = 65_536
+"""Default of the option ``body_limit``."""
+DEEPEST = 100
+"""Maximum nesting of arrays and objects; frameworks and parsers allow some hundreds."""
+LONGEST_READ_S = 10.0
+"""Maximum seconds for a body to arrive. Nothing is charged and no permit is taken before."""
+MOST_PARTS = 4096
+"""Maximum messages of a body: each takes memory in addition to its bytes."""
+LONGEST_POINTER = 256
+"""Maximum characters of a pointer."""
+
+FORMS = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
+"""Types of bodies that frameworks read as a stream."""
+UNREAD: Any = object()
+"""The document of a request whose body has not been read."""
+
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""Possessive, because a string without an end would otherwise take quadratic time."""
+_BRACKET = re.compile(r"[\[\]{}]")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+_WRONG_ESCAPE = re.compile(r"~(?![01])")
+
+
+def too_large(most: int) -> BodyError:
+    """Return the error for a body of more than ``most`` bytes."""
+    return BodyError(413, f"The request's body has more than {most:,} bytes, so its limit cannot be determined.")
+
+
+def too_slow() -> BodyError:
+    """Return the error for a body that takes too long."""
+    return BodyError(408, f"The request's body did not arrive within {LONGEST_READ_S:g} s.")
+
+
+def too_many_parts() -> BodyError:
+    """Return the error for a body in too many parts."""
+    return BodyError(413, f"The request's body came in more than {MOST_PARTS:,} parts.")
+
+
+def incomplete() -> BodyError:
+    """Return the error for a body that ends early."""
+    return BodyError(400, "The request's body is incomplete.")
+
+
+def without_length() -> BodyError:
+    """Return the error for a body whose end the server does not report."""
+    return BodyError(411, "The request's body needs a Content-Length.")
+
+
+def declared_length(value: str | None) -> int | None:
+    """Return a Content-Length; None if there is none."""
+    value = (value or "").strip()
+    return int(value[:20]) if value.isascii() and value.isdigit() else None
+
+
+def parsed(data: bytes) -> Any:
+    """Parse a body as Python's `json.loads` does, because most applications use it. None if it is not JSON.
+
+    Raises `BodyError` if it is nested deeper than `DEEPEST`, or has an integer that Python does not parse.
+    """
+    try:
+        text = data.decode(json.detect_encoding(data), "surrogatepass")
+        if _is_too_deep(text):
+            raise BodyError(413, f"The request's body is nested more than {DEEPEST} levels deep.")
+        return json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    except RecursionError:
+        raise BodyError(413, f"The request's body is nested more than {DEEPEST} levels deep.") from None
+    except ValueError:
+        raise BodyError(413, "The request's body has an integer of too many digits.") from None
+
+
+def _is_too_deep(text: str) -> bool:
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return False
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > DEEPEST:
+            return True
+    return False
+
+
+@lru_cache(maxsize=1024)
+def pointer(text: str) -> tuple[str, ...]:
+    """Return the reference tokens of a JSON pointer (RFC 6901). Raises `ConfigError`."""
+    if not text.startswith("/") or len(text) > LONGEST_POINTER or _WRONG_ESCAPE.search(text):
+        raise ConfigError(
+            f"{text!r:.80} is not a JSON pointer of up to {LONGEST_POINTER} characters, expected for example /user/id, "
+            "with ~1 for a slash and ~0 for a tilde in a name"
+        )
+    return tuple([token.replace("~1", "/").replace("~0", "~") for token in text[1:].split("/")])
+
+
+def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
+    """Return the text of the string, number or boolean that a pointer refers to; None for anything else."""
+    for token in tokens:
+        if isinstance(document, dict):
+            document = document.get(token)
+        elif isinstance(document, list) and _INDEX.fullmatch(token) and int(token) < len(document):
+            document = document[int(token)]
+        else:
+            return None
+    if isinstance(document, str):
+        return document
+    if isinstance(document, bool | int | float):
+        return _spelled(document)
+    return None
+
+
+def _spelled(value: float) -> str:
+    """Spell a number as JSON does. Equal numbers have one spelling, because clients choose among 1, 1.0 and 1e0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value)
