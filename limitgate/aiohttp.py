@@ -39,7 +39,9 @@ from limitgate.outbound.throttle import (
     MOST_READ,
     ClientThrottle,
     ThrottledClient,
+    afinish,
     arun,
+    begin_to_finish,
     is_idempotent,
 )
 from limitgate.process import waiting
@@ -166,6 +168,11 @@ class _Outbound:
         content = bytes(body._value) if isinstance(body, BytesPayload) else None if body else b""  # noqa: SLF001
         return Target(content, request.url.path, request.headers.get)
 
+    finish = staticmethod(afinish)
+
+    def content(self, response: ClientResponse) -> bytes | None:
+        return response._body  # noqa: SLF001 - set if it is read
+
     def along(self, response: ClientResponse, reading: Reading) -> ClientResponse:
         response.content = content = _Along(response.content, reading)
 
@@ -226,12 +233,9 @@ class _Along(StreamReader):
         self._reading.feed(chunk)
         return chunk
 
-    def settle(self) -> asyncio.Future[None]:
+    def settle(self) -> asyncio.Future[Any]:
         """Settle the request in the background."""
-        task = asyncio.ensure_future(arun(self._reading.over()))
-        _ending.add(task)
-        task.add_done_callback(_ending.discard)
-        return task
+        return begin_to_finish(self._reading.over())
 
     async def _along(self, chunk: bytes) -> bytes:
         flow = self._reading.feed(chunk)
@@ -245,8 +249,6 @@ class _Along(StreamReader):
 for _name in ("at_eof", "exception", "is_eof", "on_eof", "set_exception", "total_bytes", "unread_data", "wait_eof"):
     # These use the state, which is that of the body.
     setattr(_Along, _name, property(attrgetter(f"_stream.{_name}")))
-
-_ending: set[asyncio.Future[None]] = set()
 
 
 async def _read(response: ClientResponse) -> bytes | None:

@@ -126,6 +126,11 @@ class _Outbound:
     def target(self, request: PreparedRequest) -> Target:
         return target_of(request.body, request.url or "", request.headers)
 
+    finish = staticmethod(run)
+
+    def content(self, response: Response) -> bytes | None:
+        return response.content if response._content_consumed else None  # type: ignore[attr-defined]  # noqa: SLF001 - as `Response.content`
+
     def along(self, response: Response, reading: Reading) -> Response:
         if isinstance(response.raw, HTTPResponse):
             along(response.raw, reading)

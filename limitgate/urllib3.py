@@ -222,6 +222,11 @@ class _Outbound:
     def target(self, request: Request) -> Target:
         return target_of(request.body, request.url, request.headers)
 
+    finish = staticmethod(run)
+
+    def content(self, response: BaseHTTPResponse) -> bytes | None:
+        return None
+
     def along(self, response: BaseHTTPResponse, reading: Reading) -> BaseHTTPResponse:
         return along(response, reading) if isinstance(response, HTTPResponse) else response
 

@@ -23,6 +23,7 @@ from limitgate.llm.told_limits import ToldLimits
 from limitgate.llm.usage import Usage
 from limitgate.llm.windows import Windows
 from limitgate.outbound.throttle import ClientThrottle, Transport
+from limitgate.process.forking import Remade, reset_in_children
 
 Limits: TypeAlias = Limit | str | Sequence[Limit | str] | None
 Body: TypeAlias = bytes | Mapping[str, Any]
@@ -34,7 +35,7 @@ _LONGEST_PART = 256
 """Characters of a host, and of a model, in a key."""
 
 
-class Budget:
+class Budget(Remade):
     """Requests and tokens that a provider allows an account: ``Budget(requests="500/minute", tokens="200000/minute")``.
 
     ``requests``, ``tokens`` (input and output together), ``input_tokens`` and ``output_tokens`` are limits such as
@@ -91,9 +92,14 @@ class Budget:
         self._pools = _checked_pools(pools)
         self._estimate = estimate
         self._share = share
-        self._lines: WeakValueDictionary[str, FairLine] = WeakValueDictionary()
         self._answers: OrderedDict[str, Percentile] = OrderedDict()
+        self.reset_after_fork()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget who waits in the parent of a fork."""
         self._lock = Lock()
+        self._lines: WeakValueDictionary[str, FairLine] = WeakValueDictionary()
 
     def reserve(self, limiter: Limiter, body: Body, *, timeout: Duration = 0) -> BudgetReservation:
         """Reserve what a request with this body will probably cost.

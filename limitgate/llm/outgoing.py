@@ -19,22 +19,29 @@ def exchange(throttle: ClientThrottle[Any, Any], transport: Transport, request: 
     try:
         response = yield from throttle.attempts(transport, request, spending.key, spending)
     except RateLimited as error:
+        # It may have had its turn before it met a pause.
+        yield transport.finish(spending.giving_back())
         return transport.refused(request, error) if error.response is None else error.response
     except GeneratorExit:
         raise
     except BaseException as error:
         if not spending.is_sent:
-            yield from spending.giving_back()
-        elif transport.is_unanswered(error):
-            yield from spending.settling_nothing()
+            rest = spending.giving_back()
         else:
-            yield from spending.settling_unknown()
+            rest = spending.settling_nothing() if transport.is_unanswered(error) else spending.settling_unknown()
+        yield transport.finish(rest)
         raise
     if not spending.is_answered:
-        yield from spending.settling_nothing()
+        yield transport.finish(spending.settling_nothing())
         return response
-    field = transport.field(response)
-    return transport.along(response, Along(spending, reader_for(field("content-type") or "", field("content-encoding") or "")))
+    field, content = transport.field(response), transport.content(response)
+    encoding = field("content-encoding") or "" if content is None else ""
+    along = Along(spending, reader_for(field("content-type") or "", encoding))
+    if content is None:
+        return transport.along(response, along)
+    along.feed(content)
+    yield transport.finish(along.over())
+    return response
 
 
 class Along:

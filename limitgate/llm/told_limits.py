@@ -11,6 +11,7 @@ from limitgate.limits.limit import Limit, as_limit
 from limitgate.llm.provider_fields import Kind, Told, ToldLimit, limit_of
 from limitgate.llm.windows import KINDS, Windows
 from limitgate.process.clock import monotonic
+from limitgate.process.forking import reset_in_children
 
 FRESH_S = 1.0
 """Seconds after which the store is asked again."""
@@ -32,6 +33,11 @@ class ToldLimits:
         self._given = given
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._told: dict[tuple[str, Kind, int], ToldLimit] = {}
+        self.reset_after_fork()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Replace a lock that another thread of the parent may hold."""
         self._lock = Lock()
 
     def read(self, limiter: Any, key: str) -> Flow:

@@ -29,6 +29,7 @@ from limitgate.outbound.throttle import (
     OF_BODIES,
     ClientThrottle,
     ThrottledClient,
+    afinish,
     arun,
     is_idempotent,
     run,
@@ -296,6 +297,9 @@ class _Outbound:
         body = request.content if self.repeatable(request) else None
         return Target(body, request.url.path, request.headers.get)
 
+    def content(self, response: Any) -> bytes | None:
+        return response.content if response.is_closed else None
+
     def refused(self, request: Any, error: RateLimited) -> Any:
         wait = error.retry_after_header
         headers = (
@@ -345,6 +349,8 @@ class _Outbound:
 
 
 class _AsyncOutbound(_Outbound):
+    finish = staticmethod(afinish)
+
     async def sleep(self, seconds: float) -> None:
         await waiting.asleep(seconds)
 
@@ -374,6 +380,8 @@ class _AsyncOutbound(_Outbound):
 
 
 class _SyncOutbound(_Outbound):
+    finish = staticmethod(run)
+
     def sleep(self, seconds: float) -> None:
         waiting.sleep(seconds)
 
@@ -425,14 +433,7 @@ class _AsyncAlong(_Along):
             await self._end()
 
     async def _end(self) -> None:
-        task = asyncio.ensure_future(arun(self._reading.over()))
-        _ending.add(task)
-        task.add_done_callback(_ending.discard)
-        # Tokens are counted even if the caller is cancelled meanwhile.
-        await asyncio.shield(task)
-
-
-_ending: set[asyncio.Future[None]] = set()
+        await afinish(self._reading.over())
 
 
 class _SyncAlong(_Along):

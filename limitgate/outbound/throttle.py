@@ -5,6 +5,7 @@ Generators yield results of a `Transport`, or awaitables of them, to `run` or `a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import math
@@ -88,11 +89,33 @@ class Transport(Protocol):
     def target(self, request: Any) -> Target:
         """Return what a budget reads of a request."""
 
+    def content(self, response: Any) -> bytes | None:
+        """Return the decoded body of a response that is read already, such as that of a mock; else None."""
+
+    def finish(self, flow: Flow) -> Any:
+        """Run a flow to its end, even if the caller is cancelled."""
+
     def along(self, response: Any, reading: Reading) -> Any:
         """Return the response, whose body is read along as the caller reads it."""
 
     def refused(self, request: Any, error: RateLimited) -> Any:
         """Return a 429 for a request that was not sent. Raises ``error`` if the library has no such response."""
+
+
+_ending: set[asyncio.Future[Any]] = set()
+
+
+def begin_to_finish(flow: Flow) -> asyncio.Future[Any]:
+    """Run a flow in a task of its own."""
+    task = asyncio.ensure_future(arun(flow))
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)
+    return task
+
+
+async def afinish(flow: Flow) -> None:
+    """Run a flow to its end, even if the caller is cancelled."""
+    await asyncio.shield(begin_to_finish(flow))
 
 
 def _one(wish: Any) -> Flow:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import pickle
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ import limitgate.urllib3
 from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.llm import Budget, Usage
-from tests.support.doors import PATIENCE
+from tests.support.doors import PATIENCE, until
 from tests.support.provider import Act, Provider, serving
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
@@ -580,6 +581,42 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_no_reservation(*, wait: 
 
     asyncio.run(main())
     assert ends == {0} if wait else len(ends) >= 3, ends
+
+
+def test_a_turn_that_meets_a_pause_is_given_back() -> None:
+    limiter = Limiter(MemoryStore())
+    plan = Budget(requests="1 per 2 seconds burst 1", tokens=DAY, key=lambda _: "k")
+    with serving(Provider()) as url, ThreadPoolExecutor(1) as pool:
+        client = Client("sync", url, plan, limiter, timeout=5)
+        client.chat()
+        waiting = pool.submit(client.chat, max_tokens=500)
+        until(lambda: client.used("k", DAY)[0] > 100)
+        limiter.ban("k", 60)
+        with pytest.raises(openai.RateLimitError):
+            waiting.result()
+        # Tokens drain meanwhile.
+        assert client.used("k", DAY)[0] <= ASKED + 5
+        client.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_response_that_is_read_already_is_settled(kind: str) -> None:
+    answer = {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 30, "total_tokens": 50}}
+    mock = httpx2.MockTransport(lambda _: httpx2.Response(200, json=answer))
+    limiter: Any = Limiter(MemoryStore()) if kind == "sync" else AsyncLimiter(MemoryStore())
+    client = Client(kind, "http://h", budget(), limiter, transport=mock)
+    client.chat()
+    assert spent(client) == [1, 50]
+    client.close()
+
+
+def test_budgets_can_be_pickled() -> None:
+    plan = Budget(requests="5/minute", tokens=DAY, pools={"a*": "a"}, limits="told")
+    transport = RateLimitTransport(budget=pickle.loads(pickle.dumps(plan)), limiter="redis://127.0.0.1:9/0")
+    again = pickle.loads(pickle.dumps(transport))
+    assert isinstance(again, RateLimitTransport)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(Budget(requests="5/minute", key=lambda _: "k"))
 
 
 def test_a_process_that_is_killed_leaves_nothing_behind(redis_server: RedisServer) -> None:
