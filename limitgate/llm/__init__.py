@@ -11,6 +11,11 @@ usage.py            tokens that a response says it has cost
 provider_fields.py  the rate fields of providers
 """
 
+from limitgate.messages.text import extra
+
+with extra("httpx2", "http_sf"):
+    import http_sf  # noqa: F401 - raises here if the extra is missing
+
 from limitgate.llm.budget import Budget
 from limitgate.llm.usage import Usage
 

@@ -610,6 +610,12 @@ def test_a_response_that_is_read_already_is_settled(kind: str) -> None:
     client.close()
 
 
+def test_without_its_extra_the_package_says_what_to_install() -> None:
+    code = "import sys; sys.modules['http_sf'] = None; import limitgate.llm"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert "expected it here: pip install 'limitgate[httpx2]'" in result.stderr
+
+
 def test_budgets_can_be_pickled() -> None:
     plan = Budget(requests="5/minute", tokens=DAY, pools={"a*": "a"}, limits="told")
     transport = RateLimitTransport(budget=pickle.loads(pickle.dumps(plan)), limiter="redis://127.0.0.1:9/0")
