@@ -105,7 +105,8 @@ def _exhausted(field: Field, now: float) -> float | None:
 def _policies(value: str) -> list[tuple[int, int | None]]:
     """Remaining requests and seconds until reset of each policy; empty if malformed.
 
-    Drafts since 08 use a list, ``"name";r=0;t=5``, draft 07 a dictionary, ``limit=10, remaining=0, reset=5``.
+    Drafts since 08 use a list, ``"name";r=0;t=5``, with ``a`` and ``w`` after draft 11. Draft 07 uses a dictionary,
+    ``limit=10, remaining=0, reset=5``.
     """
     raw = value.encode("latin-1", "replace")
     for kind, read in (("list", _items), ("dictionary", _members)):
@@ -121,7 +122,8 @@ def _items(parsed: object) -> list[tuple[int, int | None]]:
     for name, parameters in parsed:  # type: ignore[attr-defined] # other types raise
         if type(name) is not str:
             raise TypeError(f"{name!r:.80} is no name of a policy, expected a string")
-        found.append((_count(parameters["r"]), _count(parameters["t"]) if "t" in parameters else None))
+        waits = [parameters[each] for each in ("t", "w") if each in parameters]
+        found.append((_count(parameters["r" if "r" in parameters else "a"]), _count(waits[0]) if waits else None))
     return found
 
 

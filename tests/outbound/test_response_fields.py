@@ -122,6 +122,8 @@ def test_only_a_429_is_refused() -> None:
 LEFT: list[tuple[str, dict[str, str], float | None]] = [
     ("draft 11", {"ratelimit": '"default";r=0;t=5'}, 5),
     ("draft 11, some left", {"ratelimit": '"default";r=1;t=5'}, None),
+    ("the draft after 11", {"ratelimit": '"default";a=0;w=5'}, 5),
+    ("the draft after 11, with room", {"ratelimit": '"default";a=3;w=5'}, None),
     ("draft 11, several", {"ratelimit": '"burst";r=0;t=1, "daily";r=0;t=36400, "hourly";r=3;t=90000'}, 36400),
     ("draft 11, nobody knows until when", {"ratelimit": '"default";r=0'}, None),
     ("draft 11, one of two does not know", {"ratelimit": '"a";r=0, "b";r=0;t=7'}, 7),
