@@ -170,6 +170,9 @@ class _Outbound:
 
     finish = staticmethod(afinish)
 
+    def is_unsent(self, error: BaseException) -> bool:
+        return False
+
     def content(self, response: ClientResponse) -> bytes | None:
         return response._body  # noqa: SLF001 - set if it is read
 

@@ -128,6 +128,9 @@ class _Outbound:
 
     finish = staticmethod(run)
 
+    def is_unsent(self, error: BaseException) -> bool:
+        return False
+
     def content(self, response: Response) -> bytes | None:
         return response.content if response._content_consumed else None  # type: ignore[attr-defined]  # noqa: SLF001 - as `Response.content`
 

@@ -224,6 +224,9 @@ class _Outbound:
 
     finish = staticmethod(run)
 
+    def is_unsent(self, error: BaseException) -> bool:
+        return False
+
     def content(self, response: BaseHTTPResponse) -> bytes | None:
         return None
 

@@ -6,9 +6,15 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from limitgate.algorithms import holds
+from limitgate.errors import StoreError
 from limitgate.limits.bucket import MAX_AHEAD, Bucket
 from limitgate.limits.limit import Duration, as_seconds, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, new_slot
+
+
+class NotHeldError(StoreError):
+    """A reservation cannot be held. Its charge is refunded."""
+
 
 LONGEST = 366 * 86_400
 """Seconds of the longest hold."""

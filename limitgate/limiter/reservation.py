@@ -14,7 +14,7 @@ from limitgate.gate.flow import Flow, arun, run
 from limitgate.gate.planning.prepared import NO_CHARGES
 from limitgate.gate.turns import TurnWaiter, book, lowered
 from limitgate.limiter.bookings import Bookings
-from limitgate.limiter.holding import Hold, is_full, state_of
+from limitgate.limiter.holding import Hold, NotHeldError, is_full, state_of
 from limitgate.limits.decision import SECOND, Decision, is_booked
 from limitgate.limits.plan import Plan, Reading, check_cost, full_refund, owed, refund
 from limitgate.limits.returned import Returned, returned
@@ -131,7 +131,7 @@ class ChargedOperation:
             why = "it took too long to register it"
             if is_full(state_of(reading), self._plan.charges):
                 why = f"{state_of(reading).held:,} reservations of these limits are held already"
-            raise StoreError(f"this reservation cannot be held, because {why}", "overload")
+            raise NotHeldError(f"this reservation cannot be held, because {why}", "overload")
 
     def undoing(self) -> Flow[None]:
         """Refund the charge if it could not be registered, or if that is unknown."""

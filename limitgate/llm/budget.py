@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
+from limitgate.algorithms import ALGORITHMS
 from limitgate.errors import ConfigError
 from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
@@ -227,12 +228,17 @@ def _no_field(_: str) -> None:
 def _limits(kind: str, given: Limits) -> tuple[Limit, ...]:
     if given is None:
         return ()
-    limits = tuple(map(as_limit, [given] if isinstance(given, str | Limit) else given))
+    try:
+        limits = tuple(map(as_limit, given if isinstance(given, list | tuple) else [given]))
+    except ConfigError as error:
+        raise ConfigError(f"{kind}: {error}") from error
     for limit in limits:
         if not limit.period:
             raise ConfigError(f"{kind}: {limit!r} counts what is in flight, expected a limit per time such as '200000/minute'")
         if limit.lease:
             raise ConfigError(f"{kind}: {limit!r} has a lease, expected none in a budget")
+        if not ALGORITHMS[limit.algorithm].CAN_WAIT and limit.count:
+            raise ConfigError(f"{kind}: {limit!r} books no turns to wait for, expected another algorithm, such as sliding_log")
     return limits
 
 

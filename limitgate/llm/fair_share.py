@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from heapq import heappop, heappush
-from threading import Event, Lock
+from heapq import heapify, heappop, heappush
+from threading import TIMEOUT_MAX, Event, Lock
 from typing import Any
 
 _LONGEST_TENANT = 256
 """Characters of a tenant's name that are told apart."""
+
+
+_FEW = 64
+"""Entries of requests that have left are dropped once there are more of them than others, and than this."""
 
 
 class Ticket:
@@ -72,6 +76,11 @@ class FairLine:
                 self._ends[ticket.tenant] = ticket.start
             ticket.has_left = True
             self._many -= 1
+            if len(self._waiting) > 2 * self._many + _FEW:
+                self._waiting = [each for each in self._waiting if not each.has_left]
+                heapify(self._waiting)
+            if len(self._ends) > 2 * self._many + _FEW:
+                self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._now}
             if ticket is self._first:
                 self._call_next()
 
@@ -99,7 +108,7 @@ class FairLine:
             if ticket.is_called:
                 return True
             ticket.wake = called.set
-        return called.wait(timeout)
+        return called.wait(None if timeout is None or timeout > TIMEOUT_MAX else timeout)
 
     def await_(self, ticket: Ticket, timeout: float | None) -> Awaitable[bool]:
         """`wait` on an event loop."""

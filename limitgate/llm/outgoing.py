@@ -25,7 +25,7 @@ def exchange(throttle: ClientThrottle[Any, Any], transport: Transport, request: 
     except GeneratorExit:
         raise
     except BaseException as error:
-        if not spending.is_sent:
+        if not spending.is_sent or transport.is_unsent(error):
             rest = spending.giving_back()
         else:
             rest = spending.settling_nothing() if transport.is_unanswered(error) else spending.settling_unknown()

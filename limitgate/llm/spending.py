@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from limitgate.errors import StoreError
 from limitgate.gate.flow import adrive, drive
+from limitgate.limiter.holding import NotHeldError
 from limitgate.limiter.limiter import AsyncLimiter
 from limitgate.limits.decision import Decision
 from limitgate.llm.estimate import Percentile
@@ -31,6 +32,10 @@ _NOTHING = Usage(0, 0)
 _log = logging.getLogger("limitgate.outbound")
 
 
+_LEAST_INPUT, _LEAST_OUTPUT = 100, 1_000
+"""Tokens that are never absurd up to a hundred times as many: the estimates of short bodies and answers are rough."""
+
+
 class Expected(NamedTuple):
     """What a request will probably cost."""
 
@@ -42,7 +47,18 @@ class Expected(NamedTuple):
 
     def bounded(self, usage: Usage) -> Usage:
         """Cut absurd numbers."""
-        return bounded(usage, None if self.is_partial else self.usage.input, self.usage.output)
+        return bounded(usage, *self._bounds)
+
+    @property
+    def _bounds(self) -> tuple[int | None, int]:
+        into = None if self.is_partial else max(self.usage.input, _LEAST_INPUT)
+        return into, self.usage.output if self.has_maximum else max(self.usage.output, _LEAST_OUTPUT)
+
+    def settled(self, reader: Reader) -> Usage:
+        """Return what a request has cost, see `Reader.settle`."""
+        reader.finish()
+        usage = reader.settle(self.usage.input, None, is_partial=True)
+        return self.bounded(usage)
 
 
 class Spending:
@@ -108,7 +124,11 @@ class Spending:
         if not limits:
             self._unlimited = yield self._limiter.banned(self.key)
             return self._unlimited
-        self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout, hold=self._hold)
+        try:
+            self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout, hold=self._hold)
+        except NotHeldError:
+            # If the process dies, the estimate drains.
+            self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout)
         self._is_open = self.decision.allowed
         return self.decision
 
@@ -123,6 +143,12 @@ class Spending:
     def renew_after(self) -> float:
         """Seconds after which a hold should be renewed; infinite without one."""
         return math.inf if self._hold is None else self._hold / 2
+
+    def leave(self, error: BaseException | None) -> Any:
+        """Return the reservation at the end of its block, None without one. An error ends it."""
+        if error is not None and not isinstance(error, GeneratorExit):
+            self._is_open = False
+        return self.reservation
 
     def renewing(self) -> Flow:
         """Renew the hold of a request that takes long."""
@@ -147,16 +173,15 @@ class Spending:
 
     def settling_read(self, reader: Reader) -> Flow:
         """Settle by what a reader has read along, at the end of the response."""
-        expected = self.expected
-        reported = reader.finish()
-        usage = reader.settle(expected.usage.input, expected.usage.output, is_partial=expected.is_partial)
+        reported, usage = reader.finish(), self.expected.settled(reader)
         if reported is not None:
             self.answered(usage)
         yield from self.settling(usage)
 
     def answered(self, usage: Usage) -> None:
         """Remember the output tokens, for the estimates of later requests."""
-        self._answers.add(usage.output)
+        if not usage.is_capped:
+            self._answers.add(usage.output)
 
     def settling_unknown(self) -> Flow:
         """Settle a request of which no response is known: the input as estimated, no output."""
@@ -175,26 +200,43 @@ class Spending:
             _log.warning("%.260r reported absurd usage, which is cut to %d and %d tokens", self.key, usage.input, usage.output)
         costs = self._windows.costs(usage)
         try:
-            if costs:
-                yield self.reservation.settle(costs[0] if len(costs) == 1 else costs)
-            yield from self._learning()
+            yield self.reservation.settle(costs[0] if len(costs) == 1 else costs)
         except StoreError as error:
             _log.warning("the tokens of a request to %.260r could not be settled: %s", self.key, error)
 
-    def _learning(self) -> Flow:
-        """Take over what the provider said about its limits."""
+    def learning(self) -> Flow:
+        """Take over what the provider has just said about its limits. Errors of the store are logged."""
         said = self._said
         if said is None or not said.windows:
             return
-        if self._told_limits is not None:
-            yield from self._told_limits.hear(self._limiter, self.key, said)
-        lower = [place for place, left in self._lower(said)]
-        if not lower:
+        try:
+            if self._told_limits is not None:
+                yield from self._told_limits.hear(self._limiter, self.key, said)
+            if self._is_open and self._lower(said):
+                yield from self._drawing(said)
+        except StoreError as error:
+            _log.warning("what %.260r said about its limits could not be kept: %s", self.key, error)
+
+    def _drawing(self, said: Told) -> Flow:
+        """Charge what other programs have used, so that no more remains than the provider says.
+
+        Processes may do so at the same time. Who then finds that less remains, gives the difference back.
+        """
+        limits = self._windows.every()
+        now = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
+        theirs = dict(self._lower(said))
+        over = {place: now[place].remaining - left for place, left in theirs.items() if now[place].remaining > left}
+        if not over:
             return
-        windows = (yield self._limiter.peek(self.key, *self._windows.costed(_NOTHING), cost=0)).windows
-        over = {place: windows[place].remaining - left for place, left in self._lower(said)}
-        if any(many > 0 for many in over.values()):
-            yield self._limiter.hit(self.key, *self._drawn(over), cost=0)
+        decision = yield self._limiter.hit(
+            self.key, *[(limit, over.get(place, 0)) for place, limit in enumerate(limits)], cost=0
+        )
+        if not decision.allowed:
+            return
+        back = {place: min(many, theirs[place] - decision.windows[place].remaining) for place, many in over.items()}
+        if any(many > 0 for many in back.values()):
+            given = [(limit, max(0, back.get(place, 0))) for place, limit in enumerate(limits)]
+            yield self._limiter.refund(self.key, *given, cost=0)
 
     def _lower(self, said: Told) -> list[tuple[int, int]]:
         """Return the windows of which the provider says that less remains than this process knew, and that remainder.
@@ -213,9 +255,6 @@ class Spending:
                     found.append((place, theirs.remaining))
         return found
 
-    def _drawn(self, over: Mapping[int, int]) -> list[Any]:
-        return [(limit, max(0, over.get(place, 0))) for place, limit in enumerate(self._windows.every())]
-
 
 _ROUNDED = 1_000
 """Providers round the tokens that remain."""
@@ -223,7 +262,7 @@ _ROUNDED = 1_000
 
 def _usage(given: object) -> Usage:
     """Return the usage in a provider's ``usage`` object, mapping or `Usage`. Raises `TypeError` for anything else."""
-    if isinstance(given, Usage):
+    if isinstance(given, Usage) and all(type(tokens) is int and tokens >= 0 for tokens in given[:2]):
         return given
     dumped = given.model_dump() if hasattr(given, "model_dump") else given
     found = usage_in(dumped)
@@ -268,8 +307,9 @@ class BudgetReservation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._spending.reservation is not None:
-            self._spending.reservation.__exit__(kind, error, trace)
+        reservation = self._spending.leave(error)
+        if reservation is not None:
+            reservation.__exit__(kind, error, trace)
 
 
 class AsyncBudgetReservation:
@@ -306,5 +346,6 @@ class AsyncBudgetReservation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._spending.reservation is not None:
-            await self._spending.reservation.__aexit__(kind, error, trace)
+        reservation = self._spending.leave(error)
+        if reservation is not None:
+            await reservation.__aexit__(kind, error, trace)

@@ -20,18 +20,24 @@ class Windows(NamedTuple):
     output_tokens: tuple[Limit, ...] = ()
 
     def costed(self, usage: Usage) -> list[Any]:
-        """Return the limits for `Limiter.reserve`. A cost beyond a burst is cut to the burst, so that it fits at last."""
-        limits: list[Any] = list(self.requests)
-        for kind, tokens in _tokens(usage):
-            limits += [(limit, min(tokens, limit.burst) if limit.burst else max(1, tokens)) for limit in self.of(kind)]
-        return limits
+        """Return the limits for `Limiter.reserve`, each with its cost. A cost beyond a burst is cut to it, so that it fits."""
+        return [
+            (limit, min(cost, limit.burst) if limit.burst else max(1, cost))
+            for limit, cost in zip(self.every(), self.costs(usage))
+        ]
 
     def costs(self, usage: Usage) -> list[int]:
-        """Return the costs of the limits with their own cost, in the order of `costed`."""
-        return [tokens for kind, tokens in _tokens(usage) for _ in self.of(kind)]
+        """Return the cost of each limit, in the order of `every`."""
+        costs = {
+            "requests": 1,
+            "tokens": usage.input + usage.output,
+            "input_tokens": usage.input,
+            "output_tokens": usage.output,
+        }
+        return [costs[kind] for kind in self.kinds()]
 
     def kinds(self) -> list[Kind]:
-        """Return the kind of each limit, in the order of `costed`."""
+        """Return the kind of each limit, in the order of `every`."""
         return [kind for kind in KINDS for _ in self.of(kind)]
 
     def of(self, kind: Kind) -> tuple[Limit, ...]:
@@ -40,9 +46,5 @@ class Windows(NamedTuple):
         return limits
 
     def every(self) -> list[Limit]:
-        """Return all limits, in the order of `costed`."""
+        """Return all limits."""
         return [limit for kind in KINDS for limit in self.of(kind)]
-
-
-def _tokens(usage: Usage) -> tuple[tuple[Kind, int], ...]:
-    return ("tokens", usage.input + usage.output), ("input_tokens", usage.input), ("output_tokens", usage.output)

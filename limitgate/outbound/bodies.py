@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import BytesIO
 from typing import Any
 
@@ -45,19 +45,29 @@ def kept(response: HTTPResponse) -> HTTPResponse:
 
 def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
     """Have the decoded body of a response read along."""
-    read, read_chunked, close = response.read, response.read_chunked, response.close
+    read, read1, read_chunked, close = response.read, response.read1, response.read_chunked, response.close
 
     def read_along(amt: int | None = None, *args: Any, **options: Any) -> bytes:
-        chunk = read(amt, *args, **options)
+        with _over_if_it_fails(reading):
+            chunk = read(amt, *args, **options)
         _feed(reading, chunk)
         if amt is None or (amt and not chunk):
             run(reading.over())
         return chunk
 
+    def read1_along(*args: Any, **options: Any) -> bytes:
+        with _over_if_it_fails(reading):
+            chunk = read1(*args, **options)
+        _feed(reading, chunk)
+        if not chunk:
+            run(reading.over())
+        return chunk
+
     def read_chunked_along(*args: Any, **options: Any) -> Iterator[bytes]:
-        for chunk in read_chunked(*args, **options):
-            _feed(reading, chunk)
-            yield chunk
+        with _over_if_it_fails(reading):
+            for chunk in read_chunked(*args, **options):
+                _feed(reading, chunk)
+                yield chunk
         run(reading.over())
 
     def close_along() -> None:
@@ -67,9 +77,18 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
             run(reading.over())
 
     # `data`, `stream` and the file methods call these.
-    ours: dict[str, Any] = {"read": read_along, "read_chunked": read_chunked_along, "close": close_along}
+    ours: dict[str, Any] = {"read": read_along, "read_chunked": read_chunked_along, "close": close_along, "read1": read1_along}
     vars(response).update(ours)
     return response
+
+
+@contextmanager
+def _over_if_it_fails(reading: Reading) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        run(reading.over())
+        raise
 
 
 def _feed(reading: Reading, chunk: bytes) -> None:

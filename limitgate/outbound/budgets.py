@@ -45,6 +45,9 @@ class Spends(Protocol):
     def hear(self, status: int, field: Field) -> Answer:
         """Read the limits in a response."""
 
+    def learning(self) -> Flow:
+        """Keep what a response has said."""
+
     def settling_nothing(self) -> Flow:
         """Correct the charge of a request that had no effect."""
 

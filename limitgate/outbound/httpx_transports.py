@@ -297,8 +297,13 @@ class _Outbound:
         body = request.content if self.repeatable(request) else None
         return Target(body, request.url.path, request.headers.get)
 
+    def is_unsent(self, error: BaseException) -> bool:
+        library = self._library
+        return isinstance(error, library.PoolTimeout | library.LocalProtocolError | library.UnsupportedProtocol)
+
     def content(self, response: Any) -> bytes | None:
-        return response.content if response.is_closed else None
+        # A transport may have read and closed it without keeping it.
+        return getattr(response, "_content", b"") if response.is_closed else None
 
     def refused(self, request: Any, error: RateLimited) -> Any:
         wait = error.retry_after_header

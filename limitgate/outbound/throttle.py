@@ -83,6 +83,9 @@ class Transport(Protocol):
     def is_unanswered(self, error: BaseException) -> bool:
         """True for an error of `send` that means: no connection, no response, or a late one."""
 
+    def is_unsent(self, error: BaseException) -> bool:
+        """True for an error of `send` before anything was sent, known by its kind."""
+
     def field(self, response: Any) -> Field:
         """Return the header fields of a response."""
 
@@ -177,8 +180,14 @@ class ClientThrottle(Generic[Request, Kind]):
         """For limits configured in the store, the ones read last."""
         self._options = checked
         self._budget: Budgets | None = options.get("budget")
-        if self._budget is not None and (limits or not callable(getattr(self._budget, "exchange", None))):
-            raise ConfigError(f"budget is {self._budget!r:.80}, expected a limitgate.llm.Budget, and no limits beside it")
+        if self._budget is not None and not callable(getattr(self._budget, "exchange", None)):
+            raise ConfigError(f"budget is {self._budget!r:.80}, expected a limitgate.llm.Budget")
+        if self._budget is not None and limits:
+            raise ConfigError("limits stand beside a budget, expected limits in the budget and no limits beside it")
+        if self._budget is not None and checked.strict:
+            raise ConfigError(
+                "strict stands beside a budget, expected limits with it, or a budget with a burst below its count"
+            )
         self._key = key
         self._repeatable = repeatable
         self._loads = HostLoads(checked.adaptive, throttles=checked.throttle) if checked.adaptive or checked.throttle else None
@@ -237,7 +246,7 @@ class ClientThrottle(Generic[Request, Kind]):
             refusals += 1
             wait = pause if refusals == 1 else max(pause, _backoff(refusals))
             if spending is not None:
-                yield from spending.settling_nothing()
+                yield transport.finish(spending.settling_nothing())
             if waiting.monotonic() + wait > deadline or not self._may_repeat(transport, request, spending):
                 raise RateLimited(_refusal(max(told, wait)), refused)
             if wait > pause or pause <= _HEARD:
@@ -250,6 +259,7 @@ class ClientThrottle(Generic[Request, Kind]):
         """Return the pause that a response asks for, in seconds, and the one that is kept."""
         if spending is not None:
             answer = spending.hear(answer.status, transport.field(response))
+            yield transport.finish(spending.learning())
         told = _pause(answer, max(full_in, self._full_in(key)))
         pause = self._cut(key, told)
         if pause:
@@ -257,7 +267,10 @@ class ClientThrottle(Generic[Request, Kind]):
         return told, pause
 
     def _may_repeat(self, transport: Transport, request: Request, spending: Spends | None) -> bool:
-        is_wanted = self._repeatable(request) if spending is None else spending.may_retry
+        is_wanted = self._repeatable(request)
+        if spending is not None:
+            # A refused question has done nothing.
+            is_wanted = spending.may_retry and (is_wanted or self._repeatable.__module__.startswith("limitgate."))
         return is_wanted and transport.repeatable(request)
 
     def _attempt(self, transport: Transport, request: Request, load: HostLoad, refused: Any) -> Flow:

@@ -28,7 +28,7 @@ import limitgate.aiohttp
 import limitgate.httpx
 import limitgate.requests
 import limitgate.urllib3
-from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, Limiter, MemoryStore, RedisStore, StoreError
+from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, Limit, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.llm import Budget, Usage
 from tests.support.doors import PATIENCE, until
@@ -293,7 +293,7 @@ def test_the_lower_remainder_holds(made: Made) -> None:
     """Other programs draw on the same account."""
     fields = {"x-ratelimit-remaining-tokens": "40000", "x-ratelimit-limit-tokens": "100000", "x-ratelimit-reset-tokens": "60s"}
     client = made(Provider(limits={"tokens": (100_000, 86_400)}, script=[Act(fields=fields)]), budget())
-    client.chat()
+    client.chat(max_tokens=10)
     assert spent(client) == [1, pytest.approx(60_000, abs=100)]
 
 
@@ -320,6 +320,60 @@ def test_limits_that_the_provider_states_hold_in_every_process(made: Made) -> No
     reserve = other.areserve if client.runner else other.reserve
     reservation = client.run(reserve(client.limiter, {"messages": QUESTION}))
     assert [window.limit for window in reservation.decision.windows] == [600, 90_000]
+
+
+def test_told_limits_need_no_limits_of_their_own(made: Made) -> None:
+    provider = Provider(limits={"requests": (5, 60)})
+    client = made(provider, Budget(limits="told", key=lambda _: "k"), timeout=0)
+    for _ in range(3):
+        with contextlib.suppress(openai.RateLimitError):
+            client.chat()
+    kept = client.run(client.limiter.configuration("k requests"))
+    assert [str(limit) for limit in kept] == ["5/minute"]
+
+
+def test_a_told_limit_keeps_the_burst_and_other_limits_of_ours(made: Made) -> None:
+    provider = Provider(limits={"requests": (120, 60)})
+    client = made(provider, Budget(requests=["60/minute burst 5", "9000/day"], limits="told", key=lambda _: "k"))
+    for _ in range(2):
+        client.chat()
+    kept = client.run(client.limiter.configuration("k requests"))
+    assert [str(limit) for limit in kept] == ["120/minute"]
+    other = Budget(requests=["60/minute burst 5", "8000/day"], limits="told", key=lambda _: "k", hold=None)
+    reservation = client.run((other.areserve if client.runner else other.reserve)(client.limiter, {"messages": QUESTION}))
+    assert [(window.limit, window.period) for window in reservation.decision.windows] == [(5, 60), (8_000, 86_400)]
+
+
+def test_a_stream_is_drawn_to_what_the_provider_said_when_it_said_it(made: Made) -> None:
+    """Not at the end of a stream, when more remains again."""
+    fields = {"x-ratelimit-remaining-tokens": "40000", "x-ratelimit-limit-tokens": "100000", "x-ratelimit-reset-tokens": "60s"}
+    client = made(Provider(limits={"tokens": (100_000, 86_400)}, script=[Act(fields=fields)]), budget())
+    stream = client.chat(stream=True, max_tokens=10)
+    assert spent(client) == [1, pytest.approx(60_000, abs=100)]
+    client.read(stream)
+    assert spent(client) == [1, pytest.approx(60_000, abs=100)]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_store_that_holds_no_more_counts_without_a_hold(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limitgate.algorithms.holds.most_entries", lambda _: 0)
+    plan = Budget(tokens="1000/day", key=lambda _: "k")
+    limiter: Any = Limiter(MemoryStore()) if kind == "sync" else AsyncLimiter(MemoryStore())
+    with serving(Provider()) as url:
+        client = Client(kind, url, plan, limiter, timeout=0)
+        with pytest.raises(StoreError, match="cannot be held"):
+            client.run(limiter.reserve("other", "1000/day", hold=60))
+        client.chat(max_tokens=100)
+        assert client.used("k", "1000/day") == [ASKED + 5]
+        client.close()
+
+
+def test_small_estimates_make_no_usage_absurd(made: Made) -> None:
+    usage = {"prompt_tokens": 250, "completion_tokens": 900, "total_tokens": 1_150}
+    client = made(Provider(output=lambda _: 1, script=[*[Act()] * 25, Act(usage=usage)]), budget())
+    for _ in range(26):
+        client.chat()
+    assert spent(client) == [26, 25 * (ASKED + 1) + 1_150]
 
 
 def test_an_implausible_limit_needs_two_answers(made: Made) -> None:
@@ -404,6 +458,8 @@ def test_what_is_no_usage_is_an_error(usage: Any) -> None:
         ({}, "a budget without limits"),
         ({"requests": "nonsense"}, "is not a limit"),
         ({"tokens": "20 at once"}, r"tokens: .* expected a limit per time"),
+        ({"requests": Limit("5/day", algorithm="fixed_window")}, "books no turns to wait for"),
+        ({"requests": 500}, "requests: 500 is not a limit"),
         ({"requests": "5/minute", "hold": 0}, "hold is 0"),
         ({"requests": "5/minute", "hold": "2 days"}, "hold is '2 days'"),
         ({"requests": "5/minute", "limits": "heard"}, "expected 'given' or 'told'"),
@@ -421,6 +477,16 @@ def test_a_budget_stands_in_place_of_limits() -> None:
         RateLimitTransport("5/second", budget=Budget(requests="5/minute"))
     with pytest.raises(ConfigError, match="expected a limitgate"):
         RateLimitTransport(budget="5/minute")
+    with pytest.raises(ConfigError, match="strict stands beside a budget"):
+        RateLimitTransport(budget=Budget(requests="5/minute"), strict=True)
+
+
+def test_repeatable_is_obeyed(made: Made) -> None:
+    provider = Provider(script=[Act(status=429, fields={"retry-after-ms": "10"})])
+    client = made(provider, budget(), repeatable=lambda _: False)
+    with pytest.raises(openai.RateLimitError):
+        client.chat()
+    assert len(provider.calls) == 1
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -14,7 +14,7 @@ from limitgate.gate.planning.identity import Subject
 from limitgate.keys import Key, PreparedKey, Value, given, overflow
 from limitgate.limits.bucket import NORMAL, Bucket, Priority
 from limitgate.limits.limit import Limit, kept_as
-from limitgate.limits.plan import Adjustment, Charge, Plan
+from limitgate.limits.plan import REQUESTS, Adjustment, Charge, Plan
 from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import Counts
 from limitgate.rules.callers import DEFAULT_TIER
@@ -103,6 +103,7 @@ class CompiledRule:
         limited = CompiledRule.__new__(CompiledRule)
         _copy_slots(self, limited)
         limited.rule = self.rule.having_limits(limits)
+        limited._cost = limited.rule.fixed_costs  # noqa: SLF001 - it is one of ours
         limited.has_slots = any(bucket.has_slots for bucket in limited.rule.buckets)
         return limited
 
@@ -125,7 +126,8 @@ class CompiledRule:
         if isinstance(cost, tuple):
             parts = zip(self.rule.buckets_for(priority), cost, self.rule.bucket_units, strict=True)
             return [
-                Charge(key + bucket.suffix, bucket, each, enforced, name, None, wait, unit=unit) for bucket, each, unit in parts
+                Charge(key + bucket.suffix, bucket, _places(bucket, each, unit), enforced, name, None, wait, unit=unit)
+                for bucket, each, unit in parts
             ]
         return [
             Charge(key + bucket.suffix, bucket, min(cost, 1) if bucket.has_slots else cost, enforced, name, None, wait)
@@ -156,6 +158,11 @@ class CompiledRule:
             return key
         source = subject.address()
         return key if cardinality.open(key, source, self.rule.name) else self._prefix + self._key.digest(overflow(source))
+
+
+def _places(bucket: Bucket, cost: int, unit: str) -> int:
+    """A request holds one slot, unless that limit has its own cost."""
+    return min(cost, 1) if bucket.has_slots and unit == REQUESTS else cost
 
 
 def id_name(rule: Rule) -> str:
