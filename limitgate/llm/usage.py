@@ -21,6 +21,8 @@ CAPPED = 10
 MOST_USED = 10_000_000
 """Larger usage is wrong if there is no estimate: no model reads or writes that much."""
 _END = MOST_EXAMINED // 2
+_MOST_TRIED = 8
+"""Places of ``usage`` in an event that are tried, from its end; metadata may have the word, too."""
 _LONGEST_USAGE = 8192
 """Bytes of a ``usage`` object that are parsed."""
 _AT_ONCE = 65_536
@@ -28,7 +30,7 @@ _AT_ONCE = 65_536
 _BATCH = 16_384
 """Bytes of events that are examined together, which is cheaper."""
 
-_STRING = rb'"((?:[^"\\\n]++|\\.)++)"'
+_STRING = rb'"((?:[^"\\\n]++|\\.)++)(?:"|\Z)'
 _KEYS = rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|partial_json|arguments|transcript)"\s*+:\s*+'
 _IN_DELTA = rb'\{(?:"type":"[a-z_]++",)?[^\n]{0,300}?' + _KEYS
 """A prefix that the next part would match too is matched faster."""
@@ -152,8 +154,14 @@ class Reader:
 
         ``head`` is the beginning of the event, which has its type.
         """
-        at = data.rfind(b'"usage"', begin, end)
-        if at < 0 or not (found := _OBJECT.match(data, at + 7, end)):
+        found, before = None, end
+        for _ in range(_MOST_TRIED):
+            before = data.rfind(b'"usage"', begin, before)
+            if before < 0:
+                return
+            if found := _OBJECT.match(data, before + 7, end):
+                break
+        if found is None:
             return
         text = data[found.end() : min(end, found.end() + _LONGEST_USAGE)].decode("utf-8", "replace")
         try:

@@ -31,7 +31,12 @@ def _most_within(period: int, limit: Limit) -> int:
 def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
     """Yield ``(limit, most, burst)`` for each limit that admits more in one period, and the largest burst that avoids it."""
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
-    for limit in [limit for limit in rule.every_limit if limit.period]:
-        most = most_within(limit.period, rule.every_limit)
-        if most > limit.count and limit.burst > least and ALGORITHMS[limit.algorithm] is gcra:
-            yield limit, most, least
+    for place, limit in enumerate(rule.every_limit):
+        if not limit.period:
+            continue
+        # Other limits bound this one only if they count the same.
+        most = most_within(limit.period, (limit,) if rule.own_costs else rule.every_limit)
+        own = rule.own_costs.get(place)
+        smallest = own if isinstance(own, int) and own else least
+        if most > limit.count and limit.burst > smallest and ALGORITHMS[limit.algorithm] is gcra:
+            yield limit, most, smallest

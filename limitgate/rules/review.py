@@ -167,7 +167,8 @@ def _shadow_at(pattern: Sequence[str], rule: Rule, others: Sequence[Rule]) -> Ru
 
 def _limits(rule: Rule) -> Iterator[Oddity]:
     limits, fields = rule.every_limit, rule.limit_fields
-    for place, other in idle_limits(limits):
+    # Limits of different costs cannot be compared.
+    for place, other in () if rule.own_costs else idle_limits(limits):
         message = f"never refuses, because {other} always refuses first"
         yield Oddity(rule, fields[place], f"{limits[place]} {message}" if limits[place] != other else f"duplicate {other}")
     for limit, field in zip(limits, fields):
@@ -297,7 +298,7 @@ def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
 
 
 def _is_compared(rule: Rule) -> bool:
-    is_fixed = rule.has_limits and bool(rule.every_limit) and rule.limits_by is None
+    is_fixed = rule.has_limits and bool(rule.every_limit) and rule.limits_by is None and not rule.own_costs
     return is_fixed and not (rule.replaces or rule.charge_if or rule.ban or rule.max_delay or callable(rule.cost))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from limitgate import Caller, ConfigError, Limit, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule, load_rules
+from limitgate.rules.review import review
 from limitgate.rules.revision import digest
 from limitgate.rules.rule import RuleSet
 from tests.support.clock import Clock
@@ -170,3 +171,32 @@ def test_a_rule_without_tokens_has_the_fields_of_requests(door: type[Site], styl
     assert all("requests" in name for name in names)
     assert refused.status == 429
     assert {name for name in refused.headers if "ratelimit" in name} == names
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        [("200000/minute", 900), "500/minute"],
+        ["500/minute", ("200000/minute", 900)],
+        ["500/minute", ("200/minute", 0)],
+        ["10/minute", ("9/minute", 1)],
+    ],
+    ids=repr,
+)
+def test_limits_of_different_costs_are_not_compared(door: type[Site], limits: Any) -> None:
+    rules = RuleSet([Rule("api", limits=limits), Rule("other", "499/minute")])
+    assert [oddity for oddity in review(rules) if "never refuses" in oddity.message] == []
+    assert door
+
+
+def test_own_costs_leave_slots_at_one_each(door: type[Site]) -> None:
+    rule = Rule("api", ("1000/day", 5), concurrency=2, cost=3)
+    with door(rule, store=MemoryStore(Clock())) as site:
+        assert site.statuses(3) == [200, 200, 200]
+
+
+def test_a_callers_fewer_limits_have_the_costs_of_their_places(door: type[Site]) -> None:
+    rule = Rule("api", "500/minute", ("1000/day", 900))
+    caller = Caller("me", limits={"api": "2/minute"})
+    with door(rule, store=MemoryStore(Clock()), identify=lambda _: caller) as site:
+        assert site.statuses(3) == [200, 200, 429]
