@@ -217,6 +217,6 @@ def test_a_reloader_is_no_worker(tmp_path: Path) -> None:
 
 def test_uvicorn_s_workers_are_counted(tmp_path: Path) -> None:
     """Processes that a supervisor has spawned and not forked see its command line as well."""
-    with uvicorn_process("tests.e2e.at_start:app", tmp_path, "--workers", "3") as url:
+    with uvicorn_process("tests.e2e.at_start:app", tmp_path, workers=3) as url:
         assert httpx.get(url, timeout=PATIENCE).status_code == 200
         assert "LG001 3 workers" in told(tmp_path / "uvicorn.log", "LG001")[0][1]
