@@ -172,7 +172,7 @@ class Budget(Remade):
             host=host,
             hold=self._hold,
             told_limits=self._told_limits,
-            share=None if self._share is None else (self._line(key), self._tenant(request)),
+            share=(self._line(key), self._tenant(request)),
         )
 
     def _default_key(self, host: str, field: Callable[[str], str | None], model: str | None) -> str:
@@ -200,7 +200,7 @@ class Budget(Remade):
             return self._lines.setdefault(key, FairLine())
 
     def _tenant(self, request: Any) -> str:
-        tenant = None if self._share is None else self._share(request)
+        tenant = "" if self._share is None else self._share(request)
         if not isinstance(tenant, str):
             raise ConfigError(f"share returned {tenant!r:.80}, expected text")
         return tenant

@@ -74,7 +74,7 @@ class Spending:
         host: str,
         hold: float | None,
         told_limits: ToldLimits | None,
-        share: tuple[FairLine, str] | None,
+        share: tuple[FairLine, str],
     ) -> None:
         self.key = key
         self._host = host
@@ -104,8 +104,8 @@ class Spending:
         """Reserve the estimate within ``timeout`` seconds; return the decision. Gives back what was reserved before."""
         yield from self.giving_back()
         self._limiter, self.is_sent = limiter, False
-        if self._share is None:
-            return (yield from self._reserving(timeout))
+        # One waiting request at a time books its turn. If many had booked, their turns would stay where they are when other
+        # processes give something back.
         began = waiting.monotonic()
         line, tenant = self._share
         ticket = line.join(tenant, self.expected.usage.input + self.expected.usage.output)
