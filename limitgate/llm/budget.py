@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from threading import Lock
@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 
 from limitgate.algorithms import ALGORITHMS
 from limitgate.errors import ConfigError
-from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
 from limitgate.llm.estimate import Estimate, Percentile, estimate_of
@@ -23,7 +22,8 @@ from limitgate.llm.spending import AsyncBudgetReservation, BudgetReservation, Ex
 from limitgate.llm.told_limits import ToldLimits
 from limitgate.llm.usage import Usage
 from limitgate.llm.windows import Windows
-from limitgate.outbound.throttle import ClientThrottle, Transport
+from limitgate.outbound.budgets import Flow
+from limitgate.outbound.throttle import ClientThrottle, Transport, arun, run
 from limitgate.process.forking import Remade, reset_in_children
 
 Limits: TypeAlias = Limit | str | Sequence[Limit | str] | None
@@ -109,18 +109,16 @@ class Budget(Remade):
         ``.decision``. Raises `StoreError` if the store fails.
         """
         spending = self._spending_of(body)
-        drive(spending.taking(limiter, as_seconds(timeout, "timeout")), _itself)
+        run(spending.taking(limiter, as_seconds(timeout, "timeout")))
         return BudgetReservation(spending)
 
     async def areserve(self, limiter: AsyncLimiter, body: Body, *, timeout: Duration = 0) -> AsyncBudgetReservation:
         """`reserve` on an `AsyncLimiter`."""
         spending = self._spending_of(body)
-        await adrive(spending.taking(limiter, as_seconds(timeout, "timeout")), _itself)
+        await arun(spending.taking(limiter, as_seconds(timeout, "timeout")))
         return AsyncBudgetReservation(spending)
 
-    def exchange(
-        self, throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, key: str
-    ) -> Generator[Any, Any, Any]:
+    def exchange(self, throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, key: str) -> Flow:
         """Send a request of a throttled client, as a flow; return its response. ``key`` is its key there, the host.
 
         Raises the errors of the client library.
@@ -160,7 +158,8 @@ class Budget(Remade):
                 raise ConfigError(f"key returned {key!r:.80}, expected text or None")
         else:
             key = self._default_key(host, field, estimated.model)
-        output = self._percentile(key).value if estimated.output is None else estimated.output
+        answers = self._percentile(key)
+        output = answers.value if estimated.output is None else estimated.output
         expected = Expected(
             Usage(estimated.input, output), has_maximum=estimated.output is not None, is_partial=estimated.is_partial
         )
@@ -168,7 +167,7 @@ class Budget(Remade):
             key,
             expected,
             self._windows,
-            self._percentile(key),
+            answers,
             host=host,
             hold=self._hold,
             told_limits=self._told_limits,
@@ -215,10 +214,6 @@ class Budget(Remade):
             else:
                 self._answers.move_to_end(key)
             return found
-
-
-def _itself(wish: Any) -> Any:
-    return wish
 
 
 def _no_field(_: str) -> None:

@@ -8,7 +8,7 @@ requests delays the first request of another one by a single request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from threading import TIMEOUT_MAX, Event, Lock
@@ -93,7 +93,7 @@ class FairLine:
                 if not ticket.has_left:
                     self._call(ticket)
         if self._first is None:
-            # Nobody waits, so nobody has an advantage.
+            # While no request waits, no tenant has an advantage.
             self._ends.clear()
             self._now = 0
 
@@ -110,11 +110,8 @@ class FairLine:
             ticket.wake = called.set
         return called.wait(None if timeout is None or timeout > TIMEOUT_MAX else timeout)
 
-    def await_(self, ticket: Ticket, timeout: float | None) -> Awaitable[bool]:
+    async def await_(self, ticket: Ticket, timeout: float | None) -> bool:
         """`wait` on an event loop."""
-        return self._awaited(ticket, timeout)
-
-    async def _awaited(self, ticket: Ticket, timeout: float | None) -> bool:
         loop = asyncio.get_running_loop()
         called = loop.create_future()
 

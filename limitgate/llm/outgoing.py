@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from limitgate.limits.decision import RateLimited
-from limitgate.llm.spending import Flow, Spending
+from limitgate.llm.spending import Spending
 from limitgate.llm.usage import Reader, reader_for
+from limitgate.outbound.budgets import Flow
 from limitgate.outbound.throttle import ClientThrottle, Transport
 from limitgate.process.clock import monotonic
 

@@ -29,7 +29,7 @@ _SKEW = 2.0
 """Tolerated difference from the provider's clock in seconds, see response_fields.py."""
 _PAST = 5.0
 """A reset that is longer ago, in seconds, is wrong."""
-_ROUNDED = 1000
+ROUNDING = 1000
 """Anthropic rounds remaining tokens to thousands."""
 _NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", re.ASCII)
@@ -227,7 +227,7 @@ def _anthropic_windows(field: Field, now: float) -> tuple[Provider, tuple[Window
         prefix = f"anthropic-ratelimit-{name}-"
         limit, remaining = _agreed(field(prefix + "limit"), _count), _agreed(field(prefix + "remaining"), _count)
         reset = _agreed(field(prefix + "reset"), _time)
-        if limit and remaining and limit < remaining <= limit + _ROUNDED:
+        if limit and remaining and limit < remaining <= limit + ROUNDING:
             remaining = limit
         after = None if reset is None or reset - clock < -_PAST else _bounded(max(0.0, reset - clock))
         windows.append(Window(kind, limit or None, remaining, after, _MINUTE))

@@ -8,26 +8,26 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from limitgate.errors import StoreError
-from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.holding import NotHeldError
 from limitgate.limiter.limiter import AsyncLimiter
 from limitgate.limits.decision import Decision
 from limitgate.llm.estimate import Percentile
 from limitgate.llm.fair_share import FairLine
-from limitgate.llm.provider_fields import Told, told
+from limitgate.llm.provider_fields import ROUNDING, Told, told
 from limitgate.llm.told_limits import ToldLimits
 from limitgate.llm.usage import Reader, Usage, bounded, usage_in
 from limitgate.llm.windows import Windows
+from limitgate.outbound.budgets import Flow
 from limitgate.outbound.response_fields import Answer, Field
+from limitgate.outbound.throttle import arun, run
 from limitgate.process import waiting
 
-Flow = Generator[Any, Any, Any]
 _NOTHING = Usage(0, 0)
 _log = logging.getLogger("limitgate.outbound")
 
@@ -53,12 +53,6 @@ class Expected(NamedTuple):
     def _bounds(self) -> tuple[int | None, int]:
         into = None if self.is_partial else max(self.usage.input, _LEAST_INPUT)
         return into, self.usage.output if self.has_maximum else max(self.usage.output, _LEAST_OUTPUT)
-
-    def settled(self, reader: Reader) -> Usage:
-        """Return what a request has cost, see `Reader.settle`."""
-        reader.finish()
-        usage = reader.settle(self.usage.input, None, is_partial=True)
-        return self.bounded(usage)
 
 
 class Spending:
@@ -173,7 +167,8 @@ class Spending:
 
     def settling_read(self, reader: Reader) -> Flow:
         """Settle by what a reader has read along, at the end of the response."""
-        reported, usage = reader.finish(), self.expected.settled(reader)
+        reported = reader.finish()
+        usage = self.expected.bounded(reader.settle(self.expected.usage.input, is_partial=True))
         if reported is not None:
             self.answered(usage)
         yield from self.settling(usage)
@@ -184,7 +179,7 @@ class Spending:
             self._answers.add(usage.output)
 
     def settling_unknown(self) -> Flow:
-        """Settle a request of which no response is known: the input as estimated, no output."""
+        """Settle a request whose response is not known: the input as estimated, no output."""
         yield from self.settling(Usage(self.expected.usage.input, 0))
 
     def settling_nothing(self) -> Flow:
@@ -220,7 +215,7 @@ class Spending:
     def _drawing(self, said: Told) -> Flow:
         """Charge what other programs have used, so that no more remains than the provider says.
 
-        Processes may do so at the same time. Who then finds that less remains, gives the difference back.
+        Processes may charge the same tokens at once. A process that then finds less left gives the difference back.
         """
         limits = self._windows.every()
         now = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
@@ -239,7 +234,7 @@ class Spending:
             yield self._limiter.refund(self.key, *given, cost=0)
 
     def _lower(self, said: Told) -> list[tuple[int, int]]:
-        """Return the windows of which the provider says that less remains than this process knew, and that remainder.
+        """Return the place of each window in which the provider reports less than this process knew, and what it reports.
 
         Other programs use the same account.
         """
@@ -250,14 +245,10 @@ class Spending:
                 if (
                     same
                     and theirs.remaining is not None
-                    and theirs.remaining + _ROUNDED * (kind != "requests") < window.remaining
+                    and theirs.remaining + ROUNDING * (kind != "requests") < window.remaining
                 ):
                     found.append((place, theirs.remaining))
         return found
-
-
-_ROUNDED = 1_000
-"""Providers round the tokens that remain."""
 
 
 def _usage(given: object) -> Usage:
@@ -269,10 +260,6 @@ def _usage(given: object) -> Usage:
     if found is None:
         raise TypeError(f"usage is {given!r:.80}, expected the usage of a response, or limitgate.llm.Usage(input, output)")
     return found
-
-
-def _itself(wish: Any) -> Any:
-    return wish
 
 
 class BudgetReservation:
@@ -293,15 +280,15 @@ class BudgetReservation:
         """
         found = self._spending.expected.bounded(_usage(usage))
         self._spending.answered(found)
-        drive(self._spending.settling(found), _itself)
+        run(self._spending.settling(found))
 
     def renew(self) -> None:
         """Hold the reservation for another `hold` from now."""
-        drive(self._spending.renewing(), _itself)
+        run(self._spending.renewing())
 
     def cancel(self) -> None:
         """Give everything back, the request too."""
-        drive(self._spending.giving_back(), _itself)
+        run(self._spending.giving_back())
 
     def __enter__(self) -> Self:
         return self
@@ -330,15 +317,15 @@ class AsyncBudgetReservation:
         """
         found = self._spending.expected.bounded(_usage(usage))
         self._spending.answered(found)
-        await adrive(self._spending.settling(found), _itself)
+        await arun(self._spending.settling(found))
 
     async def renew(self) -> None:
         """Hold the reservation for another `hold` from now."""
-        await adrive(self._spending.renewing(), _itself)
+        await arun(self._spending.renewing())
 
     async def cancel(self) -> None:
         """Give everything back, the request too."""
-        await adrive(self._spending.giving_back(), _itself)
+        await arun(self._spending.giving_back())
 
     async def __aenter__(self) -> Self:
         return self

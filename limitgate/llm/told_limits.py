@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -11,6 +10,7 @@ from weakref import WeakKeyDictionary
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.llm.provider_fields import Kind, Told, ToldLimit, Window, limit_of
 from limitgate.llm.windows import KINDS, Windows
+from limitgate.outbound.budgets import Flow
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
@@ -18,8 +18,6 @@ FRESH_S = 1.0
 """Seconds after which the store is asked again."""
 MOST_KEYS = 1_000
 """Keys whose limits are remembered. The least recently used one is dropped."""
-
-Flow = Generator[Any, Any, Any]
 
 
 class _Known(NamedTuple):
@@ -37,7 +35,7 @@ class ToldLimits:
         """By limiter and key."""
         self._told: dict[tuple[str, Kind, int], ToldLimit] = {}
         self._new: dict[tuple[str, Kind], Limit] = {}
-        """Stated limits of periods that no limit has yet."""
+        """Stated limits with a new period, until a second response repeats them."""
         self.reset_after_fork()
         reset_in_children(self)
 

@@ -25,7 +25,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
 from limitgate.observing.exporter import Observer
-from limitgate.outbound.budgets import Budgets, Reading, Spends, Target
+from limitgate.outbound.budgets import Budgets, Flow, Reading, Spends, Target
 from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
 from limitgate.outbound.options import CheckedOptions, ClientOptions, check_is_strict, strict as strictly
 from limitgate.outbound.response_fields import Answer, Field
@@ -42,7 +42,6 @@ class Sent(Protocol):
 
 Request = TypeVar("Request", bound=Sent)
 Kind = TypeVar("Kind", AsyncLimiter, Limiter)
-Flow = Generator[Any, Any, Any]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """RFC 9110, section 9.2.2."""
