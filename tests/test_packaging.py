@@ -58,7 +58,7 @@ def sources(folder: str) -> AbstractSet[str]:
 def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
     """Modules, scripts for Redis, the mark of a typed package and pytest's plugin; nobody else's top-level names."""
     about = {name for name in built.wheel if name.startswith(f"limitgate-{PROJECT['version']}.dist-info/")}
-    assert built.wheel - about == sources("limitgate") | {"_limitgate_pytest.py"}
+    assert built.wheel - about == sources("limitgate") | {"_limitgate_pytest.py", "limitgate/messages/diagnostics.md"}
     assert {"limitgate/py.typed", "limitgate/lua/spend.lua", "limitgate/http/proxies/cloudflare.txt"} <= built.wheel
     assert f"limitgate-{PROJECT['version']}.dist-info/licenses/LICENSE" in about
 

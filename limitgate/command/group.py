@@ -22,6 +22,8 @@ VERBS = {
     "schema": "Print the JSON Schema of a rule file, for editors.",
     "explain": "Explain how the service would decide on a request, and why.",
     "routes": "List every route of an application with its limits.",
+    "doctor": "Examine the versions, options and store of a service.",
+    "doc": "Explain a code of a log line, such as LG006.",
     "replay": "Send an access log through rules: what would have been refused?",
     "peek": "Show one client's state in the store.",
     "reset": "Reset one client's usage.",

@@ -1,4 +1,4 @@
-"""Diagnostics for operators: log lines with a permanent code and an entry in the docs. They contain no data of clients."""
+"""Diagnostics for operators: log lines with a code, which ``limitgate doc`` explains, and without data of clients."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import logging
 from collections.abc import Hashable
 from enum import Enum
 from itertools import count
-
-PAGE = "docs/diagnostics.md"
-"""Page with an anchor for each code: ``#lg001``."""
 
 log = logging.getLogger("limitgate")
 
@@ -129,7 +126,7 @@ class Diagnosis(Enum):
         self.level = level
         self.place = len(type(self).__members__)
         """Index among all diagnostics."""
-        self.line = f"{code} {text} ({PAGE}#{code.lower()})"
+        self.line = f"{code} {text} (limitgate doc {code})"
 
     def log(self, *values: object) -> None:
         times_logged[self.place] += 1

@@ -1,0 +1,70 @@
+"""The verb ``doc``: prints the entry of a diagnostic code."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from limitgate.command.output import print_json, say
+from limitgate.messages.text import meant
+
+_ENTRY = re.compile(r"^## (LG\d{3})\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+
+
+@click.command("doc")
+@click.argument("code", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def verb(code: str | None, *, as_json: bool) -> None:
+    """Explain a code of a log line: what it means, why it matters, what to do. Without a code, list all of them.
+
+    For example: limitgate doc LG006
+    """
+    entries = {name: text.strip() for name, text in _ENTRY.findall(_page())}
+    if code is not None:
+        wanted = _found(code, entries)
+        entries = {wanted: entries[wanted]}
+    if as_json:
+        print_json([{"code": name, "summary": _summary(text), "text": text} for name, text in entries.items()])
+    elif code is None:
+        say(*[f"{name}  {_summary(text)}" for name, text in entries.items()])
+    else:
+        _print(*entries.popitem())
+
+
+def _found(code: str, entries: Collection[str]) -> str:
+    wanted = code.strip().upper()
+    wanted = f"LG{int(wanted):03}" if wanted.isascii() and wanted.isdigit() else wanted
+    if wanted not in entries:
+        near = meant(wanted, entries)
+        hint = "'limitgate doc' lists them" if near is None else f"did you mean {near}?"
+        raise click.UsageError(f"{code!r:.40} is not a code of LimitGate; {hint}")
+    return wanted
+
+
+def _print(name: str, text: str) -> None:
+    text = f"# {name}\n\n{text}"
+    if not sys.stdout.isatty():
+        say(*text.split("\n"))
+        return
+    from rich.console import Console  # noqa: PLC0415 - importing rich takes a third of the start-up time
+    from rich.markdown import Markdown  # noqa: PLC0415
+
+    Console().print(Markdown(text))
+
+
+def _summary(text: str) -> str:
+    first = text.split("\n\n")[0].replace("\n", " ")
+    return re.sub(r"[*`]", "", first.partition("**")[2].partition("**")[0]).rstrip(".")
+
+
+def _page() -> str:
+    """The page is part of the wheel. An editable installation reads that of its clone."""
+    page = files("limitgate.messages") / "diagnostics.md"
+    if not page.is_file():
+        page = Path(__file__).parents[3] / "docs" / "diagnostics.md"
+    return page.read_text("utf-8")
