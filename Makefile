@@ -5,13 +5,15 @@
 # make dist   wheel and sdist into dist/                      make test-wheel   every test of the sdist against the wheel
 # make docs   what docs/ has of the code: tables, a picture      make coverage   every test, and which lines they run
 # make test-oldest   tests of all that others provide with the oldest versions of it, without hiredis
+# make matrix   versions of Python, stores and servers, into docs/compatibility.md
+# make site   the documentation as a website, into build/site      make release   builds and checks a release from a clean tag
 # make bench-count   instructions that a request takes, kept for a test to compare with
 
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
+.PHONY: matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
@@ -57,6 +59,18 @@ dist: .venv/dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
+release: .venv/release redis    # from a clean tag; RELEASE=--quick leaves out the tests of the wheel
+	@$(BIN)/python scripts/release.py $(RELEASE)
+
+matrix: .venv/dev redis    # CELLS="python-3.14 valkey-9.1" runs some
+	$(BIN)/python scripts/matrix.py $(CELLS)
+
+check-interface: .venv/release
+	@$(BIN)/python scripts/check_interface.py
+
+site: .venv/site
+	$(BIN)/python -m handbook.site
+
 demo: .venv/dev redis
 	$(BIN)/python -m tests.access_log
 
@@ -78,6 +92,7 @@ promtool:    # without it, alerts are not tested
 	-@scripts/ensure-promtool
 
 .venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "LimitGate needs Python 3.11 or newer, not %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 
 .venv/example: .venv/bin/python pyproject.toml
@@ -86,6 +101,14 @@ promtool:    # without it, alerts are not tested
 
 .venv/dev: .venv/bin/python pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+.venv/release: .venv/dev
+	$(BIN)/pip install --quiet --editable '.[dev,release]'
+	@touch $@
+
+.venv/site: .venv/dev
+	$(BIN)/pip install --quiet --editable '.[dev,site]'
 	@touch $@
 
 .venv/bench: .venv/dev

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from handbook import dashboard, figures, first_minute, schema, side_by_side
+from handbook import dashboard, figures, first_minute, sbom, schema, side_by_side
 from handbook.reference import reference
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -20,6 +20,7 @@ def main() -> None:
     (DOCS / "side-by-side.svg").write_text(side_by_side.picture())
     schema.FILE.write_text(schema.text())
     dashboard.FILE.write_text(dashboard.text())
+    sbom.FILE.write_text(sbom.text())
 
 
 if __name__ == "__main__":

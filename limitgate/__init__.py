@@ -36,7 +36,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from limitgate.errors import ConfigError, LimitGateError, StoreError
+    from limitgate.errors import ConfigError, LimitGateDeprecationWarning, LimitGateError, StoreError
     from limitgate.exchange.application import ausage, usage
     from limitgate.http.request import Request
     from limitgate.limiter.limiter import AsyncLimiter, Limiter
@@ -65,6 +65,7 @@ __all__ = [
     "Decision",
     "Limit",
     "LimitGate",
+    "LimitGateDeprecationWarning",
     "LimitGateError",
     "LimitGateWSGI",
     "Limiter",
@@ -98,6 +99,7 @@ _HOMES = {
     "Decision": "limits.decision",
     "Limit": "limits.limit",
     "LimitGate": "middleware",
+    "LimitGateDeprecationWarning": "errors",
     "LimitGateError": "errors",
     "LimitGateWSGI": "middleware",
     "Limiter": "limiter.limiter",

@@ -84,6 +84,13 @@ class LimitGateError(Exception):
     """Base class of all errors."""
 
 
+class LimitGateDeprecationWarning(DeprecationWarning):
+    """Warns about a name, an option or a format that a later minor version removes. The message names the replacement.
+
+    Python shows it once per place. Turn it into an error in your tests: ``-W error::limitgate.LimitGateDeprecationWarning``.
+    """
+
+
 class ConfigError(LimitGateError, ValueError):
     """An error in a rule, a limit, a file or an option. The message ends with the expected value.
 

@@ -67,7 +67,7 @@ def test_the_sdist_holds_all_that_is_needed_to_build_and_to_test(built: Built) -
     """Every file of the repository but those of its own machinery, so `make test` works from it."""
     expected = {path for folder in HANDED_OUT for path in sources(folder)}
     top = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "pyproject.toml"}
-    top.add("_limitgate_pytest.py")
+    top |= {"_limitgate_pytest.py", "limitgate.cdx.json", "mkdocs.yml"}
     assert built.sdist == expected | top | {".gitignore", "PKG-INFO"}
 
 

@@ -58,7 +58,7 @@ def _print(name: str, text: str) -> None:
 
 
 def _summary(text: str) -> str:
-    first = text.split("\n\n")[0].replace("\n", " ")
+    first = text.split("\n\n", maxsplit=1)[0].replace("\n", " ")
     return re.sub(r"[*`]", "", first.partition("**")[2].partition("**")[0]).rstrip(".")
 
 
