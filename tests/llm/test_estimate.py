@@ -221,7 +221,7 @@ SAID = b'"model": "m", "max_tokens": 70, "n": 2, "stream": true'
 UNPARSED = [
     ("cut", b'{%b, "messages": "%b' % (SAID, b"x" * 400)),
     ("too many values", b'{"messages": [%b], %b}' % (b"{}," * MOST_VALUES, SAID)),
-    ("too deep", b'{"messages": %b, %b}' % (b"[" * 9999 + b"]" * 9999, SAID)),
+    ("too deep", b'{"messages": %b, %b}' % (b"[" * 100_000 + b"]" * 100_000, SAID)),
     ("too long", b'{"messages": "%b", %b}' % (b"x" * MOST_BYTES, SAID)),
     ("too long, first", b'{%b, "messages": "%b"}' % (SAID, b"x" * MOST_BYTES)),
     ("text that looks so", b'{"messages": "\\"max_tokens\\": 9999, \\"model\\": \\"other\\", ", %b' % SAID),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -449,7 +450,7 @@ def _meanwhile(store: MemoryStore, wait: Any) -> Any:
         with mock.patch.object(waits, "sleep_until", sleep_until):
             return wait(*args, **options)
 
-    return waiting if asyncio.iscoroutinefunction(wait) else blocking
+    return waiting if inspect.iscoroutinefunction(wait) else blocking
 
 
 def test_whoever_waits_hears_of_a_pause_at_once_in_its_own_process(world: World) -> None:

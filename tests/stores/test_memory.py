@@ -659,7 +659,8 @@ def test_the_garbage_collector_has_no_buckets_to_look_at(limits: tuple[Limit | s
             store.spend(a_plan(f"key {number}", *limits))
         gc.collect()
         assert len(store) == size
-        assert not any(map(gc.is_tracked, store._shards))
+        # Since Python 3.14 the collector tracks every dict, but still none of these keys and values.
+        assert sys.version_info >= (3, 14) or not any(map(gc.is_tracked, store._shards))
         return sum(id(each) not in before for each in gc.get_objects())
 
     assert tracked(1000) <= tracked(200) + 200
