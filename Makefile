@@ -6,6 +6,7 @@
 # make docs   what docs/ has of the code: tables, a picture      make coverage   every test, and which lines they run
 # make test-oldest   tests of all that others provide with the oldest versions of it, without hiredis
 # make matrix   versions of Python, stores and servers, into docs/compatibility.md
+# make soak   half an hour of requests and faults, does anything grow?
 # make upgrade   the previous release and this code side by side on one Redis
 # make site   the documentation as a website, into build/site      make release   builds and checks a release from a clean tag
 # make bench-count   instructions that a request takes, kept for a test to compare with
@@ -14,7 +15,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
+.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
@@ -65,6 +66,9 @@ release: .venv/release redis    # from a clean tag; RELEASE=--quick leaves out t
 
 matrix: .venv/dev redis    # CELLS="python-3.14 valkey-9.1" runs some
 	$(BIN)/python scripts/matrix.py $(CELLS)
+
+soak: .venv/dev redis    # SECONDS=1800
+	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),1800)
 
 upgrade: .venv/dev redis    # FROM=v1.0.0 is the version to run beside this one
 	$(BIN)/python scripts/upgrade.py $(FROM)

@@ -1,0 +1,217 @@
+"""Serves requests for half an hour, with everything that goes wrong, and looks for growth: `make soak`.
+
+Clients leave in the middle of streams, WebSockets come and go, rules change each 20 seconds, and Redis stops and restarts
+empty. Each 5 seconds the served process reports its memory, descriptors, tasks, threads and objects, and Redis its keys. After
+a warm-up of a sixth, none may grow: the 99 % interval of the slope has to contain 0, or the growth of a day has to be below a
+hundredth of the level. The slope is that of means of blocks, since neighbouring samples depend on each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import math
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+import httpx
+import redis
+import websockets
+
+BLOCKS = 12
+STUDENT = 3.169
+"""Quantile of Student's t distribution for 99 %, two-sided, with 10 degrees of freedom."""
+RULES = """
+rules:
+  - {{name: all, key: [path, ip], limits: ["{count}/second", "5000/minute"]}}
+  - {{name: login, path: /login, methods: [POST], key: [ip], limits: ["30/minute"], charge_if: {{status: [401]}}}}
+  - {{name: slots, path: /slow, key: [ip], concurrency: 20}}
+"""
+
+
+def slope(times: list[float], values: list[float]) -> tuple[float, float]:
+    """Return growth per second, and half of its 99 % interval, from means of blocks."""
+    size = max(1, len(times) // BLOCKS)
+    blocks = [(fmean(times[i : i + size]), fmean(values[i : i + size])) for i in range(0, size * BLOCKS, size)]
+    mean_x, mean_y = fmean(x for x, _ in blocks), fmean(y for _, y in blocks)
+    spread = sum((x - mean_x) ** 2 for x, _ in blocks)
+    growth = sum((x - mean_x) * (y - mean_y) for x, y in blocks) / spread
+    errors = [y - mean_y - growth * (x - mean_x) for x, y in blocks]
+    deviation = math.sqrt(sum(error**2 for error in errors) / (len(blocks) - 2) / spread)
+    return growth, STUDENT * deviation
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Redis:
+    """A server of our own on a unix socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "redis.sock"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start without data."""
+        program = shutil.which("redis-server") or sys.exit("soak: no redis-server found: run make redis")
+        command = [str(program), "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(self._folder)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def stop(self) -> None:
+        """Stop, and lose all data."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(10)
+
+    @property
+    def keys(self) -> int | None:
+        """Number of keys, None while the server is away."""
+        try:
+            with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1) as client:
+                found: int = client.dbsize()
+                return found
+        except redis.RedisError:
+            return None
+
+
+async def requests(client: httpx.AsyncClient, until: float, generator: random.Random) -> int:
+    """Send requests as fast as answers come. Return how many got an answer."""
+    answered = 0
+    while time.monotonic() < until:
+        path = generator.choice(["/hello", "/hello", "/hello", "/login?fail=1", "/login"])
+        method = "POST" if path.startswith("/login") else "GET"
+        with contextlib.suppress(httpx.HTTPError):
+            await client.request(method, path, headers={"X-Forwarded-For": f"203.0.113.{generator.randrange(250)}"})
+            answered += 1
+        await asyncio.sleep(0.005)
+    return answered
+
+
+async def leaves(client: httpx.AsyncClient, until: float, generator: random.Random) -> None:
+    """Read a part of a stream, and leave."""
+    while time.monotonic() < until:
+        with contextlib.suppress(httpx.HTTPError):
+            async with client.stream("GET", "/slow") as response:
+                async for _ in response.aiter_raw():
+                    if generator.random() < 0.3:
+                        break
+        await asyncio.sleep(0.05)
+
+
+async def chats(url: str, until: float, generator: random.Random) -> None:
+    """Open WebSockets, send some messages, and close them well or not at all."""
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError, websockets.WebSocketException):
+            connection = await websockets.connect(url)
+            for _ in range(generator.randrange(5)):
+                await connection.send("hello")
+                await connection.recv()
+            if generator.random() < 0.5:
+                await connection.close()
+            else:
+                connection.transport.abort()
+        await asyncio.sleep(0.1)
+
+
+async def faults(server: Redis, rules: Path, until: float, generator: random.Random) -> None:
+    """Change the rules, and take Redis away now and then."""
+    while time.monotonic() < until:
+        rules.write_text(RULES.format(count=generator.randrange(20, 60)))  # noqa: ASYNC240 - a short local file
+        await asyncio.sleep(20)
+        if generator.random() < 0.3:
+            server.stop()
+            await asyncio.sleep(generator.uniform(0.1, 3))
+            server.start()
+
+
+async def samples(client: httpx.AsyncClient, server: Redis, until: float) -> list[dict[str, float]]:
+    """Ask the served process and Redis each 5 seconds."""
+    found = []
+    while time.monotonic() < until:
+        await asyncio.sleep(5)
+        with contextlib.suppress(httpx.HTTPError):
+            told = (await client.get("/process", headers={"X-Forwarded-For": "198.51.100.1"})).json()
+            keys = server.keys
+            if keys is not None and "memory" in told:
+                found.append({**told, "keys": keys, "at": time.monotonic()})
+    return found
+
+
+@contextlib.contextmanager
+def served(folder: Path, server: Redis, rules: Path) -> Iterator[int]:
+    """Serve the application. Yields the port."""
+    port = free_port()
+    environment = {**os.environ, "SOAK_RULES": str(rules), "SOAK_STORE": f"unix://{server.socket}"}
+    command = [sys.executable, "-m", "uvicorn", "benchmarks.soak_app:app", "--port", str(port), "--log-level", "error"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([*command, "--forwarded-allow-ips", "127.0.0.1"], env=environment, stdout=log, stderr=log)
+        try:
+            yield port
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+async def soak(seconds: float, seed: int) -> int:
+    """Run everything and report. Return 1 for growth."""
+    generator = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="limitgate-soak-") as name:
+        folder = Path(name)
+        rules = folder / "rules.yaml"
+        rules.write_text(RULES.format(count=40))
+        server = Redis(folder)
+        try:
+            with served(folder, server, rules) as port:
+                await asyncio.sleep(3)
+                until = time.monotonic() + seconds
+                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+                    found, answered, *_ = await asyncio.gather(
+                        samples(client, server, until),
+                        requests(client, until, generator),
+                        leaves(client, until, generator),
+                        leaves(client, until, generator),
+                        chats(f"ws://127.0.0.1:{port}/chat", until, generator),
+                        faults(server, rules, until, generator),
+                    )
+        finally:
+            server.stop()
+    found = found[len(found) // 6 :]
+    print(f"{answered:,} requests, {len(found)} samples in {seconds:.0f} s, seed {seed}")
+    if len(found) < 2 * BLOCKS:
+        sys.exit(f"soak: only {len(found)} samples, expected at least {2 * BLOCKS}: run it for longer")
+    return int(sum(grows(found, kind) for kind in ("memory", "descriptors", "tasks", "threads", "objects", "keys")) > 0)
+
+
+def grows(found: list[dict[str, float]], kind: str) -> bool:
+    """Print the slope of one kind. True if it differs from 0."""
+    growth, half = slope([each["at"] for each in found], [each[kind] for each in found])
+    level = fmean(each[kind] for each in found)
+    is_growing = growth > half and growth * 86400 > 0.01 * level
+    verdict = "GROWS" if is_growing else "flat"
+    print(f"{kind}: {level:,.0f}, {growth * 3600:+,.1f} ± {half * 3600:,.1f} per hour: {verdict}")
+    return is_growing
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    given = parser.parse_args()
+    sys.exit(asyncio.run(soak(given.seconds, given.seed)))
