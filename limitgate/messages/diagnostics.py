@@ -122,6 +122,7 @@ class Diagnosis(Enum):
         "LG072",
         "forwarded_header %s has an underscore, so proxies may drop it and WSGI can't tell it from hyphens; did you mean %s?",
     )
+    UNKNOWN_TIER = "LG074", "identify returned a Caller of tier %s, which no rule names, so the default rules apply; %s"
     NO_FIELDS = "LG073", "x-ratelimit-windows sends no field for rule %s, as no limit is per %s; use x-ratelimit or draft-11"
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
@@ -150,11 +151,17 @@ class OncePerValue:
         self._diagnosis = diagnosis
         self._logged: set[Hashable] = set()
 
-    def log(self, value: Hashable, *said: object) -> None:
-        """Log ``said``, unless ``value`` was logged before."""
-        if value not in self._logged and len(self._logged) < self.MOST:
-            self._logged.add(value)
-            self._diagnosis.log(*said)
+    @property
+    def is_full(self) -> bool:
+        return len(self._logged) >= self.MOST
+
+    def log(self, value: Hashable, *said: object) -> bool:
+        """Log ``said``, unless ``value`` was logged before. Return True if it was logged now."""
+        if value in self._logged or self.is_full:
+            return False
+        self._logged.add(value)
+        self._diagnosis.log(*said)
+        return True
 
 
 class Once:
