@@ -72,9 +72,15 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
         refusal, candidates = _read(text, keys, asked)
         bans = [] if opened is None else Journal(opened, settings.key_prefix, timeout).bans()
         found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
+    if not found:
+        _check_time(text, refusal.at)
     traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
     return _Resolved(refusal, found, opened is not None, traces)
 
+
+_FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
+_AHEAD = 2 * 366 * 86_400
+"""Seconds that the store's clock may be ahead of ours."""
 
 _Candidate = tuple[Rule, Sequence[str], str]
 """A rule, its tiers, and the key of its bucket without suffix."""
@@ -111,6 +117,15 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
         if candidates := list(_candidates(refusal, asked)):
             return refusal, candidates
     return read[0], []
+
+
+def _check_time(text: str, at: float) -> None:
+    """Raise `click.UsageError` for the time of no refusal. A typing error changes the time, or makes the rest unreadable."""
+    if not _FIRST < at < time.time() + _AHEAD:
+        when = datetime.fromtimestamp(at, UTC)
+        raise click.UsageError(
+            f"{text!r:.80} can't be the id of a refusal, because its time is {when:%Y-%m-%d}; expected the id as the response has it"
+        )
 
 
 def _candidates(refusal: RefusalId, asked: Service) -> Iterator[_Candidate]:
@@ -178,6 +193,7 @@ def show(resolved: _Resolved) -> None:
     if not resolved.found:
         say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {resolved.id.digest}")
         say("or the id has another key: it predates a flush of the store, or its process has another store or secret")
+        say("or the id is mistyped: copy it from the response, because one wrong character makes it unreadable")
     _show_traces(resolved.traces)
     if resolved.traces is not None and not any(each.client for each in resolved.traces):
         _say_unlogged(resolved.found)

@@ -384,7 +384,7 @@ def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:
         ),
         ("SHOP:nothing()", "has no attribute 'nothing'"),
         ("SHOP:RULES", "is a list of rules, expected an application"),
-        ("SHOP:NO_APP", "no LimitGate found around the application"),
+        ("SHOP:NO_APP", "is an object of int, expected MODULE:APP"),
     ],
 )
 def test_what_is_no_application_is_told(shop: Shop, name: str, told: str) -> None:

@@ -357,6 +357,31 @@ def test_an_id_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert text.startswith("refused 2026-09-21 14:13:20 UTC, ")
         assert "none of these rules refused" in text
         assert "the id has another key" in text
+        assert "or the id is mistyped: copy it" in text
+
+
+def test_an_id_that_cannot_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong character in the time makes one of another century, which no store has given out."""
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    for mistyped, year in ((f"{'z' if made[0] != 'z' else 'y'}{made[1:]}", ""), ("a" * 32, "2113"), ("-" * 32, ""), ("A" * 32, "1970")):
+        result = run("--id", mistyped, "--rules", CONFIG, status=2)
+        assert f"can't be the id of a refusal, because its time is {year}" in result.stderr
+    # Another clock, such as that of a test, can give any time, if the rest is readable.
+    early = KEY.write(1_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    assert told("--id", early, "--rules", CONFIG)["at"] == 1
+
+
+@pytest.mark.parametrize("around", ['"%s",', " <%s>\n", "(%s).", '"urn:limitgate:refusal:%s"', "URN:LimitGate:refusal:%s;"])
+def test_an_id_as_it_was_copied(around: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    assert told("--id", around % made, "--rules", CONFIG)["found"][0]["rule"] == "api"
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_an_id_of_another_length(length: int) -> None:
+    assert "is no id of a refusal, expected 32 letters" in run("--id", "a" * length, "--rules", CONFIG, status=2).stderr
 
 
 def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
