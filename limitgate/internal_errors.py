@@ -143,7 +143,7 @@ def place_in(function: object, error: BaseException) -> str:
     own = [place for place in places if _package(place) == _package(module)]
     if places:
         return (own or places)[-1]
-    code = getattr(function, "__code__", None) or getattr(getattr(function, "__call__", None), "__code__", None)
+    code = getattr(function if inspect.isroutine(function) else getattr(type(function), "__call__"), "__code__", None)  # noqa: B004, B009
     return module if code is None else f"{module}:{code.co_firstlineno}"
 
 

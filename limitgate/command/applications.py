@@ -84,8 +84,8 @@ def _checked(name: str, found: Any) -> Any:
     if isinstance(found, type):
         raise click.UsageError(f"{name} is a class, expected an application, or {name}() to make one")
     if inspect.isroutine(found) and not (accepts(found, 2) or accepts(found, 3)):
-        needed = inspect.signature(found).parameters
-        raise click.UsageError(f"{name} is a function of ({', '.join(needed)}), expected an application, or a call: {name}(...)")
+        needed = ", ".join(inspect.signature(found).parameters)
+        raise click.UsageError(f"{name} is a function of ({needed}), expected an application, or a call: {name}(...)")
     if not (callable(found) or is_rules(found)):
         raise click.UsageError(f"{name} is an object of {type(found).__name__}, {EXPECTED}")
     return found

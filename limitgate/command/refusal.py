@@ -122,9 +122,9 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
 def _check_time(text: str, at: float) -> None:
     """Raise `click.UsageError` for the time of no refusal. A typing error changes the time, or makes the rest unreadable."""
     if not _FIRST < at < time.time() + _AHEAD:
-        when = datetime.fromtimestamp(at, UTC)
+        when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
         raise click.UsageError(
-            f"{text!r:.80} can't be the id of a refusal, because its time is {when:%Y-%m-%d}; expected the id as the response has it"
+            f"{text!r:.80} can't be the id of a refusal, because its time is {when}; expected the id as the response has it"
         )
 
 

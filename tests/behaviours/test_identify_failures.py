@@ -153,8 +153,9 @@ def test_a_tier_that_no_rule_names_is_told_once(opened: Callable[..., Site], tol
             it.ask(headers={"X-Tier": tier.encode("unicode_escape").decode()})
     lines = told()
     assert [line.partition(" ")[0] for line in lines] == ["LG074"] * 4
-    assert "tier 'VIP', which no rule names, so the default rules apply; did you mean 'vip'? expected one of default, vip (" in lines[0]
-    assert "tier 'gold', which no rule names, so the default rules apply; expected one of default, vip (" in lines[1]
+    unknown = "which no rule names, so the default rules apply; "
+    assert f"tier 'VIP', {unknown}did you mean 'vip'? expected one of default, vip (" in lines[0]
+    assert f"tier 'gold', {unknown}expected one of default, vip (" in lines[1]
     assert max(map(len, lines)) < 300
 
 

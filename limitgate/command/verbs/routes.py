@@ -8,7 +8,18 @@ from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.applications import EXPECTED, READABLE, application, failing, gates, inwards, is_of_django, look_here, routes_of, rules_named
+from limitgate.command.applications import (
+    EXPECTED,
+    READABLE,
+    application,
+    failing,
+    gates,
+    inwards,
+    is_of_django,
+    look_here,
+    routes_of,
+    rules_named,
+)
 from limitgate.command.output import FOUND, print_json, say
 from limitgate.routes import starlette
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched

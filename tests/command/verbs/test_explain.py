@@ -364,7 +364,7 @@ def test_an_id_that_cannot_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong character in the time makes one of another century, which no store has given out."""
     monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
     made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
-    for mistyped, year in ((f"{'z' if made[0] != 'z' else 'y'}{made[1:]}", ""), ("a" * 32, "2113"), ("-" * 32, ""), ("A" * 32, "1970")):
+    for mistyped, year in ((f"z{made[1:]}", ""), ("a" * 32, "2113"), ("-" * 32, ""), ("A" * 32, "1970")):
         result = run("--id", mistyped, "--rules", CONFIG, status=2)
         assert f"can't be the id of a refusal, because its time is {year}" in result.stderr
     # Another clock, such as that of a test, can give any time, if the rest is readable.

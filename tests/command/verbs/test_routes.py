@@ -322,7 +322,7 @@ def test_people_get_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "\x1b" not in result.stdout
 
 
-BROKEN = '''
+BROKEN = """
 from limitgate import LimitGate, Rule
 from starlette.applications import Starlette
 
@@ -336,7 +336,7 @@ def raising(): raise ValueError("no database")
 def leaving(): raise SystemExit(3)
 def giving_none(): return None
 def needing(url): return app
-'''
+"""
 MISTAKES = {
     "nowhere:app": "nowhere:app: No module named 'nowhere' in ",
     "shop_broken:gone": "has no attribute 'gone', expected MODULE:APP",
