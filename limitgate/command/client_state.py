@@ -27,7 +27,7 @@ from limitgate.http.request import Request
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
 from limitgate.limits.limit import Limit, as_seconds
-from limitgate.messages.text import Names, expected_of, listed, shown
+from limitgate.messages.text import Names, expected_of, listed, printable, shown
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
@@ -277,8 +277,9 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
         templates = _templates(asked, rule, options)
         parts["path"] = next(filter(None, templates), rule.paths[0])
         if options["path"] is not None and not asked.knows_routes:
+            under = " or ".join(dict.fromkeys([str(parts["path"]), rule.paths[0]]))
             if_unused = (
-                f"this client has no usage under {parts['path']} or {rule.paths[0]}; if the route has parameters, expected "
+                f"this client has no usage under {under}; if the route has parameters, expected "
                 "its template as --path, or --app MODULE:APP, which knows the routes"
             )
     bucket = opened.bucket(rule, parts, templates)
@@ -383,8 +384,19 @@ def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]
     _check_is_for(rule, target)
     hosts = [("Host", name) for name in [options["host"] or host] if name]
     methods = [options["method"]] if options["method"] else [*(rule.methods or METHODS)]
-    found = [asked.routes.find(asked.request(method.upper(), target, options["ip"], hosts)) for method in methods]
-    return [*dict.fromkeys([each.template for each in found if each is not None])] or [None]
+
+    def found(target: str) -> list[str | None]:
+        routes = [asked.routes.find(asked.request(method.upper(), target, options["ip"], hosts)) for method in methods]
+        return [*dict.fromkeys([each.template for each in routes if each is not None])]
+
+    if its_routes := found(target):
+        return its_routes
+    sent, mark, query = target.partition("?")
+    other = sent.rstrip("/") if sent.endswith("/") else f"{sent}/"
+    near = f"; did you mean {printable(other)}?" if other and found(f"{other}{mark}{query}") else ""
+    bucket = f"this is the bucket of {rule.paths[0]} for paths without a route{near}"
+    say(f"no route matches {printable(sent)}, so {bucket}", err=True)
+    return [None]
 
 
 def target_of(text: str) -> tuple[str, str | None]:

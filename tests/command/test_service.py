@@ -178,6 +178,19 @@ def test_a_path_without_a_route_counts_by_the_pattern(shop: Shop) -> None:
     assert shop.json(*words, "--path", "/api/orders/1")["remaining"] == 2
 
 
+@pytest.mark.parametrize("verb", ["peek", "reset", "ban", "pardon"])
+@pytest.mark.parametrize("name", ["SHOP:app", "SHOP:create_flask_app"])
+def test_a_path_without_a_route_is_said_to_have_none(shop: Shop, verb: str, name: str) -> None:
+    """A client that is refused under another spelling would seem to have used nothing."""
+    words = [verb, "--app", name, "--rule", "api", *ANN, *([] if verb == "peek" else ["-y"])]
+    said = shop.run(*words, "--path", "https://shop.example/api/orders/1/?a=b").stderr
+    assert "no route matches /api/orders/1/, so this is the bucket of /api/** for paths without a route; did you mean " in said
+    assert "did you mean /api/orders/1?" in said
+    said = shop.run(*words, "--path", "/api/nowhere").stderr
+    assert "no route matches /api/nowhere, so this is the bucket of /api/** for paths without a route\n" in said
+    assert "no route" not in shop.run(*words, "--path", "/api/orders/1").stderr
+
+
 def test_a_path_that_names_no_bucket_is_refused(shop: Shop) -> None:
     """One that the rule is not for, and none where there are several routes: these are named."""
     words = ["peek", "--app", "SHOP:app", "--rule", "api", *ANN]
@@ -234,6 +247,8 @@ def test_a_bucket_that_nobody_has_used_is_said_to_be_one(shop: Shop, tmp_path: P
         result = shop.run(verb, *words, "--path", "/api/users/ann", *([] if verb == "peek" else ["-y"]))
         assert (result.exit_code, said in result.stdout) == (0, True)
     assert said not in shop.run("peek", *words, "--path", "/api/users/ann").stdout  # banned
+    (tmp_path / "rules.yaml").write_text("rules: [{name: api, path: /exact, key: [path, ip], qpd: 3}]")
+    assert "has no usage under /exact; if" in shop.run("peek", *words, "--path", "/exact").stdout
 
 
 def test_callers_are_those_that_the_service_identifies(shop: Shop) -> None:
