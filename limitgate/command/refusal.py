@@ -51,6 +51,7 @@ class _Resolved(NamedTuple):
     found: Sequence[_Refused]
     is_state_known: bool
     traces: Sequence[Trace] | None
+    knows_routes: bool
 
 
 def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> _Resolved:
@@ -75,7 +76,7 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
     if not found:
         _check_time(text, refusal.at)
     traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
-    return _Resolved(refusal, found, opened is not None, traces)
+    return _Resolved(refusal, found, opened is not None, traces, asked.knows_routes)
 
 
 _FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
@@ -196,7 +197,7 @@ def show(resolved: _Resolved) -> None:
         say("or the id is mistyped: copy it from the response, because one wrong character makes it unreadable")
     _show_traces(resolved.traces)
     if resolved.traces is not None and not any(each.client for each in resolved.traces):
-        _say_unlogged(resolved.found)
+        _say_unlogged(resolved.found, knows_routes=resolved.knows_routes)
 
 
 def _show_traces(traces: Sequence[Trace] | None) -> None:
@@ -209,12 +210,14 @@ def _show_traces(traces: Sequence[Trace] | None) -> None:
         say(f"{client}{each.file}:{each.line}: {shortened(each.text)}")
 
 
-def _say_unlogged(found: Sequence[_Refused]) -> None:
+def _say_unlogged(found: Sequence[_Refused], *, knows_routes: bool) -> None:
     for rule in [each.rule for each in found]:
         labels = [*(label for part in rule.key for label in check_part(part)), *rule.given_parts]
         absent = [label for label in labels if label not in _LOGGED]
         if absent:
             say(f"rule {rule.name} counts by {listed(absent)}, which an access log does not have, except JSON with headers")
+        if "path" in labels and not knows_routes:
+            say(f"rule {rule.name} counts by route, so an access log needs --app MODULE:APP, which knows the routes")
 
 
 _LOGGED = frozenset({"path", "ip", "method", "tier", "global"})

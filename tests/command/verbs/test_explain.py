@@ -542,6 +542,17 @@ def test_a_key_that_an_access_log_lacks_is_told(tmp_path: Path, monkeypatch: pyt
     assert "rule mine counts by caller, which an access log does not have" in text
 
 
+def test_a_rule_by_route_needs_the_application_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the routes no line could match, although the client is in the log."""
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    (tmp_path / "log").write_text(LINE.format(client="203.0.113.7", method="GET", path="/api/x"))
+    words = "--id", made, "--log", str(tmp_path / "log")
+    needed = "rule api counts by route, so an access log needs --app MODULE:APP"
+    assert needed in run(*words, "--rules", CONFIG).stdout
+    assert needed not in run(*words, "--app", "example_app.main:app").stdout
+
+
 def test_only_a_peer_without_an_address_is_a_unix_socket() -> None:
     """Not a header that is missing."""
     text = run("GET", "/", "--rules", CONFIG, "--ip", "127.0.0.1", "--trusted-proxy", "loopback").stdout
