@@ -155,9 +155,13 @@ class OncePerValue:
     def is_full(self) -> bool:
         return len(self._logged) >= self.MOST
 
+    def is_new(self, value: Hashable) -> bool:
+        """Return True if `log` would log a value."""
+        return value not in self._logged and not self.is_full
+
     def log(self, value: Hashable, *said: object) -> bool:
         """Log ``said``, unless ``value`` was logged before. Return True if it was logged now."""
-        if value in self._logged or self.is_full:
+        if not self.is_new(value):
             return False
         self._logged.add(value)
         self._diagnosis.log(*said)

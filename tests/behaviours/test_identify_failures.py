@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 import limitgate.flask
-from limitgate import Caller, ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate import Caller, ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate.gate.planning import identity
 from limitgate.http.request import MOST_LINES
 from limitgate.internal_errors import place_in
 from tests.support.doors import SITES, ASGISite, Site
@@ -157,6 +158,23 @@ def test_a_tier_that_no_rule_names_is_told_once(opened: Callable[..., Site], tol
     assert f"tier 'VIP', {unknown}did you mean 'vip'? expected one of default, vip (" in lines[0]
     assert f"tier 'gold', {unknown}expected one of default, vip (" in lines[1]
     assert max(map(len, lines)) < 300
+
+
+def test_a_tier_that_a_bucket_is_described_with_is_not_told(told: Any) -> None:
+    """No ``identify`` has returned it."""
+    rule = Rule("api", "2/minute", key=["caller"])
+    for caller in ("ada", Caller("ada", "gold")):
+        assert Limiter(MemoryStore()).bucket(rule, caller=caller).peek().allowed
+    assert told() == []
+
+
+def test_a_known_tier_costs_no_search(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., Site]) -> None:
+    """Nor does an unknown one that was logged."""
+    searches: list[object] = []
+    monkeypatch.setattr(identity, "expected_of", lambda *_: searches.append(1) or "expected one of ...")
+    it = opened(lambda _: Caller("ada", tier="gold"))
+    assert it.statuses(5) == [200, 200, 429, 429, 429]
+    assert len(searches) == 1
 
 
 def test_each_place_is_told(opened: Callable[..., Site], told: Any) -> None:

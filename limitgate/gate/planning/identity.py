@@ -75,7 +75,7 @@ class Identities:
     """Finds the caller of a request, by its API key, or by headers if the client or its proxy is trusted.
 
     ``identifies`` is True if there is an ``identify``. A caller with a tier outside ``tiers`` gets the default rules, and its
-    tier is logged once (LG074).
+    tier is logged with ``no_tier``.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Identities:
         keys = [self._api_key_header] if self._lists_keys else []
         self._telling = HeaderNames([*keys, *callers.header_names])
         self.no_id = no_id or Once(Diagnosis.USER_WITHOUT_ID)
-        self._no_tier = no_tier or OncePerValue(Diagnosis.UNKNOWN_TIER)
+        self._no_tier = no_tier
 
     def may_be_invented(self, label: str) -> bool:
         """Return True if clients may invent values. Unknown methods share one value."""
@@ -147,7 +147,8 @@ class Identities:
         if tier in self._tiers:
             return tier
         name = shortened(tier, _LONGEST_TIER)
-        self._no_tier.log(name, repr(name), expected_of(name, self._tiers))
+        if self._no_tier is not None and self._no_tier.is_new(name):
+            self._no_tier.log(name, repr(name), expected_of(name, self._tiers))
         return DEFAULT_TIER
 
     def api_key(self, subject: Subject) -> str | None:
