@@ -122,8 +122,8 @@ class Diagnosis(Enum):
         "LG072",
         "forwarded_header %s has an underscore, so proxies may drop it and WSGI can't tell it from hyphens; did you mean %s?",
     )
-    UNKNOWN_TIER = "LG074", "identify returned a Caller of tier %s, which no rule names, so the default rules apply; %s"
     NO_FIELDS = "LG073", "x-ratelimit-windows sends no field for rule %s, as no limit is per %s; use x-ratelimit or draft-11"
+    UNKNOWN_TIER = "LG074", "identify returned a Caller of tier %s, which no rule names, so the default rules apply; %s"
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
