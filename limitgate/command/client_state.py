@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -282,8 +283,25 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
                 f"this client has no usage under {under}; if the route has parameters, expected "
                 "its template as --path, or --app MODULE:APP, which knows the routes"
             )
-    bucket = opened.bucket(rule, parts, templates)
+    bucket = _bucket_of(opened, rule, parts, templates)
     return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), bucket, if_unused)
+
+
+def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
+    """As in the service, a caller's own limits that are invalid give way to those of the rule."""
+    own = parts.get("caller")
+    if isinstance(own, Caller) and own.limits.get(rule.name, ()) is None and "limits" not in parts:
+        say(f"limitgate: rule {rule.name} does not limit this caller, whose own limits for it are None", err=True)
+    try:
+        return opened.bucket(rule, parts, templates)
+    except ConfigError as error:
+        if not (isinstance(own, Caller) and own.limits.get(rule.name) and rule.every_limit) or "limits" in parts:
+            raise
+        others = {name: limits for name, limits in own.limits.items() if name != rule.name}
+        parts["caller"] = replace(own, limits=others)
+        bucket = opened.bucket(rule, parts, templates)
+        say(f"limitgate: the caller's own limits are invalid, so those of rule {rule.name} apply: {error}", err=True)
+        return bucket
 
 
 def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:

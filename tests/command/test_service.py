@@ -481,7 +481,7 @@ RULES = [
 
 def identify(request):
     key = request.headers.get("x-api-key")
-    return None if key is None else Caller(key, limits={"api": "2/hour"})
+    return None if key is None else Caller(key, limits={"api": {"broken": "often", "free": None}.get(key, "2/hour")})
 
 
 async def hello(request):
@@ -515,6 +515,26 @@ def test_own_limits_of_a_caller_that_only_identify_knows(plans: Shop) -> None:
     assert plans.json("reset", *whom, "--limits", "2/hour", "-y")["remaining"] == 2
     time.sleep(1.1)  # a process that has refused may do so for a second more
     assert plans.get("/api", **ann) == 200
+
+
+@pytest.mark.parametrize("verb", ["peek", "reset", "ban", "pardon"])
+def test_own_limits_that_are_invalid_are_those_of_the_rule(plans: Shop, verb: str) -> None:
+    """As in the service, which logs that."""
+    broken = {"X-API-Key": "broken"}
+    assert plans.get("/api", **broken) == 200
+    whom = "--app", "SHOP:app", "--rule", "api", "--api-key", "broken", "--ip", IP
+    result = plans.run(verb, *whom, *([] if verb == "peek" else ["-y"]))
+    assert result.exit_code == (1 if verb == "pardon" else 0)
+    assert "own limits are invalid, so those of rule api apply: 'often' is not a limit" in " ".join(result.stderr.split())
+    if verb == "peek":
+        assert plans.json("peek", *whom)["remaining"] == 4
+    if verb == "ban":
+        assert plans.get("/api", **broken) == 429
+
+
+def test_a_caller_that_a_rule_does_not_limit(plans: Shop) -> None:
+    whom = "--app", "SHOP:app", "--rule", "api", "--api-key", "free", "--ip", IP
+    assert "rule api does not limit this caller, whose own limits for it are None" in plans.run("peek", *whom).stderr
 
 
 @pytest.mark.parametrize(("rule", "status"), [("api", 200), ("plan", 200)])
