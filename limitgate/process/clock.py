@@ -75,6 +75,21 @@ def call_later(loop: asyncio.AbstractEventLoop, seconds: float, callback: Callab
     return loop.call_later(seconds, callback, context=Context())
 
 
+async def wait_within(work: asyncio.Future[Any], seconds: float) -> None:
+    """Wait for a task for at most ``seconds``, even if the loop's clock is frozen. Cancels nothing."""
+    if not asyncio_is_stopped():
+        await asyncio.wait([work], timeout=seconds)
+        return
+    loop = asyncio.get_running_loop()
+    late = loop.create_future()
+    timer = call_later(loop, seconds, late.cancel)
+    try:
+        await asyncio.wait([work, late], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+        late.cancel()
+
+
 def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
     """Return the running asyncio event loop. Raises a `ConfigError` naming ``what`` if there is none, as under trio."""
     try:

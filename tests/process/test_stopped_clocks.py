@@ -26,7 +26,18 @@ from starlette.routing import Route
 
 import limitgate.httpx
 import limitgate.requests
-from limitgate import Adaptive, AsyncLimiter, ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule, StoreError
+from limitgate import (
+    Adaptive,
+    AsyncLimiter,
+    AsyncRedisStore,
+    ConfigError,
+    Limiter,
+    LimitGate,
+    LimitGateWSGI,
+    MemoryStore,
+    Rule,
+    StoreError,
+)
 from limitgate.gate import slot_keeper
 from limitgate.process import clock
 from limitgate.testing import FrozenClock, frozen
@@ -375,3 +386,16 @@ def test_a_timer_that_is_cancelled_or_late_does_nothing() -> None:
         time.sleep(0.1)
     assert fired == ["b"]
     assert not [thread for thread in threading.enumerate() if thread.name == "limitgate-timer"]
+
+
+@pytest.mark.parametrize("gives", [lambda: time.sleep(PATIENCE / 4), lambda: asyncio.sleep(PATIENCE)], ids=["plain", "async"])
+def test_a_login_that_does_not_come_is_not_waited_for(stops: Stops, gives: Any, silent: str) -> None:
+    async def main() -> float:
+        began = clock.monotonic()
+        async with AsyncLimiter(AsyncRedisStore(silent, credentials=gives), timeout=0.2) as limiter:
+            with pytest.raises(StoreError):
+                await limiter.hit("user", "5/second")
+            return clock.monotonic() - began
+
+    with stops():
+        assert asyncio.run(main()) < PATIENCE / 5

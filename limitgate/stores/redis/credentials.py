@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import place_in
 from limitgate.process import background
-from limitgate.process.clock import begin, monotonic
+from limitgate.process.clock import begin, monotonic, wait_within
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.options import accepts, is_async
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
@@ -99,7 +99,7 @@ class Credentials:
         task = self._in_loops.get(loop)
         if task is None or task.done():
             task = self._in_loops[loop] = begin(self._answer())
-        await asyncio.wait([task], timeout=within)
+        await wait_within(task, within)
         if not task.done():
             return _told(_late(within))
         self._in_loops.pop(loop, None)
