@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Unpack
 
 from limitgate.messages.text import extra
@@ -107,6 +107,7 @@ def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
     error again after the charge.
     """
 
+    @wraps(identify)
     def identify_in_context(request: Request) -> Caller | Awaitable[Caller | None] | None:
         with ExitStack() as stack:
             try:

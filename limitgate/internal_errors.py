@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from inspect import CO_VARARGS
 from itertools import pairwise
 from types import FrameType, TracebackType
@@ -126,7 +127,34 @@ def _is_handled_outside(trace: TracebackType | None) -> bool:
 
 def place_of(error: BaseException) -> str:
     """Return module and line that raised an exception."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    places = _places(error)
+    return places[-1] if places else "an unknown place"
+
+
+def place_in(function: object, error: BaseException) -> str:
+    """Return module and line at which a function of the application failed.
+
+    This is the last place in the function's own package, else the last one outside LimitGate, else its definition.
+    """
+    with suppress(ValueError):  # wrapped in a cycle
+        function = inspect.unwrap(function.func if isinstance(function, partial) else function)  # type: ignore[arg-type]
+    module = getattr(function, "__module__", None) or "an unknown place"
+    places = [place for place in _places(error) if _package(place) != _package(__name__)]
+    own = [place for place in places if _package(place) == _package(module)]
+    if places:
+        return (own or places)[-1]
+    code = getattr(function if inspect.isroutine(function) else getattr(type(function), "__call__"), "__code__", None)  # noqa: B004, B009
+    return module if code is None else f"{module}:{code.co_firstlineno}"
+
+
+def _places(error: BaseException) -> list[str]:
+    """Outermost first."""
+    places, trace = [], error.__traceback__
+    while trace is not None:
+        places.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")
         trace = trace.tb_next
-    return "an unknown place" if trace is None else f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}"
+    return places
+
+
+def _package(place: str) -> str:
+    return place.partition(":")[0].partition(".")[0]

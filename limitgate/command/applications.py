@@ -6,8 +6,10 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import click
@@ -16,9 +18,11 @@ from limitgate.errors import LimitGateError
 from limitgate.routes import starlette
 from limitgate.routes.overview import Listed
 from limitgate.rules.files import load_rules, rules_of
+from limitgate.rules.options import accepts
 from limitgate.rules.rule import Rule, RuleSet
 
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
+READABLE = "an application of Starlette, FastAPI, Flask or Django that can be imported outside the service"
 _made: dict[str, tuple[Any, Any]] = {}
 """By name, the factory and its application. Each factory is called once."""
 
@@ -28,28 +32,63 @@ def application(name: str) -> Any:
     module, colon, expression = name.partition(":")
     if not (colon and module and expression):
         raise click.UsageError(f"{name!r:.80} is not the name of an application, {EXPECTED}")
-    look_here()
     attribute, arguments = _called(name, expression)
-    try:
-        found: Any = import_module(module)
+    found: Any = _imported(name, module)
+    with failing(name, "", EXPECTED.removeprefix("expected ")):
         for part in attribute.split("."):
             found = getattr(found, part)
-        if arguments is None and not _is_factory(found):
-            return found
-        factory, app = _made.get(name, (None, None))
-        if factory is not found:
-            args, options = arguments or ([], {})
-            _check_arguments(name, found, args, options)
+    if arguments is None and not _is_factory(found):
+        return _checked(name, found)
+    factory, app = _made.get(name, (None, None))
+    if factory is not found:
+        args, options = arguments or ([], {})
+        _check_arguments(name, found, args, options)
+        with failing(name, f" in {attribute}()", "a factory that returns an application"):
             app = found(*args, **options)
-            _made[name] = found, app
-    except (click.UsageError, LimitGateError):
+        _made[name] = found, app
+    return _checked(name, app)
+
+
+def _imported(name: str, module: str) -> ModuleType:
+    if "/" in module or "" in module.split("."):
+        near = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+        guess = f"did you mean {near}? " if "" not in near.split(".") else ""
+        raise click.UsageError(f"{name!r:.80}: {module!r:.80} is not the name of a module; {guess}{EXPECTED}")
+    look_here()
+    with failing(name, " during the import", f"a module that python -c 'import {module}' imports"):
+        try:
+            return import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise
+            if module.endswith(".py"):
+                raise click.UsageError(f"{name}: expected the module without .py: {module.removesuffix('.py')}") from error
+            raise click.UsageError(f"{name}: {error} in {Path.cwd()} or on the import path, {EXPECTED}") from error
+
+
+@contextmanager
+def failing(name: str, what: str, expected: str) -> Iterator[None]:
+    """Convert what an application's code raises to `click.UsageError`, except errors in rules and options."""
+    try:
+        yield
+    except (click.ClickException, LimitGateError):
         raise
-    except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"{name}: {error}, {EXPECTED}") from error
-    except Exception as error:
-        failed = f"{type(error).__name__} during the import: {error}"
-        raise click.UsageError(f"{name}: {failed}; expected a module that python -c 'import {module}' imports") from error
-    return app
+    except (Exception, SystemExit) as error:
+        is_plain = not what and isinstance(error, AttributeError | ImportError) and str(error)
+        told = str(error) if is_plain else f"{type(error).__name__}{what}: {error}"
+        raise click.UsageError(f"{name}: {told}, expected {expected}") from error
+
+
+def _checked(name: str, found: Any) -> Any:
+    """Raise `click.UsageError` for objects that are neither applications nor rules."""
+    if isinstance(found, type):
+        raise click.UsageError(f"{name} is a class, expected an application, or {name}() to make one")
+    if inspect.isroutine(found) and not (accepts(found, 2) or accepts(found, 3)):
+        needed = ", ".join(inspect.signature(found).parameters)
+        raise click.UsageError(f"{name} is a function of ({needed}), expected an application, or a call: {name}(...)")
+    if not (callable(found) or is_rules(found)):
+        raise click.UsageError(f"{name} is an object of {type(found).__name__}, {EXPECTED}")
+    return found
 
 
 def _called(name: str, expression: str) -> tuple[str, tuple[list[Any], dict[str, Any]] | None]:
@@ -113,17 +152,18 @@ def is_of_django(app: object) -> bool:
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """Return the routes of an application of any framework, none if it shows none."""
-    if any(map(is_of_django, inwards(app))):
-        from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
+    """Return the routes of an application of any framework, none if it shows none. Raises `click.UsageError`."""
+    with failing("the routes of the application", "", READABLE):
+        if any(map(is_of_django, inwards(app))):
+            from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
 
-        return routes_of_django()
-    flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
-    if flask is not None:
-        from limitgate.flask import routes_of as routes_of_flask  # noqa: PLC0415 - Flask is installed if the application uses it
+            return routes_of_django()
+        flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
+        if flask is not None:
+            from limitgate.flask import routes_of as routes_of_flask  # noqa: PLC0415 - the application uses Flask
 
-        return list(routes_of_flask(flask))
-    return starlette.routes_of(app)
+            return list(routes_of_flask(flask))
+        return starlette.routes_of(app)
 
 
 Door = Literal["asgi", "wsgi", "django"]
@@ -138,7 +178,12 @@ class GateAround(NamedTuple):
 
 
 def gates(app: Any) -> Iterator[GateAround]:
-    """Yield the gates around an application, outermost first: its wrappers and its middleware."""
+    """Yield the gates around an application, outermost first: its wrappers and its middleware. Raises `click.UsageError`."""
+    with failing("the application", "", READABLE):
+        yield from _gates(app)
+
+
+def _gates(app: Any) -> Iterator[GateAround]:
     from limitgate.middleware import LimitGate, LimitGateWSGI  # noqa: PLC0415 - imports the gate, which `check` does without
     from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - as above
 

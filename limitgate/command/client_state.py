@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -27,7 +28,7 @@ from limitgate.http.request import Request
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
 from limitgate.limits.limit import Limit, as_seconds
-from limitgate.messages.text import Names, expected_of, listed, shown
+from limitgate.messages.text import Names, expected_of, listed, printable, shown
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
@@ -277,12 +278,30 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
         templates = _templates(asked, rule, options)
         parts["path"] = next(filter(None, templates), rule.paths[0])
         if options["path"] is not None and not asked.knows_routes:
+            under = " or ".join(dict.fromkeys([str(parts["path"]), rule.paths[0]]))
             if_unused = (
-                f"this client has no usage under {parts['path']} or {rule.paths[0]}; if the route has parameters, expected "
+                f"this client has no usage under {under}; if the route has parameters, expected "
                 "its template as --path, or --app MODULE:APP, which knows the routes"
             )
-    bucket = opened.bucket(rule, parts, templates)
+    bucket = _bucket_of(opened, rule, parts, templates)
     return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), bucket, if_unused)
+
+
+def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
+    """As in the service, a caller's own limits that are invalid give way to those of the rule."""
+    own = parts.get("caller")
+    if isinstance(own, Caller) and own.limits.get(rule.name, ()) is None and "limits" not in parts:
+        say(f"limitgate: rule {rule.name} does not limit this caller, whose own limits for it are None", err=True)
+    try:
+        return opened.bucket(rule, parts, templates)
+    except ConfigError as error:
+        if not (isinstance(own, Caller) and own.limits.get(rule.name) and rule.every_limit) or "limits" in parts:
+            raise
+        others = {name: limits for name, limits in own.limits.items() if name != rule.name}
+        parts["caller"] = replace(own, limits=others)
+        bucket = opened.bucket(rule, parts, templates)
+        say(f"limitgate: the caller's own limits are invalid, so those of rule {rule.name} apply: {error}", err=True)
+        return bucket
 
 
 def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:
@@ -383,8 +402,19 @@ def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]
     _check_is_for(rule, target)
     hosts = [("Host", name) for name in [options["host"] or host] if name]
     methods = [options["method"]] if options["method"] else [*(rule.methods or METHODS)]
-    found = [asked.routes.find(asked.request(method.upper(), target, options["ip"], hosts)) for method in methods]
-    return [*dict.fromkeys([each.template for each in found if each is not None])] or [None]
+
+    def found(target: str) -> list[str | None]:
+        routes = [asked.routes.find(asked.request(method.upper(), target, options["ip"], hosts)) for method in methods]
+        return [*dict.fromkeys([each.template for each in routes if each is not None])]
+
+    if its_routes := found(target):
+        return its_routes
+    sent, mark, query = target.partition("?")
+    other = sent.rstrip("/") if sent.endswith("/") else f"{sent}/"
+    near = f"; did you mean {printable(other)}?" if other and found(f"{other}{mark}{query}") else ""
+    bucket = f"this is the bucket of {rule.paths[0]} for paths without a route{near}"
+    say(f"no route matches {printable(sent)}, so {bucket}", err=True)
+    return [None]
 
 
 def target_of(text: str) -> tuple[str, str | None]:

@@ -51,6 +51,7 @@ class _Resolved(NamedTuple):
     found: Sequence[_Refused]
     is_state_known: bool
     traces: Sequence[Trace] | None
+    knows_routes: bool
 
 
 def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> _Resolved:
@@ -72,9 +73,15 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
         refusal, candidates = _read(text, keys, asked)
         bans = [] if opened is None else Journal(opened, settings.key_prefix, timeout).bans()
         found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
+    if not found:
+        _check_time(text, refusal.at)
     traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
-    return _Resolved(refusal, found, opened is not None, traces)
+    return _Resolved(refusal, found, opened is not None, traces, asked.knows_routes)
 
+
+_FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
+_AHEAD = 2 * 366 * 86_400
+"""Seconds that the store's clock may be ahead of ours."""
 
 _Candidate = tuple[Rule, Sequence[str], str]
 """A rule, its tiers, and the key of its bucket without suffix."""
@@ -111,6 +118,15 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
         if candidates := list(_candidates(refusal, asked)):
             return refusal, candidates
     return read[0], []
+
+
+def _check_time(text: str, at: float) -> None:
+    """Raise `click.UsageError` for the time of no refusal. A typing error changes the time, or makes the rest unreadable."""
+    if not _FIRST < at < time.time() + _AHEAD:
+        when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
+        raise click.UsageError(
+            f"{text!r:.80} can't be the id of a refusal, because its time is {when}; expected the id as the response has it"
+        )
 
 
 def _candidates(refusal: RefusalId, asked: Service) -> Iterator[_Candidate]:
@@ -178,9 +194,10 @@ def show(resolved: _Resolved) -> None:
     if not resolved.found:
         say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {resolved.id.digest}")
         say("or the id has another key: it predates a flush of the store, or its process has another store or secret")
+        say("or the id is mistyped: copy it from the response, because one wrong character makes it unreadable")
     _show_traces(resolved.traces)
     if resolved.traces is not None and not any(each.client for each in resolved.traces):
-        _say_unlogged(resolved.found)
+        _say_unlogged(resolved.found, knows_routes=resolved.knows_routes)
 
 
 def _show_traces(traces: Sequence[Trace] | None) -> None:
@@ -193,12 +210,14 @@ def _show_traces(traces: Sequence[Trace] | None) -> None:
         say(f"{client}{each.file}:{each.line}: {shortened(each.text)}")
 
 
-def _say_unlogged(found: Sequence[_Refused]) -> None:
+def _say_unlogged(found: Sequence[_Refused], *, knows_routes: bool) -> None:
     for rule in [each.rule for each in found]:
         labels = [*(label for part in rule.key for label in check_part(part)), *rule.given_parts]
         absent = [label for label in labels if label not in _LOGGED]
         if absent:
             say(f"rule {rule.name} counts by {listed(absent)}, which an access log does not have, except JSON with headers")
+        if "path" in labels and not knows_routes:
+            say(f"rule {rule.name} counts by route, so an access log needs --app MODULE:APP, which knows the routes")
 
 
 _LOGGED = frozenset({"path", "ip", "method", "tier", "global"})

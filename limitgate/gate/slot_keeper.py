@@ -25,7 +25,7 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.process import switch
-from limitgate.process.clock import begin, monotonic
+from limitgate.process.clock import Timer, begin, call_later, monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.base import calls_of
 
@@ -170,7 +170,7 @@ class _LoopRenewer(_Renewer):
     def __init__(self, slot_keeper: SlotKeeper, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(slot_keeper)
         self._loop = loop
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._task: asyncio.Task[None] | None = None
 
     def _set_timer(self) -> None:
@@ -178,7 +178,7 @@ class _LoopRenewer(_Renewer):
             self._timer.cancel()
         if self.due_at is not None:
             left = max(0.0, self.due_at - monotonic())
-            self._timer = asyncio.get_running_loop().call_later(left, self._on_timer, context=Context())
+            self._timer = call_later(self._loop, left, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer, self.due_at = None, None

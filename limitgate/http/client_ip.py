@@ -49,6 +49,7 @@ _LISTS = {
     "rfc1918": "private",
 }
 """Probable lists by names that differ too much from theirs."""
+_UNLISTED = frozenset({"akamai", "aws", "azure", "bunny", "cloudfront", "imperva", "incapsula", "sucuri"})
 _GROUPS = struct.Struct("!8H")
 _ZEROS = [":0" * groups + ":" for groups in range(8, 1, -1)]
 """Runs to compress, the longest first, but no single zero group (RFC 5952)."""
@@ -334,9 +335,11 @@ def _listed(entry: str) -> Iterator[IPv4Network | IPv6Network]:
                 raise ConfigError(f"{place}{error}") from error
             names = proxy_lists()
             probably = _LISTS.get(entry.lower()) or meant(entry, names)
+            hint = f"; did you mean {probably!r}?" if probably else ""
+            if entry.lower() in _UNLISTED:
+                hint = f"; LimitGate has no list of {entry}, so save its ranges to a file"
             raise ConfigError(
-                f"{error}, {UNIX!r} for a unix socket, '{LIST_FILE}PATH', or one of the lists {listed(names)}"
-                f"{f'; did you mean {probably!r}?' if probably else ''}"
+                f"{error}, {UNIX!r} for a unix socket, '{LIST_FILE}PATH', or one of the lists {listed(names)}{hint}"
             ) from error
 
 

@@ -10,6 +10,7 @@ from itertools import chain, count
 from math import ceil, floor, inf, isinf
 from typing import NamedTuple
 
+from limitgate.algorithms import ban
 from limitgate.errors import ConfigError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing
@@ -175,9 +176,9 @@ _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESE
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """``full_at_us`` is in Unix µs, the field in seconds; absent for a limit of 0, which refuses every request."""
+    """``full_at_us`` is in Unix µs, the field in seconds; absent if waiting can't help: for a limit of 0 or a permanent ban."""
     fields = [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
-    return fields if limit else fields[:2]
+    return fields if limit and full_at_us != _NEVER else fields[:2]
 
 
 def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
@@ -187,9 +188,9 @@ def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
         return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
     except KeyError:
         fields = raw(x_ratelimit(limit, remaining, full_at_us))
-        if not limit:
+        if len(fields) < len(_RAW_X_RATELIMIT):
             return fields
-        for known, number, field in zip((_RAW_LIMIT, _RAW_REMAINING, _RAW_RESET), (limit, remaining, reset), fields):
+        for known, number, field in zip(_RAW_X_RATELIMIT, (limit, remaining, reset), fields):
             if len(known) >= _NUMBERS:
                 known.clear()
             known[number] = field
@@ -197,14 +198,18 @@ def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
 
 
 def full_at(decision: Decision, now: int) -> int:
-    """Return the Unix µs when the tightest window is full again."""
+    """Return the Unix µs when the tightest window is full again, for `x_ratelimit`."""
+    if decision.reset_after * SECOND > ban.PERMANENT:
+        return _NEVER
     return now + floor(decision.reset_after * SECOND + 0.5)  # exact below 2**53 µs (285 years)
 
 
+_NEVER = 1 << 62
 _NUMBERS = 1024
 _RAW_LIMIT: dict[int, tuple[bytes, bytes]] = {}
 _RAW_REMAINING: dict[int, tuple[bytes, bytes]] = {}
 _RAW_RESET: dict[int, tuple[bytes, bytes]] = {}
+_RAW_X_RATELIMIT = _RAW_LIMIT, _RAW_REMAINING, _RAW_RESET
 
 
 def _x_ratelimit(_: Buckets, __: frozenset[str]) -> Writer:

@@ -101,7 +101,8 @@ def time_of(text: str) -> float:
 
 
 def _bytes_of(text: str) -> bytes:
-    found = re.fullmatch(rf"\s*(?:{URN})?([A-Za-z0-9_-]{{{LENGTH}}})\s*", text, re.ASCII)
+    # Copied from a response or a log, with what surrounds it there.
+    found = re.fullmatch(rf"""[\s"'<(]*(?i:{URN})?([A-Za-z0-9_-]{{{LENGTH}}})[\s"'>),.;]*""", text, re.ASCII)
     if found is None:
         raise ValueError(f"{text!r:.80} is no id of a refusal, expected {LENGTH} letters, digits, '-' and '_', or {URN}...")
     return a2b_base64(found[1].translate(_FROM_URL))

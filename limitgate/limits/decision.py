@@ -119,7 +119,7 @@ class Decision:
     there are no others.
     """
     remaining: int
-    """Whole requests that still fit into the tightest window."""
+    """Units that still fit into the tightest window: requests, or what the ``cost`` counts, such as tokens."""
     retry_after: float
     """Seconds until all windows would admit the request; 0 if it is allowed, ``inf`` if its cost exceeds the burst."""
     reset_after: float

@@ -120,6 +120,7 @@ class Diagnosis(Enum):
         "forwarded_header %s has an underscore, so proxies may drop it and WSGI can't tell it from hyphens; did you mean %s?",
     )
     NO_FIELDS = "LG073", "x-ratelimit-windows sends no field for rule %s, as no limit is per %s; use x-ratelimit or draft-11"
+    UNKNOWN_TIER = "LG074", "identify returned a Caller of tier %s, which no rule names, so the default rules apply; %s"
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
@@ -147,11 +148,21 @@ class OncePerValue:
         self._diagnosis = diagnosis
         self._logged: set[Hashable] = set()
 
-    def log(self, value: Hashable, *said: object) -> None:
-        """Log ``said``, unless ``value`` was logged before."""
-        if value not in self._logged and len(self._logged) < self.MOST:
-            self._logged.add(value)
-            self._diagnosis.log(*said)
+    @property
+    def is_full(self) -> bool:
+        return len(self._logged) >= self.MOST
+
+    def is_new(self, value: Hashable) -> bool:
+        """Return True if `log` would log a value."""
+        return value not in self._logged and not self.is_full
+
+    def log(self, value: Hashable, *said: object) -> bool:
+        """Log ``said``, unless ``value`` was logged before. Return True if it was logged now."""
+        if not self.is_new(value):
+            return False
+        self._logged.add(value)
+        self._diagnosis.log(*said)
+        return True
 
 
 class Once:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context
 from importlib.util import find_spec, module_from_spec
 from types import BuiltinFunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from limitgate.errors import ConfigError
 
@@ -39,15 +41,53 @@ def loop_time(loop: asyncio.AbstractEventLoop) -> float:
     return monotonic() if asyncio_is_stopped() else loop.time()
 
 
-def call_later(
-    loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]
-) -> asyncio.Future[None] | asyncio.TimerHandle:
+class Timer(Protocol):
+    def cancel(self) -> object: ...
+
+
+class _ThreadTimer:
+    """A timer of an event loop whose clock is frozen."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._callback = callback
+        self._cancelled = threading.Event()
+        threading.Thread(target=Context().run, args=[self._run], name="limitgate-timer", daemon=True).start()
+
+    def _run(self) -> None:
+        if not self._cancelled.wait(self._seconds):
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._call, context=Context())
+
+    def _call(self) -> None:
+        if not self._cancelled.is_set():
+            self._callback()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+
+def call_later(loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> Timer:
     """Call back on an event loop in an empty context, even if its clock is frozen."""
+    if asyncio_is_stopped():
+        return _ThreadTimer(loop, seconds, callback)
+    return loop.call_later(seconds, callback, context=Context())
+
+
+async def wait_within(work: asyncio.Future[Any], seconds: float) -> None:
+    """Wait for a task for at most ``seconds``, even if the loop's clock is frozen. Cancels nothing."""
     if not asyncio_is_stopped():
-        return loop.call_later(seconds, callback, context=Context())
-    timer = loop.run_in_executor(None, time.sleep, seconds)
-    timer.add_done_callback(lambda done: done.cancelled() or callback(), context=Context())
-    return timer
+        await asyncio.wait([work], timeout=seconds)
+        return
+    loop = asyncio.get_running_loop()
+    late = loop.create_future()
+    timer = call_later(loop, seconds, late.cancel)
+    try:
+        await asyncio.wait([work, late], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+        late.cancel()
 
 
 def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:

@@ -38,6 +38,7 @@ _UVICORN = re.compile(
     rb' - "(?:([A-Z]{1,20}) (\S+) HTTP/[0-9.]+" ([0-9]{3})(?![0-9])|WebSocket (\S+)" (?:\[accepted\]|([0-9]{3})))'
 )
 """After a client. A WebSocket has a target, and a status if it was refused."""
+_IPV6_PORT = re.compile(rb"([0-9a-fA-F:.]*:[0-9a-fA-F.]+|[0-9a-fA-F:.]*::):([1-9][0-9]{4})")
 _ANY_REQUEST = re.compile(rb'"(?:[A-Z]{1,20}|WebSocket) /\S*(?: [^"]*)?"')
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _ISO_TIME = re.compile(
@@ -82,7 +83,7 @@ class TextParser:
     def __call__(self, line: bytes) -> Entry | None:
         """Parse a line; None if it has no request of a known client."""
         found = _TEXT.match(line)
-        if found is not None:
+        if found is not None and _is_address(found[1]):
             client, time, method, target, status = found.groups()
         else:
             if b"\x1b" in line:
@@ -95,6 +96,8 @@ class TextParser:
             if named is None:
                 return None
             client = named
+        if b":" in client:
+            client = _without_port(client)
         at = _time(time)
         if at is None:
             return None
@@ -107,6 +110,7 @@ class TextParser:
             return None
         method, target, status, socket, refused = found.groups()
         before, _, client = line[: found.start()].rpartition(b" ")
+        client = _without_port(client)
         if client and not _is_address(client):
             return None
         at = _time_before(before)
@@ -121,18 +125,31 @@ class TextParser:
 def _client_in(before: bytes) -> bytes | None:
     """The ident follows, which is ``-``, and the user, which clients choose, and which may contain blanks."""
     words = before.split()
-    if words[1:2] == [b"-"] or len(words) == 3:
-        return words[0]
     for client, ident in pairwise(words):
         if ident == b"-" and _is_address(client):
             return client
+    if len(words) == 3 and not _is_address(words[0]) and _is_address(words[1]):
+        return words[1]
+    if words[1:2] == [b"-"] or len(words) == 3:
+        return words[0]
     if len(words) == 4 and words[2] == b"-" and (b":" in words[0] or b"." in words[0]):
         return words[1]  # after a virtual host
     return words[0] if len(words) in (1, 2) and _is_address(words[0]) else None
 
 
+@lru_cache(maxsize=4096)
 def _is_address(word: bytes) -> bool:
+    """True for an address, also with a port."""
+    word = _without_port(word)
     return canonical(word.decode("latin-1")) is not None
+
+
+def _without_port(client: bytes) -> bytes:
+    """Remove a port after an IPv6 address without brackets, as of uvicorn. Four digits may be part of the address."""
+    if client.count(b":") < 2:
+        return client
+    found = _IPV6_PORT.fullmatch(client)
+    return client if found is None else found[1]
 
 
 def _time_before(before: bytes) -> int | None:
@@ -176,7 +193,8 @@ def parse_json(line: bytes) -> Entry | None:
         status = entry.get("status")
         named = {str(name).lower(): str(value) for name, value in headers.items()}
         is_status = isinstance(status, int) and not isinstance(status, bool)
-        return Entry(at, client.encode(), method.upper(), _path(path.encode()), status if is_status else None, named or None)
+        own = _without_port(client.encode())
+        return Entry(at, own, method.upper(), _path(path.encode()), status if is_status else None, named or None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
 

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from limitgate.gate.offline import offline_gate
-from limitgate.http.client_ip import TrustedProxies, grouped
+from limitgate.http.client_ip import TrustedProxies, canonical, grouped
 from limitgate.http.request import DescribedRequest, Request
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge
@@ -156,6 +156,10 @@ def _timed(rule: Rule) -> Rule | None:
     return rule.having_limits(limits) if limits else None
 
 
+def _is_counted_by_address(client: bytes) -> bool:
+    return client.replace(b".", b"").isdigit() or canonical(client.decode("latin-1").partition("/")[0]) is not None
+
+
 def name_of(client: bytes) -> str:
     """Decode a client."""
     return client.decode("utf-8", "backslashreplace")
@@ -213,6 +217,11 @@ class Figures:
     def admitted(self) -> int:
         """Of these, admitted."""
         return self.requests - self.refused
+
+    @property
+    def unaddressed(self) -> list[bytes]:
+        """Clients that the log names otherwise than by an address."""
+        return [client for client in self.requests_by if not _is_counted_by_address(client)]
 
     def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
         """Count requests for their rules: at place 0 as admitted, at 1 as refused."""

@@ -43,13 +43,15 @@ def _misread(node: Any, field: Field) -> str | None:
     return f"{text} is {number} in YAML, expected {decimal} for the number, or {text!r} in quotes for text"
 
 
-def _hint(node: Any) -> str:
+def _hint(node: Any, message: str) -> str:
     """Explain other values that YAML reads differently than people, for the end of a message."""
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return ""
     text = node.value
     if node.tag == f"{_TAG}bool":
-        return f"; {text} is {str(yaml.safe_load(text)).lower()} in YAML; write {text!r} in quotes for text"
+        value = str(yaml.safe_load(text))
+        # Other messages are about a field that takes true or false.
+        return f"; {text} is {value.lower()} in YAML; write {text!r} in quotes for text" if value in message else ""
     if node.tag == f"{_TAG}timestamp":
         return f"; {text} is a date in YAML; write {text!r} in quotes for text"
     if node.tag == f"{_TAG}str" and _OTHER_NUMBER.fullmatch(text):
@@ -166,7 +168,7 @@ class Document:
     def mistake(self, field: Field, message: str) -> ConfigError:
         """Return an error with this file, the field, and its line."""
         node, line = self._find(field)
-        return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{_hint(node)}", field)
+        return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{_hint(node, message)}", field)
 
     def line_of(self, field: Field) -> int:
         """Return the line of a field, or of the nearest enclosing field if it is missing, counted from 1."""

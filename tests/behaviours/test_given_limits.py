@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from limitgate import Caller, ConfigError, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, limit
 from limitgate.fastapi import RateLimit
+from limitgate.gate.planning.prepared import MOST_CALLERS
 from limitgate.messages.diagnostics import OncePerValue
 from limitgate.routes.overview import overview
 from limitgate.rules.callers import KnownCaller
@@ -154,7 +155,7 @@ UNREADABLE = "rule api got invalid limits at run time, so its written limits app
 def test_each_value_that_cannot_be_read_is_told_with_its_caller(
     opened: Any, caplog: pytest.LogCaptureFixture, names: str
 ) -> None:
-    """A second customer's mistake is not hidden by the first one's; the name is as in the log of refusals."""
+    """A customer's mistake is not hidden by the same of another; the name is as in the log of refusals."""
     known = {"anna-4711": "5 per fortnight", "bert-0815": "plenty", "cora-2342": "5 per fortnight", "dora-1234": "99/minute"}
 
     def identify(request: Any) -> Caller:
@@ -166,12 +167,44 @@ def test_each_value_that_cannot_be_read_is_told_with_its_caller(
         for _ in range(3):
             assert [it.ask(headers={"X-Who": name}).status for name in known] == [200] * 4
     told = [record.getMessage() for record in caplog.records]
-    assert [UNREADABLE in line for line in told] == [True, True]
-    callers = {"masked": ["an…11", "be…15"], "full": ["anna-4711", "bert-0815"], "off": ["", ""]}[names]
-    for line, value, caller in zip(told, ("'5 per fortnight'", "'plenty'"), callers):
+    callers = {"masked": ["an…11", "be…15", "co…42"], "full": ["anna-4711", "bert-0815", "cora-2342"], "off": ["", ""]}[names]
+    assert [UNREADABLE in line for line in told] == [True] * len(callers)
+    for line, value, caller in zip(told, ("'5 per fortnight'", "'plenty'", "'5 per fortnight'"), callers):
         assert value in line
         assert (f"(caller {caller})" in line) is bool(caller)
         assert "-" not in line.replace(caller, "") or names == "full"
+
+
+def test_so_many_callers_with_one_value_are_told(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The last line says that further ones are not, and another value is told nevertheless."""
+
+    def identify(request: Any) -> Caller:
+        return Caller(request.headers["x-who"], limits={"api": request.headers["x-plan"]})
+
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        it = opened(Rule("api", qpm=99), identify=identify)
+        for _ in range(2):
+            for number in range(MOST_CALLERS + 3):
+                assert it.ask(headers={"X-Who": f"customer-{number:04}", "X-Plan": "often"}).status == 200
+        assert it.ask(headers={"X-Who": "customer-0003", "X-Plan": "plenty"}).status == 200
+    told = [record.getMessage() for record in caplog.records]
+    assert ["'often'" in line for line in told] == [True] * MOST_CALLERS + [False]
+    assert ["further callers with this value are not logged" in line for line in told] == [
+        number == MOST_CALLERS - 1 for number in range(MOST_CALLERS + 1)
+    ]
+
+
+def test_a_caller_is_told_after_a_request_without_one(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def identify(request: Any) -> Caller | None:
+        who = request.headers.get("x-who")
+        return None if who is None else Caller(who)
+
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        it = opened(Rule("api", lambda _: "often", qpm=99), identify=identify)
+        for headers in ({}, {"X-Who": "anna-4711"}, {}, {"X-Who": "bert-0815"}):
+            assert it.ask(headers=headers).status == 200
+    told = [record.getMessage().partition(" (docs")[0].partition(" (caller ")[2] for record in caplog.records]
+    assert told == ["", "an…11)", "be…15)"]
 
 
 def test_a_callers_values_by_a_callable_are_told_for_each_rule(opened: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -12,8 +14,11 @@ from flask import Flask
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from limitgate import Caller, ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule
+import limitgate.flask
+from limitgate import Caller, ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate.gate.planning import identity
 from limitgate.http.request import MOST_LINES
+from limitgate.internal_errors import place_in
 from tests.support.doors import SITES, ASGISite, Site
 
 PLACE = f"LookupError at {__name__}:"
@@ -35,7 +40,8 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
     sites: list[Site] = []
 
     def opening(identify: Any, **options: Any) -> Site:
-        sites.append(request.param(Rule("api", "2/minute", key=["global"]), store=MemoryStore(), identify=identify, **options))
+        options = {"rules": [Rule("api", "2/minute", key=["global"])], **options}
+        sites.append(request.param(store=MemoryStore(), identify=identify, **options))
         return sites[-1]
 
     yield opening
@@ -64,6 +70,111 @@ def test_an_error_is_raised_and_told_once(opened: Callable[..., Site], told: Any
     (line,) = told()
     assert line.startswith("LG071 identify failed, and so did its requests: " + PLACE)
     assert "secret" not in line
+
+
+def reading(request: Any) -> Caller | None:
+    return Caller(request.headers["x-who"])
+
+
+async def reading_later(request: Any) -> Caller | None:
+    return reading(request)
+
+
+class Reading:
+    """A callable object."""
+
+    def __call__(self, request: Any) -> Caller | None:
+        return Caller(request.whatever)
+
+
+def computing(_: Any) -> Caller | None:
+    return Caller(str(Fraction(1, 0)))
+
+
+def without_tier(_: Any) -> Caller | None:
+    return Caller("ada", 5)  # type: ignore[arg-type]
+
+
+def of_nothing() -> None:
+    """Takes no request."""
+
+
+@pytest.mark.parametrize(
+    ("identify", "line"),
+    [
+        (reading, reading.__code__.co_firstlineno + 1),
+        (reading_later, reading.__code__.co_firstlineno + 1),
+        (partial(reading), reading.__code__.co_firstlineno + 1),
+        (Reading(), Reading.__call__.__code__.co_firstlineno + 1),
+        (computing, computing.__code__.co_firstlineno + 1),
+        (without_tier, without_tier.__code__.co_firstlineno + 1),
+    ],
+)
+def test_the_place_is_in_the_applications_own_code(opened: Callable[..., Site], told: Any, identify: Any, line: int) -> None:
+    """Also if the error is raised below it, by LimitGate's own request or caller, or by a library."""
+    try:
+        it = opened(identify)
+    except ConfigError:
+        pytest.skip("WSGI takes no async function")
+    with pytest.raises((KeyError, AttributeError, ZeroDivisionError, TypeError)):
+        it.ask()
+    assert f" at {__name__}:{line}; expected" in told()[0]
+
+
+def test_the_place_below_flasks_request_context(told: Any) -> None:
+    flask = Flask("shop")
+    limitgate.flask.LimitGate(flask, rules=[Rule("api", "2/minute")], identify=reading, store=MemoryStore())
+    with pytest.raises(KeyError):
+        flask.test_client().get("/")
+    assert f"KeyError at {__name__}:{reading.__code__.co_firstlineno + 1};" in told()[0]
+
+
+def test_the_place_of_a_function_that_does_not_begin() -> None:
+    def failing() -> TypeError:
+        try:
+            of_nothing(1)  # type: ignore[call-arg]
+        except TypeError as error:
+            return error.with_traceback(None)
+        raise AssertionError
+
+    assert place_in(of_nothing, failing()) == f"{__name__}:{of_nothing.__code__.co_firstlineno}"
+    assert place_in(print, failing()) == "builtins"
+
+
+def test_a_tier_that_no_rule_names_is_told_once(opened: Callable[..., Site], told: Any) -> None:
+    """The default rules apply, and the line names the tiers that there are."""
+    vip = Rule("api", "4/minute", key=["global"], tier="vip")
+
+    def identify(request: Any) -> Caller:
+        return Caller("ada", tier=request.headers["x-tier"])
+
+    it = opened(identify, rules=[Rule("api", "2/minute", key=["caller"]), vip])
+    for _ in range(2):
+        for tier in ("VIP", "gold", "vip", "default", "x" * 5000, "a\n\ud800"):
+            it.ask(headers={"X-Tier": tier.encode("unicode_escape").decode()})
+    lines = told()
+    assert [line.partition(" ")[0] for line in lines] == ["LG074"] * 4
+    unknown = "which no rule names, so the default rules apply; "
+    assert f"tier 'VIP', {unknown}did you mean 'vip'? expected one of default, vip (" in lines[0]
+    assert f"tier 'gold', {unknown}expected one of default, vip (" in lines[1]
+    assert max(map(len, lines)) < 300
+
+
+def test_a_tier_that_a_bucket_is_described_with_is_not_told(told: Any) -> None:
+    """No ``identify`` has returned it."""
+    rule = Rule("api", "2/minute", key=["caller"])
+    for caller in ("ada", Caller("ada", "gold")):
+        assert Limiter(MemoryStore()).bucket(rule, caller=caller).peek().allowed
+    assert told() == []
+
+
+def test_a_known_tier_costs_no_search(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., Site]) -> None:
+    """Nor does an unknown one that was logged."""
+    searches: list[object] = []
+    monkeypatch.setattr(identity, "expected_of", lambda *_: searches.append(1) or "expected one of ...")
+    it = opened(lambda _: Caller("ada", tier="gold"))
+    assert it.statuses(5) == [200, 200, 429, 429, 429]
+    assert len(searches) == 1
 
 
 def test_each_place_is_told(opened: Callable[..., Site], told: Any) -> None:

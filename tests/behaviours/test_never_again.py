@@ -117,6 +117,7 @@ def test_the_problem_says_why(make: Callable[[dict[str, Any]], Any], rule: Rule,
     assert refused.status == 429
     assert "retry-after" not in refused.headers
     assert strict_json(refused.body)["detail"] == detail
+    assert ("x-ratelimit-reset" in refused.headers) is (rule is not BANNED)
 
 
 @RULES

@@ -178,6 +178,19 @@ def test_a_path_without_a_route_counts_by_the_pattern(shop: Shop) -> None:
     assert shop.json(*words, "--path", "/api/orders/1")["remaining"] == 2
 
 
+@pytest.mark.parametrize("verb", ["peek", "reset", "ban", "pardon"])
+@pytest.mark.parametrize("name", ["SHOP:app", "SHOP:create_flask_app"])
+def test_a_path_without_a_route_is_said_to_have_none(shop: Shop, verb: str, name: str) -> None:
+    """A client that is refused under another spelling would seem to have used nothing."""
+    words = [verb, "--app", name, "--rule", "api", *ANN, *([] if verb == "peek" else ["-y"])]
+    said = shop.run(*words, "--path", "https://shop.example/api/orders/1/?a=b").stderr
+    assert "no route matches /api/orders/1/, so this is the bucket of /api/** for paths without a route; did you mean " in said
+    assert "did you mean /api/orders/1?" in said
+    said = shop.run(*words, "--path", "/api/nowhere").stderr
+    assert "no route matches /api/nowhere, so this is the bucket of /api/** for paths without a route\n" in said
+    assert "no route" not in shop.run(*words, "--path", "/api/orders/1").stderr
+
+
 def test_a_path_that_names_no_bucket_is_refused(shop: Shop) -> None:
     """One that the rule is not for, and none where there are several routes: these are named."""
     words = ["peek", "--app", "SHOP:app", "--rule", "api", *ANN]
@@ -234,6 +247,8 @@ def test_a_bucket_that_nobody_has_used_is_said_to_be_one(shop: Shop, tmp_path: P
         result = shop.run(verb, *words, "--path", "/api/users/ann", *([] if verb == "peek" else ["-y"]))
         assert (result.exit_code, said in result.stdout) == (0, True)
     assert said not in shop.run("peek", *words, "--path", "/api/users/ann").stdout  # banned
+    (tmp_path / "rules.yaml").write_text("rules: [{name: api, path: /exact, key: [path, ip], qpd: 3}]")
+    assert "has no usage under /exact; if" in shop.run("peek", *words, "--path", "/exact").stdout
 
 
 def test_callers_are_those_that_the_service_identifies(shop: Shop) -> None:
@@ -384,7 +399,7 @@ def test_without_a_store_it_is_said(shop: Shop, tmp_path: Path) -> None:
         ),
         ("SHOP:nothing()", "has no attribute 'nothing'"),
         ("SHOP:RULES", "is a list of rules, expected an application"),
-        ("SHOP:NO_APP", "no LimitGate found around the application"),
+        ("SHOP:NO_APP", "is an object of int, expected MODULE:APP"),
     ],
 )
 def test_what_is_no_application_is_told(shop: Shop, name: str, told: str) -> None:
@@ -466,7 +481,7 @@ RULES = [
 
 def identify(request):
     key = request.headers.get("x-api-key")
-    return None if key is None else Caller(key, limits={"api": "2/hour"})
+    return None if key is None else Caller(key, limits={"api": {"broken": "often", "free": None}.get(key, "2/hour")})
 
 
 async def hello(request):
@@ -500,6 +515,26 @@ def test_own_limits_of_a_caller_that_only_identify_knows(plans: Shop) -> None:
     assert plans.json("reset", *whom, "--limits", "2/hour", "-y")["remaining"] == 2
     time.sleep(1.1)  # a process that has refused may do so for a second more
     assert plans.get("/api", **ann) == 200
+
+
+@pytest.mark.parametrize("verb", ["peek", "reset", "ban", "pardon"])
+def test_own_limits_that_are_invalid_are_those_of_the_rule(plans: Shop, verb: str) -> None:
+    """As in the service, which logs that."""
+    broken = {"X-API-Key": "broken"}
+    assert plans.get("/api", **broken) == 200
+    whom = "--app", "SHOP:app", "--rule", "api", "--api-key", "broken", "--ip", IP
+    result = plans.run(verb, *whom, *([] if verb == "peek" else ["-y"]))
+    assert result.exit_code == (1 if verb == "pardon" else 0)
+    assert "own limits are invalid, so those of rule api apply: 'often' is not a limit" in " ".join(result.stderr.split())
+    if verb == "peek":
+        assert plans.json("peek", *whom)["remaining"] == 4
+    if verb == "ban":
+        assert plans.get("/api", **broken) == 429
+
+
+def test_a_caller_that_a_rule_does_not_limit(plans: Shop) -> None:
+    whom = "--app", "SHOP:app", "--rule", "api", "--api-key", "free", "--ip", IP
+    assert "rule api does not limit this caller, whose own limits for it are None" in plans.run("peek", *whom).stderr
 
 
 @pytest.mark.parametrize(("rule", "status"), [("api", 200), ("plan", 200)])

@@ -100,6 +100,7 @@ CURES = {
     "LG071": "expected identify to return a Caller or None",
     "LG072": "did you mean %s?",
     "LG073": "use x-ratelimit or draft-11",
+    "LG074": "; %s",  # the tiers
 }
 """The advice in each line. Users who install with pip have no docs folder."""
 
@@ -458,6 +459,10 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: failing(stage, lambda _: 1 // 0),
         lambda stage: failing(stage, lambda _: "ada"),
     ],
+    "LG074": [
+        lambda stage: stage.asked(RULE, identify=lambda _: Caller("ada", "gold")),
+        lambda stage: stage.asked(RULE, Rule("api", "9/m", tier="vip"), identify=lambda _: Caller("ada", "VIP")),
+    ],
     "LG072": [
         lambda stage: stage.asked(forwarded_header="x_forwarded_for"),
         lambda stage: stage.asked(forwarded_header="X_Real-IP"),
@@ -581,6 +586,10 @@ INNOCENT: dict[str, list[Play]] = {
     ],
     "LG071": [
         lambda stage: stage.asked(RULE, identify=lambda _: None),
+        lambda stage: stage.asked(RULE, identify=lambda _: Caller("ada")),
+    ],
+    "LG074": [
+        lambda stage: stage.asked(RULE, Rule("api", "9/m", tier="vip"), identify=lambda _: Caller("ada", "vip")),
         lambda stage: stage.asked(RULE, identify=lambda _: Caller("ada")),
     ],
     "LG072": [lambda stage: stage.asked(forwarded_header="x-real-ip"), lambda stage: stage.asked()],

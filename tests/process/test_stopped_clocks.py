@@ -7,10 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import httpx
@@ -24,7 +26,19 @@ from starlette.routing import Route
 
 import limitgate.httpx
 import limitgate.requests
-from limitgate import Adaptive, AsyncLimiter, ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule, StoreError
+from limitgate import (
+    Adaptive,
+    AsyncLimiter,
+    AsyncRedisStore,
+    ConfigError,
+    Limiter,
+    LimitGate,
+    LimitGateWSGI,
+    MemoryStore,
+    Rule,
+    StoreError,
+)
+from limitgate.gate import slot_keeper
 from limitgate.process import clock
 from limitgate.testing import FrozenClock, frozen
 from tests.support.doors import PATIENCE, asgi_reply, wsgi_reply
@@ -331,3 +345,57 @@ with freeze_time("2026-01-01"):
 """
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=PATIENCE * 3, check=True)
     assert done.stdout == "an error\n"
+
+
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_a_place_that_is_held_is_renewed(
+    stops: Stops, store: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Redis it would otherwise expire, whose clock goes on."""
+    monkeypatch.setattr(slot_keeper, "RENEW", 0.02)
+    monkeypatch.setattr(slot_keeper._Renewer, "_note", lambda *_: renewed.append(1))
+    renewed: list[int] = []
+
+    async def main() -> None:
+        limiter = AsyncLimiter("memory://" if store == "memory" else redis_server.url, timeout=10)
+        async with limiter, limiter.slot("exports", "1 at once"):
+            began = clock.monotonic()
+            while len(renewed) < 3 and clock.monotonic() - began < PATIENCE:
+                await asyncio.to_thread(time.sleep, 0.01)
+
+    with stops():
+        asyncio.run(main())
+    assert len(renewed) >= 3
+
+
+def test_a_timer_that_is_cancelled_or_late_does_nothing() -> None:
+    fired: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        timers = [clock.call_later(loop, 0.01, partial(fired.append, name)) for name in ("a", "b")]
+        timers[0].cancel()
+        clock.call_later(loop, 3600, partial(fired.append, "c")).cancel()
+        await asyncio.to_thread(time.sleep, 0.05)
+        while "b" not in fired:
+            await asyncio.to_thread(time.sleep, 0.01)
+        clock.call_later(loop, 0.02, partial(fired.append, "after the loop"))
+
+    with freeze_time(AT):
+        asyncio.run(main())
+        time.sleep(0.1)
+    assert fired == ["b"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "limitgate-timer"]
+
+
+@pytest.mark.parametrize("gives", [lambda: time.sleep(PATIENCE / 4), lambda: asyncio.sleep(PATIENCE)], ids=["plain", "async"])
+def test_a_login_that_does_not_come_is_not_waited_for(stops: Stops, gives: Any, silent: str) -> None:
+    async def main() -> float:
+        began = clock.monotonic()
+        async with AsyncLimiter(AsyncRedisStore(silent, credentials=gives), timeout=0.2) as limiter:
+            with pytest.raises(StoreError):
+                await limiter.hit("user", "5/second")
+            return clock.monotonic() - began
+
+    with stops():
+        assert asyncio.run(main()) < PATIENCE / 5

@@ -60,6 +60,14 @@ def test_lines_of_the_common_and_combined_format(line: bytes, entry: Entry) -> N
         (b"203.0.113.7 - x 198.51.100.1 - -", b"203.0.113.7"),
         (b"- - -", b"-"),
         (b"203.0.113.7", b"203.0.113.7"),
+        (b"web1 203.0.113.7 ann", b"203.0.113.7"),
+        (b"203.0.113.7 web1 ann", b"203.0.113.7"),
+        (b"2001:db8::1:52000 - -", b"2001:db8::1"),
+        (b"2001:db8::1:5200 - -", b"2001:db8::1:5200"),
+        (b"2001:db8:1:2:3:4:5:6:52000 - -", b"2001:db8:1:2:3:4:5:6"),
+        (b"::ffff:203.0.113.7:52000 - -", b"::ffff:203.0.113.7"),
+        (b"::1:52000 - -", b"::1"),
+        (b":::52000 - -", b"::"),
     ],
 )
 def test_what_stands_before_a_line_is_not_the_client(before: bytes, client: bytes) -> None:
@@ -102,6 +110,8 @@ OWN_TIME = 1_795_881_600_000_000  # 28 November 2026, 16:00
             b'\x1b[32mINFO\x1b[0m:     [::1]:33142 - "\x1b[1mGET / HTTP/1.1\x1b[0m" \x1b[32m200 OK\x1b[0m',
             Entry(0, b"[::1]:33142", "GET", "/", 200),
         ),
+        (b'INFO:     2001:db8::1:52000 - "GET /a HTTP/1.1" 200 OK', Entry(0, b"2001:db8::1", "GET", "/a", 200)),
+        (b'INFO:     ::ffff:203.0.113.7:52000 - "GET /a HTTP/1.1" 200 OK', Entry(0, b"::ffff:203.0.113.7", "GET", "/a", 200)),
         (b'INFO:      - "GET /a HTTP/1.1" 200 OK', Entry(0, b"-", "GET", "/a", 200)),
         (b'INFO:     127.0.0.1:5000 - "WebSocket /ws" [accepted]', Entry(0, b"127.0.0.1:5000", "GET", "/ws", 101)),
         (b'INFO:     127.0.0.1:5000 - "WebSocket /ws" 403', Entry(0, b"127.0.0.1:5000", "GET", "/ws", 403)),

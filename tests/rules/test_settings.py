@@ -540,6 +540,13 @@ def test_lists_of_proxies_by_other_names(entry: str, wanted: str) -> None:
         Settings(rules=[], trusted_proxies=[entry])
 
 
+@pytest.mark.parametrize("entry", ["cloudfront", "CloudFront", "aws"])
+def test_a_proxy_without_a_list_is_no_other_one(entry: str) -> None:
+    """CloudFront's addresses are not Cloudflare's."""
+    with pytest.raises(ConfigError, match=f"; LimitGate has no list of {entry}, so save its ranges to a file$"):
+        Settings(rules=[], trusted_proxies=[entry])
+
+
 def test_a_list_of_proxies_with_a_byte_order_mark(tmp_path: Path) -> None:
     """As editors under Windows write it."""
     (tmp_path / "list").write_bytes(b"\xef\xbb\xbf10.0.0.0/8\r\n")

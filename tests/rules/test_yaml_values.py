@@ -217,3 +217,11 @@ def test_a_null_that_is_written(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text("rules: [{name: a, qps: 5, qpm: null, ban: ~}]\n")
     rule = read_rule_files(tmp_path / "rules.yaml").files[0].rules[0]
     assert (rule.qpm, rule.ban) == (None, None)
+
+
+def test_a_flag_that_is_on_is_no_text(tmp_path: Path) -> None:
+    """An error about it does not ask for quotes."""
+    (tmp_path / "rules.yaml").write_text("rules: [{name: api, qpm: 5, exempt: on}]")
+    with pytest.raises(ConfigError) as raised:
+        load_rules(tmp_path / "rules.yaml")
+    assert str(raised.value).endswith("is exempt and has limits, expected one or the other")

@@ -134,6 +134,7 @@ _Suggestions = dict[str, dict[str, tuple[int, int]]]
 def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) -> dict[str, Any]:
     value = found.figures.as_json(clients)
     value["untimed"], value["of_proxies"] = found.figures.untimed, found.figures.of_proxies
+    value["unaddressed"] = sum([found.figures.requests_by[each] for each in found.figures.unaddressed])
     value["unread"] = [
         {"reason": reason, "lines": number, "first": name_of(line)} for reason, (number, line) in found.figures.unread.items()
     ]
@@ -194,6 +195,10 @@ def _print_unread(figures: Figures) -> None:
             f"{figures.untimed:,} requests have no time and count as simultaneous with the previous line, so the refusals are "
             "an upper bound; expected lines with times, as from docker logs -t or kubectl logs --timestamps"
         )
+    if unaddressed := figures.unaddressed:
+        number = sum([figures.requests_by[each] for each in unaddressed])
+        first = shortened(name_of(unaddressed[0]), _SHOWN)
+        say(f"{number:,} requests have another client than an address, for example {first!r}; each name counts as one client")
     if figures.of_proxies:
         say(
             f"{figures.of_proxies:,} requests are logged under the address of a trusted proxy, so their clients count as one; "

@@ -8,7 +8,18 @@ from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.applications import application, gates, inwards, is_of_django, look_here, routes_of, rules_named
+from limitgate.command.applications import (
+    EXPECTED,
+    READABLE,
+    application,
+    failing,
+    gates,
+    inwards,
+    is_of_django,
+    look_here,
+    routes_of,
+    rules_named,
+)
 from limitgate.command.output import FOUND, print_json, say
 from limitgate.routes import starlette
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched
@@ -37,7 +48,11 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
 
     For example: limitgate routes example_app.main:app
     """
-    found = _django(name) if ":" not in name else _application(application(name))
+    if not name:
+        raise click.UsageError(f"the name of the application is empty, {EXPECTED}")
+    app = application(name) if ":" in name else None
+    with failing(name, "", READABLE):
+        found = _django(name) if app is None else _application(app)
     if not found.routes:
         raise click.UsageError(f"{name} shows no routes, expected an application of Starlette, FastAPI, Flask or Django")
     if rules:
@@ -110,12 +125,10 @@ def _django(settings: str | None) -> _Application:
     if settings is not None:
         look_here()
         os.environ["DJANGO_SETTINGS_MODULE"] = settings
-    import django.conf  # noqa: PLC0415 - needed by Django projects only
+    with failing(str(settings), "", "MODULE:APP, or the module of Django's settings"):
+        import django.conf  # noqa: PLC0415 - needed by Django projects only
 
-    try:
-        django.setup()
-    except Exception as error:  # settings run arbitrary code
-        raise click.UsageError(f"{settings}: {error}, expected MODULE:APP, or the module of Django's settings") from error
+        django.setup()  # runs the settings
     from limitgate.django.middleware import options  # noqa: PLC0415 - needs the settings
     from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
 

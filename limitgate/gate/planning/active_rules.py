@@ -14,7 +14,7 @@ from limitgate.http.body import BODY_LIMIT
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import Fields, Style, names_of, rate_fields
 from limitgate.limits.decision import Decision
-from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.messages.diagnostics import Diagnosis, Once, OncePerValue
 from limitgate.observing.counts import Counts
 from limitgate.observing.exporter import exporter
 from limitgate.process.clock import monotonic
@@ -86,7 +86,8 @@ def compiler(
     settings: Settings, routes: Routes, proxies: TrustedProxies, counts: Counts | None, store: object
 ) -> Callable[[RuleSet], ActiveRules]:
     cardinality = CardinalityGuard(settings.new_buckets, monotonic) if settings.new_buckets else None
-    no_id, adaptive_limits = Once(Diagnosis.USER_WITHOUT_ID), AdaptiveLimits(shadow=settings.shadow)
+    no_id, no_tier = Once(Diagnosis.USER_WITHOUT_ID), OncePerValue(Diagnosis.UNKNOWN_TIER)
+    adaptive_limits = AdaptiveLimits(shadow=settings.shadow)
 
     def compiled(rules: RuleSet) -> ActiveRules:
         identities = Identities(
@@ -97,6 +98,7 @@ def compiler(
             api_key_header=settings.api_key_header,
             ipv6_prefix=settings.ipv6_prefix,
             no_id=no_id,
+            no_tier=no_tier,
         )
         planner = Planner(
             rules,

@@ -12,11 +12,14 @@ from limitgate.errors import HeadersTooLargeError
 from limitgate.gate.flow import Awaited, Flow
 from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import HeaderNames, Request
-from limitgate.internal_errors import place_of, raise_interruption
+from limitgate.internal_errors import place_in, raise_interruption
 from limitgate.limits.bucket import NORMAL, Priority
 from limitgate.messages.diagnostics import Diagnosis, Once, OncePerValue
+from limitgate.messages.text import expected_of, shortened
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
+
+_LONGEST_TIER = 40
 
 SyncIdentify = Callable[[Request], Caller | None]
 AnyIdentify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
@@ -71,7 +74,8 @@ class Subject:
 class Identities:
     """Finds the caller of a request, by its API key, or by headers if the client or its proxy is trusted.
 
-    ``identifies`` is True if there is an ``identify``. A caller with a tier outside ``tiers`` gets the default rules.
+    ``identifies`` is True if there is an ``identify``. A caller with a tier outside ``tiers`` gets the default rules, and its
+    tier is logged with ``no_tier``.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Identities:
         api_key_header: str,
         ipv6_prefix: int,
         no_id: Once | None = None,
+        no_tier: OncePerValue | None = None,
     ) -> None:
         self.ipv6_prefix = ipv6_prefix
         self._callers = callers
@@ -95,6 +100,7 @@ class Identities:
         keys = [self._api_key_header] if self._lists_keys else []
         self._telling = HeaderNames([*keys, *callers.header_names])
         self.no_id = no_id or Once(Diagnosis.USER_WITHOUT_ID)
+        self._no_tier = no_tier
 
     def may_be_invented(self, label: str) -> bool:
         """Return True if clients may invent values. Unknown methods share one value."""
@@ -135,7 +141,15 @@ class Identities:
         return caller or self._callers.with_headers(request, self.proxies)
 
     def tier_of(self, caller: Caller | None) -> str:
-        return DEFAULT_TIER if caller is None or caller.tier not in self._tiers else caller.tier
+        if caller is None:
+            return DEFAULT_TIER
+        tier = caller.tier
+        if tier in self._tiers:
+            return tier
+        name = shortened(tier, _LONGEST_TIER)
+        if self._no_tier is not None and self._no_tier.is_new(name):
+            self._no_tier.log(name, repr(name), expected_of(name, self._tiers))
+        return DEFAULT_TIER
 
     def api_key(self, subject: Subject) -> str | None:
         """Return the text for an API key.
@@ -236,7 +250,7 @@ UNASKED = object()
 
 
 class Identify:
-    """Calls ``identify``. Logs failures once per place in the code (LG071), without their text, which may name a client."""
+    """Calls ``identify``. Logs failures once per place in its code (LG071), without their text, which may name a client."""
 
     def __init__(self, function: AnyIdentify) -> None:
         self._function = function
@@ -262,5 +276,5 @@ class Identify:
         """Log a failure, unless it is about headers."""
         if not isinstance(error, HeadersTooLargeError):
             raise_interruption(error)
-            what = f"{type(error).__name__} at {place_of(error)}"
+            what = f"{type(error).__name__} at {place_in(self._function, error)}"
             self._logged.log(what, what)

@@ -242,9 +242,9 @@ class Planner:
         given: list[tuple[CompiledRule, Sequence[Value]]] = []
         pending: list[int] = []
         for rule, values in applying:
-            limited, keys = self._given.applied([self._compiled(rule)], request, subject.own_limits)
-            pending += keys
-            given += [(each, values) for each in limited]
+            applied = self._given.applied([self._compiled(rule)], request, subject.own_limits)
+            pending += applied.pending
+            given += [(each, values) for each in applied.compiled_rules]
         if pending:
             return PendingLimits(request, pending)
         made = [(charge, each) for each, values in given for charge in each.admitted_charges(subject, values)]
@@ -271,10 +271,10 @@ class Planner:
         of_tier = {each.rule.name: each for each in self._every[subject.tier] if each.rule.has_limits}
         others = [self._named(name, of_tier, own, path) for name in dict.fromkeys(names) if name not in own]
         subject.route = None if isinstance(self._routes, NoRoutes) else path
-        limited, pending = self._given.applied(others, request, subject.own_limits)
-        if pending:
-            return PendingLimits(request, pending)
-        found = [*(charges if own else ()), *[charge for each in limited for charge in each.charges_of(subject)]]
+        applied = self._given.applied(others, request, subject.own_limits)
+        if applied.pending:
+            return PendingLimits(request, applied.pending)
+        found = [*(charges if own else ()), *[charge for each in applied.compiled_rules for charge in each.charges_of(subject)]]
         ordered = [charge for name in dict.fromkeys(names) for charge in found if charge.rule == name]
         return RequestPlan(Plan.peek(ordered), ()) if ordered else NO_CHARGES
 

@@ -7,6 +7,7 @@ by conditions, and `GivenPlans` by limits from run time.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -362,6 +363,8 @@ _MOST_MET = 256
 _AT_HAND = (str, Limit, list, tuple, type(None))
 _AS_WRITTEN = object()
 _TOLD = 200
+MOST_CALLERS = 10
+"""Callers that are logged for the same invalid limits of a rule."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -399,6 +402,20 @@ class PendingLimits:
                 getattr(self._given[key], "close", bool)()
 
 
+class AppliedLimits(NamedTuple):
+    """Rules with the limits of a request."""
+
+    compiled_rules: tuple[CompiledRule, ...]
+    pending: Sequence[int]
+    """Ids of rules whose limits have to be awaited."""
+    is_open: bool
+    """True if limits were invalid, and a further caller with these is to be logged."""
+
+
+class _FaultyLimitsError(Exception):
+    """Says what is invalid."""
+
+
 class GivenLimits:
     """Applies limits from run time. ``names`` defines how much of a caller's name is logged."""
 
@@ -406,21 +423,24 @@ class GivenLimits:
         self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
         self._names: Names = names
         self._unreadable = OncePerValue(Diagnosis.UNREADABLE_LIMITS)
+        self._callers_logged: Counter[tuple[str, str]] = Counter()
+        """By rule and reason, of at most `OncePerValue.MOST` pairs."""
 
     def applied(
         self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
-    ) -> tuple[tuple[CompiledRule, ...], Sequence[int]]:
-        """Return the rules that limit a request, with its limits, and the ids of rules with pending limits.
+    ) -> AppliedLimits:
+        """Return the rules that limit a request, with its limits.
 
         ``own`` are the caller's individual limits. Without ``remembers``, the result is not cached. Raises `ConfigError` for
         invalid limits of a rule without written ones.
         """
         given = request.given_limits
-        found, pending = [], []
+        found, pending, is_open = [], [], False
         for compiled_rule in compiled_rules:
             limited: CompiledRule | None = compiled_rule
+            limits: Any = _AS_WRITTEN
             if own and compiled_rule.rule.name in own:
-                limited = self._limited(compiled_rule, own[compiled_rule.rule.name], request, remembers=remembers)
+                limits = own[compiled_rule.rule.name]
             elif compiled_rule.limits_by is not None:
                 key = id(compiled_rule.written)
                 if given is None:
@@ -428,16 +448,21 @@ class GivenLimits:
                 if key not in given:
                     given[key] = compiled_rule.limits_by(request)
                 limits = given[key]
-                if isinstance(limits, _AT_HAND) or not isawaitable(limits):
-                    limited = self._limited(compiled_rule, limits, request, remembers=remembers)
-                else:
+                if not isinstance(limits, _AT_HAND) and isawaitable(limits):
                     pending.append(key)
+                    limits = _AS_WRITTEN
+            if limits is not _AS_WRITTEN:
+                try:
+                    limited = self._limited(compiled_rule, limits, remembers=remembers)
+                except _FaultyLimitsError as error:
+                    is_open |= self._report(compiled_rule.rule.name, str(error), request)
+                    limited = compiled_rule
             if limited is not None:
                 found.append(limited)
-        return tuple(found), pending
+        return AppliedLimits(tuple(found), pending, is_open)
 
-    def _limited(self, compiled_rule: CompiledRule, limits: Any, request: Request, *, remembers: bool) -> CompiledRule | None:
-        """Invalid limits keep the rule unchanged."""
+    def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
+        """Raise `_FaultyLimitsError` for invalid limits if the rule has written ones."""
         if limits is None:
             return None
         try:
@@ -451,13 +476,21 @@ class GivenLimits:
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
             if not compiled_rule.rule.every_limit:
                 raise ConfigError(f"rule {name!r}: the limits given at run time cannot be read: {reason}") from error
-            self._report(name, reason[:_TOLD], request)
-            return compiled_rule
+            raise _FaultyLimitsError(reason[:_TOLD]) from error
 
-    def _report(self, rule: str, reason: str, request: Request) -> None:
-        name = shown("caller", request.caller.id, self._names) if request.caller is not None else ""
-        said = f"{reason} (caller {name})" if name else reason
-        self._unreadable.log((rule, _ADDRESS.sub("", reason)), rule, said)
+    def _report(self, rule: str, reason: str, request: Request) -> bool:
+        """Log the first callers of each rule and reason. Return True if a further caller will be logged."""
+        fault = rule, _ADDRESS.sub("", reason)
+        if self._names == "off" or request.caller is None:
+            self._unreadable.log(fault, rule, reason)
+            return self._names != "off"
+        name = shown("caller", request.caller.id, self._names)
+        told = self._callers_logged[fault]
+        if told < MOST_CALLERS:
+            further = "" if told + 1 < MOST_CALLERS else "; further callers with this value are not logged"
+            if self._unreadable.log((*fault, request.caller.id), rule, f"{reason} (caller {name}{further})"):
+                self._callers_logged[fault] = told = told + 1
+        return told < MOST_CALLERS and not self._unreadable.is_full
 
     def _read(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule:
         limited = compiled_rule.having_limits(read_limits(limits))
@@ -559,11 +592,11 @@ class GivenPlans:
         return tuple(limits)
 
     def _plan_with(self, request: Request, own: Mapping[str, Any] | None, limits: tuple[Any, ...]) -> PreparedPlan | None:
-        limited, pending = self._given.applied(self._compiled_rules, request, own, remembers=False)
-        if pending:
+        applied = self._given.applied(self._compiled_rules, request, own, remembers=False)
+        if applied.pending:
             return None
-        prepared = self._prepared(limited)
-        if is_short(limits):
+        prepared = self._prepared(applied.compiled_rules)
+        if is_short(limits) and not applied.is_open:
             with suppress(TypeError):
                 self._remember(limits, prepared)
         return prepared

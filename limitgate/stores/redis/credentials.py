@@ -17,9 +17,9 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from limitgate.errors import ConfigError
-from limitgate.internal_errors import place_of
+from limitgate.internal_errors import place_in
 from limitgate.process import background
-from limitgate.process.clock import begin, monotonic
+from limitgate.process.clock import begin, monotonic, wait_within
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.options import accepts, is_async
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
@@ -99,7 +99,7 @@ class Credentials:
         task = self._in_loops.get(loop)
         if task is None or task.done():
             task = self._in_loops[loop] = begin(self._answer())
-        await asyncio.wait([task], timeout=within)
+        await wait_within(task, within)
         if not task.done():
             return _told(_late(within))
         self._in_loops.pop(loop, None)
@@ -121,9 +121,9 @@ class Credentials:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            given = _failed(error)
+            given = self._failed(error)
         except Exception as error:  # noqa: BLE001 - any error is the callable's
-            given = error if is_no_room(error) else _failed(error)
+            given = error if is_no_room(error) else self._failed(error)
         return _Answer(given, monotonic())
 
     def _call(self) -> Future[_Answer]:
@@ -151,8 +151,12 @@ class Credentials:
         try:
             given = self._give()
         except BaseException as error:  # noqa: BLE001 - the waiting threads need an answer
-            given = _failed(error)
+            given = self._failed(error)
         call.set_result(_Answer(given, monotonic()))
+
+    def _failed(self, error: BaseException) -> CredentialsError:
+        """Leave out the error's text, which may contain a token."""
+        return CredentialsError(f"credentials raised {type(error).__name__} at {place_in(self._give, error)}")
 
     def _use(self, call: Future[_Answer]) -> None:
         with self._lock:
@@ -202,8 +206,3 @@ def _parts(given: object) -> tuple[str | None, str, float]:
         kind = type(seconds).__qualname__
         raise CredentialsError(f"credentials returned a validity of {kind}, expected seconds")
     return user or None, password, math.inf if seconds > _FOR_EVER else float(seconds)
-
-
-def _failed(error: BaseException) -> CredentialsError:
-    """Leave out the error's text, which may contain a token."""
-    return CredentialsError(f"credentials raised {type(error).__name__} at {place_of(error)}")

@@ -357,6 +357,31 @@ def test_an_id_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert text.startswith("refused 2026-09-21 14:13:20 UTC, ")
         assert "none of these rules refused" in text
         assert "the id has another key" in text
+        assert "or the id is mistyped: copy it" in text
+
+
+def test_an_id_that_cannot_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong character in the time makes one of another century, which no store has given out."""
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    for mistyped, year in ((f"z{made[1:]}", ""), ("a" * 32, "2113"), ("-" * 32, ""), ("A" * 32, "1970")):
+        result = run("--id", mistyped, "--rules", CONFIG, status=2)
+        assert f"can't be the id of a refusal, because its time is {year}" in result.stderr
+    # Another clock, such as that of a test, can give any time, if the rest is readable.
+    early = KEY.write(1_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    assert told("--id", early, "--rules", CONFIG)["at"] == 1
+
+
+@pytest.mark.parametrize("around", ['"%s",', " <%s>\n", "(%s).", '"urn:limitgate:refusal:%s"', "URN:LimitGate:refusal:%s;"])
+def test_an_id_as_it_was_copied(around: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    assert told("--id", around % made, "--rules", CONFIG)["found"][0]["rule"] == "api"
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_an_id_of_another_length(length: int) -> None:
+    assert "is no id of a refusal, expected 32 letters" in run("--id", "a" * length, "--rules", CONFIG, status=2).stderr
 
 
 def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,6 +540,17 @@ def test_a_key_that_an_access_log_lacks_is_told(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "log").write_text(LINE.format(client="203.0.113.7", method="GET", path="/"))
     text = run("--id", made, "--rules", f"{__name__}:RULES", "--log", str(tmp_path / "log")).stdout
     assert "rule mine counts by caller, which an access log does not have" in text
+
+
+def test_a_rule_by_route_needs_the_application_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the routes no line could match, although the client is in the log."""
+    monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
+    made = KEY.write(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    (tmp_path / "log").write_text(LINE.format(client="203.0.113.7", method="GET", path="/api/x"))
+    words = "--id", made, "--log", str(tmp_path / "log")
+    needed = "rule api counts by route, so an access log needs --app MODULE:APP"
+    assert needed in run(*words, "--rules", CONFIG).stdout
+    assert needed not in run(*words, "--app", "example_app.main:app").stdout
 
 
 def test_only_a_peer_without_an_address_is_a_unix_socket() -> None:

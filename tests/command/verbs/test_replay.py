@@ -114,6 +114,25 @@ def test_the_log_of_uvicorn(rules: str, tmp_path: Path) -> None:
     assert (found["requests"], found["refused"], found["untimed"]) == (5, 0, 0)
 
 
+def test_a_port_after_an_ipv6_address_is_no_client(rules: str, tmp_path: Path) -> None:
+    """Servers such as uvicorn write one without brackets."""
+    lines = [f'INFO:     2001:db8::1:{50_000 + number} - "GET / HTTP/1.1" 200 OK' for number in range(5)]
+    (tmp_path / "log").write_text("\n".join(lines))
+    found = json.loads(run(str(tmp_path / "log"), "--rules", rules, "--json"))
+    assert found["clients"] == [{"client": "2001:db8::/64", "requests": 5, "refused": 3}]
+
+
+def test_clients_without_an_address_are_said(rules: str, tmp_path: Path) -> None:
+    """They may be proxies, hosts or sockets, which count as one client each."""
+    clients = ["web.internal", "unix:", "web.internal", "203.0.113.7", "2001:db8::1", "[2001:db8::1]:443"]
+    (tmp_path / "log").write_text("".join(LINE.format(client=client, second=1) for client in clients))
+    text = run(str(tmp_path / "log"), "--rules", rules)
+    assert "3 requests have another client than an address, for example 'web.internal'; each name counts as one client" in text
+    assert json.loads(run(str(tmp_path / "log"), "--rules", rules, "--json"))["unaddressed"] == 3
+    (tmp_path / "log").write_text(LINE.format(client="203.0.113.7", second=1))
+    assert "another client than an address" not in run(str(tmp_path / "log"), "--rules", rules)
+
+
 def test_what_is_not_read_is_said(rules: str, tmp_path: Path) -> None:
     """Lines with a request whose client or time is not known, by reason and with the first of them."""
     unread = LINE.format(client="nginx: host x", second=0).strip()

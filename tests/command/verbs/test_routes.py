@@ -320,3 +320,82 @@ def test_people_get_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert result.stdout.startswith("Route ")
     assert "These rules match no route:" in result.stdout
     assert "\x1b" not in result.stdout
+
+
+BROKEN = """
+from limitgate import LimitGate, Rule
+from starlette.applications import Starlette
+
+app = LimitGate(Starlette(), rules=[Rule("api", qpm=9)])
+number = 5
+class Shop:
+    def __getattr__(self, name): raise RuntimeError("no context")
+    async def __call__(self, scope, receive, send): pass
+shop = Shop()
+def raising(): raise ValueError("no database")
+def leaving(): raise SystemExit(3)
+def giving_none(): return None
+def needing(url): return app
+"""
+MISTAKES = {
+    "nowhere:app": "nowhere:app: No module named 'nowhere' in ",
+    "shop_broken:gone": "has no attribute 'gone', expected MODULE:APP",
+    "shop_broken.py:app": "expected the module without .py: shop_broken",
+    "shop_broken:number": "is an object of int, expected MODULE:APP",
+    "shop_broken:number()": "TypeError in number(): 'int' object is not callable",
+    "shop_broken:raising": "ValueError in raising(): no database, expected a factory",
+    "shop_broken:leaving": "SystemExit in leaving(): 3, expected a factory",
+    "shop_broken:giving_none": "is an object of NoneType",
+    "shop_broken:needing": "is a function of (url), expected an application, or a call: shop_broken:needing(...)",
+    "shop_broken:Shop": "is a class, expected an application, or shop_broken:Shop() to make one",
+    "shop_leaving:app": "SystemExit during the import: no config, expected a module that python -c",
+    "shop_lacking:app": "ModuleNotFoundError during the import: No module named 'nowhere'",
+}
+VERBS = {
+    "routes": ["routes", "NAME"],
+    "explain --app": ["explain", "GET", "/", "--app", "NAME"],
+    "explain --rules": ["explain", "GET", "/", "--rules", "NAME"],
+    "explain --id": ["explain", "--id", "a" * 32, "--app", "NAME"],
+    "peek": ["peek", "--app", "NAME", "--rule", "api", "--ip", "192.0.2.1"],
+    "ban": ["ban", "--rules", "NAME", "--rule", "api", "--ip", "192.0.2.1", "-y"],
+    "replay": ["replay", "access.log", "--app", "NAME"],
+    "replay --against": ["replay", "access.log", "--rules", "shop_broken:app", "--against", "NAME"],
+    "check": ["check", "NAME"],
+}
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs a verb beside modules that fail in several ways."""
+    (tmp_path / "shop_broken.py").write_text(BROKEN)
+    (tmp_path / "shop_leaving.py").write_text("import sys; sys.exit('no config')")
+    (tmp_path / "shop_lacking.py").write_text("import nowhere")
+    (tmp_path / "access.log").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return lambda words, name: CliRunner().invoke(limitgate, [name if word == "NAME" else word for word in words])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_no_application_is_one_line_for_every_verb(broken: Callable[..., Any], verb: str, name: str) -> None:
+    result = broken(VERBS[verb], name)
+    assert isinstance(result.exception, SystemExit)
+    assert (result.exit_code, MISTAKES[name] in result.stderr) == (2, True), result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert "expected " in line
+
+
+@pytest.mark.parametrize("verb", ["routes", "explain --app", "explain --id", "peek"])
+def test_an_application_that_cannot_be_looked_into(broken: Callable[..., Any], verb: str) -> None:
+    result = broken(VERBS[verb], "shop_broken:shop")
+    assert (result.exit_code, "RuntimeError: no context, expected an application of" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("verb", ["routes", "explain --app"])
+def test_a_path_for_a_module(broken: Callable[..., Any], verb: str) -> None:
+    assert "did you mean shop_broken? expected MODULE:APP" in broken(VERBS[verb], "./shop_broken:app").stderr
+
+
+def test_an_empty_name(broken: Callable[..., Any]) -> None:
+    assert "the name of the application is empty, expected MODULE:APP" in broken(VERBS["routes"], "").stderr

@@ -20,7 +20,7 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
 from limitgate.process import switch
-from limitgate.process.clock import begin, call_later, loop_time, monotonic
+from limitgate.process.clock import Timer, begin, call_later, loop_time, monotonic
 from limitgate.stores.base import MAX_BATCH, ConfigRequest, Room, StoredConfig
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
@@ -97,7 +97,7 @@ class Batcher:
         self._doubts = Doubts()
         self._renewed: AsyncConnection | None = None
         self._silence = Silence(clock)
-        self._probe_timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
+        self._probe_timer: Timer | None = None
 
     @property
     def breaker(self) -> Breaker:

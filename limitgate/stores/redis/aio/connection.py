@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Context
+from functools import partial
 from typing import Any, Protocol
 from weakref import ref
 
-from limitgate.process.clock import monotonic
+from limitgate.process.clock import call_later, monotonic
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.credentials import Login
@@ -115,10 +115,10 @@ def renew_in_time(owner: Owner, connection: AsyncConnection, login: Login) -> No
     """Replace a connection before its login expires, with retries."""
     due_in = max(login.renew_at - monotonic(), 0.0)
     loop = asyncio.get_running_loop()
-    loop.call_later(due_in, _renew, ref(owner), ref(connection), login.retry_every, context=Context())
+    call_later(loop, due_in, partial(_renew, ref(owner), ref(connection), login.retry_every))
 
 
 def _renew(owner: ref[Owner], connection: ref[AsyncConnection], retry_every: float) -> None:
     here, expiring = owner(), connection()
     if here is not None and expiring is not None and here.renew(expiring):
-        asyncio.get_running_loop().call_later(retry_every, _renew, owner, connection, retry_every, context=Context())
+        call_later(asyncio.get_running_loop(), retry_every, partial(_renew, owner, connection, retry_every))

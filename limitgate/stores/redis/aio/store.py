@@ -15,7 +15,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
 from limitgate.process import switch
-from limitgate.process.clock import asyncio_loop, call_later, monotonic
+from limitgate.process.clock import Timer, asyncio_loop, call_later, monotonic
 from limitgate.process.forking import Remade
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
@@ -62,7 +62,7 @@ class _LoopState:
         self.servers = servers
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
-        self._timer: asyncio.TimerHandle | asyncio.Future[None] | None = None
+        self._timer: Timer | None = None
 
     def end_leases_in_time(self) -> None:
         pause = self._leases.pause(monotonic()) if self._timer is None else None
