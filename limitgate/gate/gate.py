@@ -7,7 +7,6 @@ is needed, both return a flow, see `limitgate.gate.flow`. `limitgate.gate.late` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
@@ -21,7 +20,7 @@ from limitgate.gate.planning.identity import UNASKED, AnyIdentify, Identify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
 from limitgate.gate.turns import Turns
 from limitgate.http.request import BodyWanted, Request, Wanted
-from limitgate.limits.decision import Decision, deferred, deferred_under_places
+from limitgate.limits.decision import Decision, deferred, set_in_force
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
 from limitgate.process.background import Poller
@@ -182,8 +181,7 @@ class Gate:
                 if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_again(admission, outer, identified)
                     return admission
-            enter = partial(self.load.enter, admission, outer) if planner.adapts else None
-            found = planner.prepared(request, identified, enter)
+            found = planner.prepared(request, identified, (self.load, admission, outer) if planner.adapts else None)
             if found is None:
                 self._put_off(admission, outer, identified)
                 return admission
@@ -339,7 +337,7 @@ class Gate:
             type(answer) is PlainSpend
             and answer.admitted
             and prepared.is_simple
-            and (permits is None or not (permits.would_refuse or permits.waited_s))
+            and (permits is None or not permits.is_to_be_told)
         ):
             if not self.outages.is_known:
                 self.outages.answered()
@@ -347,10 +345,9 @@ class Gate:
                 prepared.counter.charged(answer.states)
             admission.reading = answer
             admission.is_plain = True
-            if permits is None:
-                admission.decision = deferred(answer, admission.request)
-            else:
-                admission.decision = deferred_under_places(answer, admission.request, permits.in_force)
+            admission.decision = decision = deferred(answer, admission.request)
+            if permits is not None:
+                set_in_force(decision, permits.in_force)
                 if admission.rules.counts is not None:
                     permits.count()
             return None
