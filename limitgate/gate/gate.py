@@ -361,7 +361,11 @@ class Gate:
         admission.waited = answer.waited
         decision: Decision | None
         is_admitted = False
-        if template.is_enforced and answer.admitted and isinstance(answer, PlainSpend):
+        if (
+            isinstance(answer, PlainSpend)
+            and answer.admitted
+            and (template.is_enforced or (template.is_of_shadows and template.has_room(answer.states)))
+        ):
             is_admitted, decision = True, deferred(answer, admission.request)
         else:
             admission.opened_settlement = settlement = admission.request.open_settlement()
