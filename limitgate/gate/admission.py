@@ -211,6 +211,13 @@ class Admission:
         counts.count(self.outcome, self.decided_by)
 
     @property
+    def needs_only_fields(self) -> bool:
+        """True if it is admitted, and nothing is left to wait for, to refund, or to tell an outer gate."""
+        if self._outcome != "admitted" or self.turn is not None or self.is_by_outcome or self.has_slots:
+            return False
+        return self.permits is None and self.messages is None and bool(self.request.is_outermost)
+
+    @property
     def budget(self) -> Budget:
         """Time left to wait for the store."""
         if self._budget is None:

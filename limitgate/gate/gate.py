@@ -309,10 +309,11 @@ class Gate:
             settlement = admission.settlement
             verdict = yield from self.charging.decide(request_plan, request_plan.plan, settlement)
             admission.turn = self.charging.apply(admission, request_plan, verdict)
-            if request_plan.bans and not verdict.decision.allowed and verdict.now is not None:
+            if not verdict.decision.allowed and verdict.now is not None and request_plan.bans:
                 yield from self.charging.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
         if prepared.denying is not None:
             deny(admission, prepared.denying)
+        admission.is_plain = admission.needs_only_fields
 
     def unanswered(self, admission: Admission, error: BaseException) -> Flow[None] | None:
         """Return the flow to run next after a plain plan has failed.
