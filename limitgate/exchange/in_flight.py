@@ -77,10 +77,11 @@ class ASGIExchangeInFlight(ASGIExchange):
         """Release the permits at the end; lend them while the client is slow to read."""
         kind, permits = message["type"], self.permits
         if kind == "http.response.body":
-            if message.get("more_body"):
-                permits.sends(len(message.get("body") or b""))
-            elif permits.held:
-                permits.end()
+            if not message.get("more_body"):
+                if permits.held:
+                    permits.end()
+                return _send(self, message)
+            permits.sends(len(message.get("body") or b""))
         elif kind == "http.response.start":
             permits.starts(message.get("status"), message.get("headers") or ())
         elif kind in _ENDS:

@@ -96,6 +96,11 @@ class _Waited:
         return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 
 
+def _group(client: str | None) -> str | None:
+    """Return an IPv4 address or an IPv6 network."""
+    return None if client is None else grouped(client, IPV6_PREFIX)
+
+
 class Permits:
     """The permits of one request. Enforced rules come before shadow rules."""
 
@@ -111,7 +116,7 @@ class Permits:
     _adaptive: AdaptiveMatch
     _priority: Priority
     _outcome: Outcome
-    _client: str | None = None
+    _client: str | None
     _sent = 0
     """Bytes of the response body so far."""
     _fields: Sequence[tuple[bytes, bytes]] = ()
@@ -145,19 +150,18 @@ class Permits:
         self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
         self._adaptive = adaptive
         self._priority = NORMAL if caller is None else caller.priority
-        is_whole = self._take(adaptive.compiled_rules, waiter, guard)
-        # Refusals must be cheap, so determine the client only now.
-        if self.held:
-            if caller is not None:
-                client: str | None = caller.id
-            else:
-                client = request.resolved_client() if may_be_proxied else request.peer
-                if client is not None and ":" in client:
-                    client = grouped(client, IPV6_PREFIX)
-            self._client = client
-            for _, permit in self.held:
-                permit.client = client
-        return is_whole
+        if may_be_proxied and caller is None:
+            self._client = None
+            is_whole = self._take(adaptive.compiled_rules, waiter, guard)
+            # Refusals must be cheap, so resolve the client's address only now.
+            if self.held:
+                self._client = client = _group(request.resolved_client())
+                for _, permit in self.held:
+                    permit.client = client
+            return is_whole
+        client = request.peer if caller is None else caller.id
+        self._client = _group(client) if caller is None and client is not None and ":" in client else client
+        return self._take(adaptive.compiled_rules, waiter, guard)
 
     def _take(
         self,
