@@ -142,8 +142,9 @@ class LimitGate(Around):
         try:
             if is_plain or await exchange.await_turn():
                 app = self.app
-                send = exchange.send if is_plain or permits is not None else exchange.send_any
-                await app(exchange.scope, exchange.receive, send)
+                await app(
+                    exchange.scope, exchange.receive, exchange.send if is_plain or permits is not None else exchange.send_any
+                )
         except Exception as error:
             exchange.open_admission().failed()
             if not (await exchange.refuse_late(has_asked_handlers=True) and isinstance(error, RateLimited)):

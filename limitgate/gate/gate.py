@@ -346,8 +346,10 @@ class Gate:
                 prepared.counter.charged(answer.states)
             admission.reading = answer
             admission.is_plain = True
-            admission.decision = decision = deferred(answer, admission.request)
-            if permits is not None:
+            if permits is None:
+                admission.decision = deferred(answer, admission.request)
+            else:
+                admission.decision = decision = deferred(answer, admission.request)
                 set_in_force(decision, permits.in_force)
                 if admission.rules.counts is not None:
                     permits.count()
