@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from handbook.reference import inserted
 from limitgate import Limit
-from limitgate.limiter.operations import bucket_key
+from limitgate.limiter.plans import bucket_key
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.stores.redis import wire

@@ -18,7 +18,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
                      buckets and charges; lifecycle/ builds, starts and reloads a gate
     exchange/        connects application and server: ASGI, WSGI, in_flight (adaptive limits), application (handlers of
                      refusals, usage)
-    limiter/         limits without HTTP: limiter, operations, slots, pace, adaptive work, stored limits
+    limiter/         limits without HTTP: limiter, calls, operations, plans, slots, pace, adaptive work, stored limits
     outbound/        limits for HTTP clients: httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
     llm/             budgets for language models: estimates, usage in responses, fields of providers, turns of tenants
     fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics

@@ -15,7 +15,7 @@ from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.application import Around, Denials, Message, RaisingApp, Receive, Send, denials, denials_by
 from limitgate.exchange.asgi import ASGIExchange, ReceiveBuffer, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, PASSED, Exchange, admission_around
-from limitgate.exchange.in_flight import MessagesInFlight, turn_shed_away, turn_shed_away_here, watch_upload
+from limitgate.exchange.in_flight import ASGIExchangeInFlight, turn_shed_away, turn_shed_away_here, watch_upload
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
@@ -128,21 +128,23 @@ class LimitGate(Around):
         if not is_plain and admission.is_shed:
             await turn_shed_away(admission, scope, send)
             return
-        exchange = ASGIExchange()
+        marks, permits = admission.marks, admission.permits
+        if permits is None:
+            exchange = ASGIExchange()
+        else:
+            exchange = ASGIExchangeInFlight()
+            exchange.permits = permits
         exchange.begin(gate, admission, scope, receive, send, self._denials)
         if not is_plain and admission.refusal is not None:
             await exchange.turn_away(admission.refusal)
             return
-        marks, permits = admission.marks, admission.permits
         token: MarksToken | None = decorators.decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             if is_plain or await exchange.await_turn():
-                if permits is None:
-                    app = self.app
-                    await app(exchange.scope, exchange.receive, exchange.send if is_plain else exchange.send_any)
-                else:
-                    messages = MessagesInFlight(exchange, permits)
-                    await self.app(exchange.scope, messages.receive, messages.send)
+                app = self.app
+                await app(
+                    exchange.scope, exchange.receive, exchange.send if is_plain or permits is not None else exchange.send_any
+                )
         except Exception as error:
             exchange.open_admission().failed()
             if not (await exchange.refuse_late(has_asked_handlers=True) and isinstance(error, RateLimited)):

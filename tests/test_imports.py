@@ -34,6 +34,8 @@ LAYERS = (
 )
 LEVELS = {folder: place for place, layer in enumerate(LAYERS) for folder in layer.split()}
 ROOT = Path(limitgate.__file__).parent
+MOST_IMPORTS = 20
+MOST_LINES_OF_THE_GATE, MOST_METHODS_OF_THE_GATE = 400, 20
 
 
 @cache
@@ -77,3 +79,18 @@ def test_folders_import_from_those_above_them() -> None:
 def test_no_modules_form_a_circle() -> None:
     """A module can be read without those that need it. Raises `graphlib.CycleError`, which names the circle."""
     assert list(TopologicalSorter({module: _imported(path) - {module} for module, path in _modules().items()}).static_order())
+
+
+def test_no_module_imports_more_of_ours_than_a_reader_can_follow() -> None:
+    imports = {module: _imported(path) - {module} for module, path in _modules().items()}
+    assert not {module: len(each) for module, each in imports.items() if len(each) > MOST_IMPORTS}
+
+
+def test_the_gate_stays_short() -> None:
+    text = (ROOT / "gate" / "gate.py").read_text()
+    (gate,) = [each for each in ast.parse(text).body if isinstance(each, ast.ClassDef) and each.name == "Gate"]
+    methods = [
+        each for each in gate.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.decorator_list
+    ]
+    assert len(text.splitlines()) <= MOST_LINES_OF_THE_GATE
+    assert len(methods) <= MOST_METHODS_OF_THE_GATE

@@ -211,6 +211,13 @@ class Admission:
         counts.count(self.outcome, self.decided_by)
 
     @property
+    def needs_only_fields(self) -> bool:
+        """True if it is admitted, and nothing is left to wait for, to refund, or to tell an outer gate."""
+        if self._outcome != "admitted" or self.turn is not None or self.is_by_outcome or self.has_slots:
+            return False
+        return self.permits is None and self.messages is None and bool(self.request.is_outermost)
+
+    @property
     def budget(self) -> Budget:
         """Time left to wait for the store."""
         if self._budget is None:
@@ -242,7 +249,10 @@ class Admission:
             limit, remaining, refill_us, _ = tightest(reading.states)
             full_at_us = reading.now + refill_us
             if self.permits is not None:
-                limit, remaining, full_at_us = self._under_places(limit, remaining, full_at_us)
+                fewest = fewest_places(self.permits.in_force, remaining)
+                if fewest is not None:
+                    _, limit, remaining = fewest
+                    full_at_us = reading.now
             if self.rules.has_commonest_style:
                 return x_ratelimit(limit, remaining, full_at_us)
             windows = reading.template.windows(reading.states)
@@ -268,9 +278,11 @@ class Admission:
                 reading: Any = self.reading
                 tightest = reading.template.tightest
                 limit, remaining, refill_us, _ = tightest(reading.states)
-                if self.permits is None:
-                    return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
-                return raw_x_ratelimit(*self._under_places(limit, remaining, reading.now + refill_us))
+                if self.permits is not None:
+                    fewest = fewest_places(self.permits.in_force, remaining)
+                    if fewest is not None:
+                        return raw_x_ratelimit(fewest[1], fewest[2], reading.now)
+                return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
             if self._fields is None and decision is not None:
                 now = self._now
                 if now is None:
@@ -282,11 +294,6 @@ class Admission:
         prepared: Any = self.prepared
         fields: Fields = prepared.field_writer(self.rules.header_styles, self.rules.rule_names)(numbers)
         return fields
-
-    def _under_places(self, limit: int, remaining: int, full_at_us: int) -> tuple[int, int, int]:
-        decision: Any = self.decision
-        fewest = fewest_places(decision.in_force, remaining)
-        return (limit, remaining, full_at_us) if fewest is None else (*fewest[1:], self.now)
 
     @property
     def outer(self) -> Admission | None:

@@ -11,7 +11,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.flow import arun, run
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
-from limitgate.gate.planning.planner import LateLimit, Planner, no_places
+from limitgate.gate.planning.planner import NO_PLACES, LateLimit, Planner
 from limitgate.gate.planning.prepared import PreparedPlan
 from limitgate.http.client_ip import Hop, Networks
 from limitgate.http.paths import PathIndex, segments
@@ -20,7 +20,6 @@ from limitgate.http.request import Request
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Plan, Reading
 from limitgate.messages.text import listed
-from limitgate.overload.options import Adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.rule import Rule
@@ -139,7 +138,7 @@ def _end(gate: Gate, admission: Admission) -> None:
 
 
 def _reasons(planner: Planner, request: Request, caller: Caller | None, tier: str) -> list[RuleReason]:
-    found = planner.prepared(request, caller, no_places)
+    found = planner.prepared(request, caller, NO_PLACES)
     if found is None:
         raise TypeError("a callable that gives limits is async, expected a gate that awaits it")
     prepared, _ = found
@@ -173,13 +172,11 @@ def _matched(rule: Rule, request: Request) -> str:
     conditions = [f"{request.method} {request.path}"]
     if rule.clients:
         conditions.append(f"client {request.client}")
-    adapts = f"; {adaptive_text(rule.adaptive)}" if rule.adaptive is not None else ""
+    adaptive, adapts = rule.adaptive, ""
+    if adaptive is not None:
+        adapts = f"; adaptive: {adaptive.start} in flight in a new process, later {adaptive.min} to {adaptive.max}"
     methods = f", for {listed(sorted(rule.methods))}" if rule.methods else ""
     return f"{what} {' of '.join(conditions)}: path {listed(rule.paths)}{methods}{adapts}"
-
-
-def adaptive_text(adaptive: Adaptive) -> str:
-    return f"adaptive: {adaptive.start} in flight in a new process, later {adaptive.min} to {adaptive.max}"
 
 
 def _other_tier(rule: Rule, of_tier: Sequence[Rule], tier: str) -> str | None:

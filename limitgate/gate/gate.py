@@ -7,7 +7,6 @@ is needed, both return a flow, see `limitgate.gate.flow`. `limitgate.gate.late` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
@@ -21,7 +20,7 @@ from limitgate.gate.planning.identity import UNASKED, AnyIdentify, Identify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
 from limitgate.gate.turns import Turns
 from limitgate.http.request import BodyWanted, Request, Wanted
-from limitgate.limits.decision import Decision, deferred, deferred_under_places
+from limitgate.limits.decision import Decision, deferred, set_in_force
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
 from limitgate.process.background import Poller
@@ -182,8 +181,7 @@ class Gate:
                 if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_again(admission, outer, identified)
                     return admission
-            enter = partial(self.load.enter, admission, outer) if planner.adapts else None
-            found = planner.prepared(request, identified, enter)
+            found = planner.prepared(request, identified, (self.load, admission, outer) if planner.adapts else None)
             if found is None:
                 self._put_off(admission, outer, identified)
                 return admission
@@ -311,10 +309,11 @@ class Gate:
             settlement = admission.settlement
             verdict = yield from self.charging.decide(request_plan, request_plan.plan, settlement)
             admission.turn = self.charging.apply(admission, request_plan, verdict)
-            if request_plan.bans and not verdict.decision.allowed and verdict.now is not None:
+            if not verdict.decision.allowed and verdict.now is not None and request_plan.bans:
                 yield from self.charging.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
         if prepared.denying is not None:
             deny(admission, prepared.denying)
+        admission.is_plain = admission.needs_only_fields
 
     def unanswered(self, admission: Admission, error: BaseException) -> Flow[None] | None:
         """Return the flow to run next after a plain plan has failed.
@@ -339,7 +338,7 @@ class Gate:
             type(answer) is PlainSpend
             and answer.admitted
             and prepared.is_simple
-            and (permits is None or not (permits.would_refuse or permits.waited_s))
+            and (permits is None or not permits.is_to_be_told)
         ):
             if not self.outages.is_known:
                 self.outages.answered()
@@ -350,7 +349,8 @@ class Gate:
             if permits is None:
                 admission.decision = deferred(answer, admission.request)
             else:
-                admission.decision = deferred_under_places(answer, admission.request, permits.in_force)
+                admission.decision = decision = deferred(answer, admission.request)
+                set_in_force(decision, permits.in_force)
                 if admission.rules.counts is not None:
                     permits.count()
             return None
@@ -364,7 +364,11 @@ class Gate:
         admission.waited = answer.waited
         decision: Decision | None
         is_admitted = False
-        if template.is_enforced and answer.admitted and isinstance(answer, PlainSpend):
+        if (
+            isinstance(answer, PlainSpend)
+            and answer.admitted
+            and (template.is_enforced or (template.is_of_shadows and template.has_room(answer.states)))
+        ):
             is_admitted, decision = True, deferred(answer, admission.request)
         else:
             admission.opened_settlement = settlement = admission.request.open_settlement()

@@ -15,7 +15,6 @@ from limitgate.limits.decision import Decision, admitted_in_flight, under_places
 from limitgate.overload.adaptive_limit import Guard
 from limitgate.overload.concurrency_limiter import WaitingTask, WaitingThread
 from limitgate.overload.lag import heartbeats
-from limitgate.process.clock import asyncio_loop
 from limitgate.rules.callers import Caller
 
 
@@ -31,37 +30,34 @@ class Load:
     ) -> bool:
         """A thread waits for the permits. Return False if the request is refused or has to wait on an event loop."""
         admission.marks = plan.marks
-        permits = admission.permits
-        # The request has waited, with or without permits.
-        if permits is not None:
-            return self._goes_on(permits) if permits.would_refuse else permits.goes_on
-        request, adaptive = admission.request, plan.adaptive
-        if adaptive is None:
-            return True
-        guard: Guard | None = None
-        # Otherwise, the outer gate has asked the guard.
-        if outer is None or outer.permits is None:
-            if request.awaits:
-                guard = heartbeats.guard()
-                if guard is None:
-                    asyncio_loop("adaptive")
-            planner = admission.rules.planner
-            if planner.trusts_proxies and planner.believes(request, REQUEST_START):
-                guard = self._proxy_guard.of(request, guard)
-        # Assign first, so that the permits are released if anything raises.
-        admission.permits = permits = Permits()
-        if request.awaits:
-            goes_on = permits.begin(request, adaptive, caller, guard, WaitingTask)
-            return self._goes_on(permits) if permits.would_refuse else goes_on
-        permits.begin(request, adaptive, caller, guard, WaitingThread)
-        if permits.waits is not None:
+        permits, adaptive = admission.permits, plan.adaptive
+        # Otherwise, the request has waited, with or without permits.
+        if permits is None:
+            if adaptive is None:
+                return True
+            request = admission.request
+            awaits = request.awaits
+            trusts_proxies = admission.rules.planner.trusts_proxies
+            guard: Guard | None = None
+            # Otherwise, the outer gate has asked the guard.
+            if outer is None or outer.permits is None:
+                if awaits:
+                    guard = heartbeats
+                if trusts_proxies and admission.rules.planner.believes(request, REQUEST_START):
+                    guard = self._proxy_guard.of(request, guard)
+            # Assign first, so that the permits are released if anything raises.
+            admission.permits = permits = Permits()
+            waiter = WaitingTask if awaits else WaitingThread
+            if permits.begin(request, adaptive, caller, guard, waiter, trusts_proxies):
+                return True
             permits.wait()
-        return self._goes_on(permits) if permits.would_refuse else permits.goes_on
+        if permits.would_refuse:
+            self._note_shadows(permits)
+        return permits.goes_on
 
-    def _goes_on(self, permits: Permits) -> bool:
+    def _note_shadows(self, permits: Permits) -> None:
         if self._log is not None and permits.goes_on:
             self._log.note_shed_by_shadows(permits)
-        return permits.goes_on
 
     def shed(self, admission: Admission, outer: Admission | None) -> None:
         self._note_shed(admission)

@@ -19,7 +19,7 @@ from limitgate.http.response import Refusal, overloaded
 from limitgate.limits.bucket import NORMAL, Priority
 from limitgate.limits.decision import Decision, InForce, InShadow, Window, refused_in_flight
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
-from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Permit
+from limitgate.overload.adaptive_limit import Guard, Outcome, Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread
 from limitgate.overload.lag import LagGuard, ProxyQueue, heartbeats
 from limitgate.process.forking import reset_in_children
@@ -96,120 +96,100 @@ class _Waited:
         return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 
 
+def _group(client: str | None) -> str | None:
+    """Return an IPv4 address or an IPv6 network."""
+    return None if client is None else grouped(client, IPV6_PREFIX)
+
+
 class Permits:
     """The permits of one request. Enforced rules come before shadow rules."""
 
-    # No `__init__`, which would double the cost. Call `begin` first.
-    __slots__ = (
-        "_adaptive",
-        "_client",
-        "_fields",
-        "_has_lost",
-        "_idle_s",
-        "_idle_since",
-        "_outcome",
-        "_priority",
-        "_sent",
-        "held",
-        "in_force",
-        "refusal",
-        "waited_s",
-        "waits",
-        "would_refuse",
-    )
-
+    # No `__init__`, which would double the cost. Call `begin` first. What has a default is seldom read.
+    held: list[tuple[ConcurrencyLimiter, Permit]]
+    in_force: tuple[InForce, ...]
+    is_to_be_told: bool
+    """True if the decision must show a wait or a shadow refusal."""
+    refusal: Refusal | None = None
+    waited_s = 0.0
+    waits: WaitingTask | WaitingThread | None = None
+    would_refuse: tuple[CompiledRule, ...] = ()
     _adaptive: AdaptiveMatch
     _priority: Priority
     _outcome: Outcome
-    _sent: int
-    """Bytes of the response body so far."""
-    _fields: Sequence[tuple[bytes, bytes]]
     _client: str | None
-    _idle_s: float
+    _sent = 0
+    """Bytes of the response body so far."""
+    _fields: Sequence[tuple[bytes, bytes]] = ()
+    _idle_s = 0.0
     _idle_since: float | None
     """Start of the current wait for the client."""
-    _has_lost: bool
+    _has_lost = False
     """True while other requests use the permits."""
-    held: list[tuple[ConcurrencyLimiter, AdaptiveLimit, Permit]]
-    in_force: tuple[InForce, ...]
-    refusal: Refusal | None
-    waited_s: float
-    waits: WaitingTask | WaitingThread | None
-    would_refuse: tuple[CompiledRule, ...]
 
     @property
     def goes_on(self) -> bool:
         return self.waits is None is self.refusal
 
-    @property
-    def is_to_be_told(self) -> bool:
-        """True if the decision must show a wait or a shadow refusal."""
-        return bool(self.would_refuse or self.waited_s)
-
-    def begin(
+    def begin(  # noqa: PLR0917 - keywords would be slower
         self,
         request: Request,
         adaptive: AdaptiveMatch,
         caller: Caller | None,
         guard: Guard | None,
         waiter: type[WaitingTask | WaitingThread],
+        may_be_proxied: bool,  # noqa: FBT001
     ) -> bool:
-        """Return False if the request has to wait or is refused. ``waiter`` waits in a task or in a thread."""
-        self.held = []
-        self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
-        self._sent = self.waited_s = self._idle_s = 0
-        self.in_force = self._fields = self.would_refuse = ()
-        self._has_lost = False
-        self._idle_since = self._client = self.refusal = self.waits = None
-        self._adaptive = adaptive
-        self._priority = priority = NORMAL if caller is None else caller.priority
-        compiled_rules = adaptive.compiled_rules
-        compiled_rule = compiled_rules[0]
-        places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]
-        priority, limit = compiled_rule.priority or priority, places.limit
-        permit = places.begin(adaptive.request_class, priority, guard, waiter)
-        if permit is not None:
-            self.held.append((places, limit, permit))
-            # Refusals must be cheap, so determine the client only now.
-            if caller is not None:
-                client: str | None = caller.id
-            elif (client := request.resolved_client()) is not None and ":" in client:
-                client = grouped(client, IPV6_PREFIX)
-            permit.client = self._client = client
-            if permit.began is not None:
-                room = limit.levels[priority].room - limit.in_flight
-                found = compiled_rule.name, limit.limit, room if room > 0 else 0  # noqa: FURB136 - max() is four times as slow
-                self.in_force = (found if compiled_rule.enforced else InShadow(found),)
-                return len(compiled_rules) == 1 or self._take(compiled_rules[1:], waiter)
-            self.held.clear()
-        may_go_on = self._took(compiled_rule, limit, places, permit)
-        return may_go_on and (len(compiled_rules) == 1 or self._take(compiled_rules[1:], waiter))
+        """Return True if the request has all permits, and False if it has to wait, is refused, or lacks permits of shadows.
 
-    def _take(self, compiled_rules: Sequence[CompiledRule], waiter: Callable[[], WaitingTask | WaitingThread]) -> bool:
+        ``waiter`` waits in a task or in a thread.
+        """
+        self.held = []
+        self.in_force = ()
+        self.is_to_be_told = False
+        self._idle_since = None
+        self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
+        self._adaptive = adaptive
+        self._priority = NORMAL if caller is None else caller.priority
+        if may_be_proxied and caller is None:
+            self._client = None
+            is_whole = self._take(adaptive.compiled_rules, waiter, guard)
+            # Refusals must be cheap, so resolve the client's address only now.
+            if self.held:
+                self._client = client = _group(request.resolved_client())
+                for _, permit in self.held:
+                    permit.client = client
+            return is_whole
+        client = request.peer if caller is None else caller.id
+        self._client = _group(client) if caller is None and client is not None and ":" in client else client
+        return self._take(adaptive.compiled_rules, waiter, guard)
+
+    def _take(
+        self,
+        compiled_rules: Sequence[CompiledRule],
+        waiter: Callable[[], WaitingTask | WaitingThread],
+        guard: Guard | None = None,
+    ) -> bool:
+        request_class, is_whole = self._adaptive.request_class, True
         for compiled_rule in compiled_rules:
             places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]
             limit = places.limit
-            permit = places.begin(self._adaptive.request_class, compiled_rule.priority or self._priority, None, waiter)
-            if not self._took(compiled_rule, limit, places, permit):
-                return False
-        return True
+            priority = compiled_rule.priority or self._priority
+            permit = places.begin(request_class, priority, guard, waiter)
+            guard = None
+            room = limit.levels[priority].room - limit.in_flight
+            found = compiled_rule.name, limit.limit, room if room > 0 else 0  # noqa: FURB136 - max() is four times as slow
+            self.in_force += (found if compiled_rule.enforced else InShadow(found),)
+            if permit is not None:
+                self.held.append((places, permit))
+                permit.client = self._client
+                if permit.began is not None:
+                    continue
+            is_whole = False
+            if not self._goes_on_without(compiled_rule, places, permit):
+                break
+        return is_whole
 
-    def _took(
-        self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: ConcurrencyLimiter, permit: Permit | None
-    ) -> bool:
-        room = limit.levels[compiled_rule.priority or self._priority].room - limit.in_flight
-        found = compiled_rule.name, limit.limit, max(0, room)
-        self.in_force += (found if compiled_rule.enforced else InShadow(found),)
-        if permit is not None:
-            permit.client = self._client
-            self.held.append((places, limit, permit))
-            if permit.began is not None:
-                return True
-        return self._goes_on_without(compiled_rule, limit, places, permit)
-
-    def _goes_on_without(
-        self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: ConcurrencyLimiter, permit: Permit | None
-    ) -> bool:
+    def _goes_on_without(self, compiled_rule: CompiledRule, places: ConcurrencyLimiter, permit: Permit | None) -> bool:
         if permit is not None:
             self.waits = places.waiter(permit)
             if self.waits is not None:
@@ -217,26 +197,27 @@ class Permits:
             if permit.began is not None:
                 return True
             # Another thread has displaced this request.
-            self._refuse(compiled_rule, limit)
+            self._refuse(compiled_rule, places)
             return False
         if compiled_rule.enforced:
-            self._refuse(compiled_rule, limit)
+            self._refuse(compiled_rule, places)
             return False
         if compiled_rule not in self.would_refuse:
             self.would_refuse += (compiled_rule,)
+            self.is_to_be_told = True
             if compiled_rule.row is not None:
                 compiled_rule.row.count(SHADOW_REFUSED, 1.0)
         return True
 
     def wait(self) -> None:
         while isinstance(self.waits, WaitingThread):
-            places, _, permit = self.held[-1]
+            places, permit = self.held[-1]
             self._go_on(has_place=places.wait(permit, self.waits))
 
     async def await_places(self, stay: Stay) -> bool:
         """Return False if the client leaves first."""
         while isinstance(self.waits, WaitingTask):
-            places, _, permit = self.held[-1]
+            places, permit = self.held[-1]
             if places.has_to_wait(permit, self.waits) and not await stay(self.waits.woken):
                 self.end("untaught")
                 return False
@@ -263,9 +244,9 @@ class Permits:
     def idle(self) -> None:
         """Lend the permits while the request waits for its client."""
         if self._idle_since is None:
-            for places, limit, permit in self.held:
-                # Others use them already, or they were forgotten.
-                if permit.began is not None and places.limit is limit:
+            for places, permit in self.held:
+                # Others use them already.
+                if permit.began is not None:
                     self._idle_since = places.idle(permit, self._idle_s)
 
     def busy(self) -> None:
@@ -273,7 +254,7 @@ class Permits:
         if since is None:
             return
         idle_s = 0.0
-        for places, _, permit in self.held:
+        for places, permit in self.held:
             idle_s = places.busy(permit, since)
             self._has_lost = self._has_lost or permit.began is None
         self._idle_s += idle_s
@@ -283,23 +264,26 @@ class Permits:
         if not self._has_lost:
             return
         self._has_lost = False
-        for places, limit, permit in self.held:
-            if permit.began is None and places.limit is limit:
+        for places, permit in self.held:
+            if permit.began is None:
                 places.resume(permit)
 
     def _go_on(self, *, has_place: bool) -> None:
         waiter, self.waits = type(self.waits), None
         compiled_rules, asked = self._adaptive.compiled_rules, len(self.in_force)
         if has_place:
-            self.waited_s += self.held[-1][2].waited_s
+            waited_s = self.held[-1][1].waited_s
+            if waited_s:
+                self.waited_s += waited_s
+                self.is_to_be_told = True
             self._take(compiled_rules[asked:], waiter)  # type: ignore[arg-type]  # Either kind of waiter.
         else:
-            self._refuse(compiled_rules[asked - 1], self.held[-1][1])
+            self._refuse(compiled_rules[asked - 1], self.held[-1][0])
 
-    def _refuse(self, compiled_rule: CompiledRule, limit: AdaptiveLimit) -> None:
+    def _refuse(self, compiled_rule: CompiledRule, places: ConcurrencyLimiter) -> None:
         if compiled_rule.row is not None:
             compiled_rule.row.count(REFUSED, 1.0)
-        self.refusal = overloaded(limit.retry_after_s(random.random))
+        self.refusal = overloaded(places.limit.retry_after_s(random.random))
         self.end("untaught")
 
     def refused(self, refusal: Refusal) -> Decision:
@@ -307,7 +291,7 @@ class Permits:
 
     def count(self) -> None:
         """Count an admitted request for rules without other limits."""
-        held = [places for places, _, _ in self.held]
+        held = [places for places, _ in self.held]
         for compiled_rule, (_, limit, remaining) in zip(self._adaptive.compiled_rules, self.in_force):
             # It got this permit only after the booked turn.
             if compiled_rule in self.would_refuse:
@@ -359,14 +343,12 @@ class Permits:
         """Release all permits. ``outcome`` overrides that of the response."""
         held = self.held
         while held:
-            places, limit, permit = held.pop()
-            # Other permits belong to the parent of a fork.
-            if places.limit is limit:
-                try:
-                    places.end(permit, outcome or self._outcome)
-                except BaseException:
-                    places.abandon(permit)
-                    raise
+            places, permit = held.pop()
+            try:
+                places.end(permit, outcome or self._outcome)
+            except BaseException:
+                places.abandon(permit)
+                raise
 
     def end_unanswered(self, *, client_left: bool) -> None:
         """Release all permits while an error is being handled."""
@@ -382,9 +364,8 @@ class Permits:
     def abandon(self) -> None:
         """Release all permits, even from the garbage collector."""
         while self.held:
-            places, limit, permit = self.held.pop()
-            if places.limit is limit:
-                places.abandon(permit)
+            places, permit = self.held.pop()
+            places.abandon(permit)
 
     def __del__(self) -> None:
         if self.held:

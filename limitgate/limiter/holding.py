@@ -104,7 +104,7 @@ def is_full(state: holds.State, charges: Iterable[Charge]) -> bool:
 def _key(charges: Sequence[Charge]) -> str:
     """Return a key in the hash slot of the charges, one for each set of windows, so that its entries are alike."""
     (key, bucket, *_), *_ = charges
-    # See `limitgate.limiter.operations.bucket_key`.
+    # See `limitgate.limiter.plans.bucket_key`.
     name = key[: (len(key) - len(bucket.suffix) - 3) // 2] if bucket.suffix else key
     windows = repr([charge.bucket.ids for charge in charges]).encode()
     return f"{name}:holds:{blake2b(windows, digest_size=8).hexdigest()}:{{{name}}}"

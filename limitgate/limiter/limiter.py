@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
-from limitgate.errors import LimitGateError, StoreError, called_as, wrong_way
-from limitgate.gate.admission import Receipt, Turn
-from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
-from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.turns import WaitQueues
+from limitgate.errors import StoreError, called_as, wrong_way
 from limitgate.limiter.adaptive import (
     AdaptiveOptions,
     AdaptiveWork,
@@ -26,11 +21,11 @@ from limitgate.limiter.adaptive import (
     check_plain,
     key_of,
 )
-from limitgate.limiter.bookings import Bookings
+from limitgate.limiter.calls import AsyncCalls, Calls
 from limitgate.limiter.holding import hold_us
-from limitgate.limiter.operations import AnyLimit, Limits, Operations, ask_again_in, seconds_left
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
-from limitgate.limiter.reservation import AsyncReservation, ChargedOperation, Reservation
+from limitgate.limiter.plans import AnyLimit
+from limitgate.limiter.reservation import AsyncReservation, Reservation
 from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBucket
 from limitgate.limiter.slot import Entry, aslot, at_once, one_process, slot
 from limitgate.limiter.stored_limits import Configured
@@ -40,7 +35,7 @@ from limitgate.limits.template import AnyReading, whole_reading
 from limitgate.messages.text import masked
 from limitgate.observing.exporter import Observer
 from limitgate.observing.logs import audited
-from limitgate.process import switch, waiting
+from limitgate.process import switch
 from limitgate.process.clock import asyncio_loop
 from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, is_async_redis, open_store, open_sync_store, opened
@@ -49,7 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AsyncLimiter(Operations):
+class AsyncLimiter(AsyncCalls):
     """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
 
     ``store`` is a URL or an async store. The limiter closes a store that it opened. ``timeout`` is the longest wait for the
@@ -79,17 +74,12 @@ class AsyncLimiter(Operations):
     ) -> None:
         super().__init__(timeout, key_prefix, secret, ipv6_prefix, observers)
         self._owns_store = isinstance(store, str)
-        self._store: AsyncStore = opened(store, open_store, key_prefix)
-        self._takes_plain = takes_plain(self._store)
-        self._wait_queues = WaitQueues()
-        self._bookings = Bookings(self._wait_queues)
-        self._slot_keeper = SlotKeeper(self._store, self._timeout)
+        self._use(opened(store, open_store, key_prefix))
         self._adaptive: dict[str, AsyncAdaptiveWork] = {}
-        self._observe(self._store, self._slot_keeper)
 
     async def hit(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Charge ``cost`` to every limit of ``key``, or to none if one lacks room."""
-        plan = self._prepared(key, limits, cost) if self._takes_plain else None
+        plan = self._plans.prepared(key, limits, cost) if self._takes_plain else None
         if plan is None:
             return await self._arun(self._deciding("spend", key, limits, cost))
         try:
@@ -133,62 +123,6 @@ class AsyncLimiter(Operations):
             return await self.hit(key, *limits, cost=cost)
         return (await self._await_chance(key, limits, cost, timeout)).decision
 
-    async def _await_chance(
-        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
-    ) -> ChargedOperation:
-        """Wait for a turn, also if a ban ends before. Return the refusal if the timeout is too short."""
-        began, left = waiting.monotonic(), timeout
-        while True:
-            operation = await self._await_turn(key, limits, cost, left, held_us, settles=settles)
-            pause = ask_again_in(operation.decision, seconds_left(timeout, began))
-            if not pause:
-                self._count(operation.decision, operation.source)
-                return operation
-            await waiting.asleep(pause)
-            left = seconds_left(timeout, began)
-
-    async def _await_turn(
-        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
-    ) -> ChargedOperation:
-        """Book a turn and wait for it. If the charge ``settles`` later, it follows refunds of earlier ones from now on."""
-        asyncio_loop("wait")
-        task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout, held_us)))
-        try:
-            operation, charged, turn = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._leave(task))
-            raise
-        if turn is not None:
-            charged, turn = self._bookings.caught_up(charged), self._bookings.caught_up_turn(turn)
-            waiter = self._wait_queues.join(turn)
-            if settles:
-                operation.waits(waiter)
-                operation.watch()
-            try:
-                waiting.require_running_clock()
-                await waiter
-            # The event loop has ended, so the caller is gone.
-            except GeneratorExit:
-                self._wait_queues.leave(turn, waiter)
-                raise
-            except BaseException:
-                given_up = self._wait_queues.leave(turn, waiter)
-                last = self._wait_queues.as_last(given_up)
-                await asyncio.shield(self._arun(operation.giving_back(charged, last, given_up)))
-                raise
-            operation.turn_came(charged, self._wait_queues.leave(turn, waiter))
-        elif settles and operation.decision.allowed:
-            operation.watch()
-        return operation
-
-    async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]) -> None:
-        """Refund a booking when its pending reply arrives."""
-        with suppress(LimitGateError):
-            operation, charged, turn = await task
-            if operation.decision.allowed:
-                last = None if turn is None else self._wait_queues.as_last(turn)
-                await self._arun(operation.giving_back(charged, last, turn))
-
     async def reserve(
         self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = 0, hold: Duration | None = None
     ) -> AsyncReservation:
@@ -216,23 +150,6 @@ class AsyncLimiter(Operations):
             await self._begin_hold(operation)
         return AsyncReservation(operation, store)
 
-    async def _begin_hold(self, operation: ChargedOperation) -> None:
-        task = asyncio.ensure_future(self._arun(operation.registering()))
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._undo_hold(task, operation))
-            raise
-        except StoreError:
-            await asyncio.shield(self._arun(operation.undoing()))
-            raise
-
-    async def _undo_hold(self, task: asyncio.Future[None], operation: ChargedOperation) -> None:
-        """Refund a charge when the pending reply to its registration arrives."""
-        with suppress(LimitGateError):
-            await task
-        await self._arun(operation.undoing())
-
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
         """Hold a slot while a block runs: ``async with limiter.slot("user:42", 20) as decision:``.
 
@@ -240,7 +157,7 @@ class AsyncLimiter(Operations):
         are released when the block ends; slots of a crashed process expire after 30 seconds. Raises `RateLimited` if there is
         no room; ``retry_after`` is then only a hint.
         """
-        plan = self._plan("peek", key, (at_once(limit),), cost)
+        plan = self._plans.plan("peek", key, (at_once(limit),), cost)
         return one_process(aslot(self._slot_keeper, plan, self._figures, Entry("async with")))
 
     async def penalize(self, key: str, seconds: Duration) -> Decision:
@@ -291,9 +208,6 @@ class AsyncLimiter(Operations):
     async def pardon(self, key: str, *, reason: str | None = None) -> None:
         """Lift the ban of ``key``, if any. ``reason`` is for the audit log."""
         await self._arun(audited(self._pardoning(key), "pardon", partial(masked, key), reason))
-
-    def _arun(self, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T]:
-        return arun(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: AnyLimit, key: KeyOf = None, cost: int = 1, timeout: Duration | None = 0
@@ -378,7 +292,7 @@ class AsyncLimiter(Operations):
         __enter__ = __exit__ = wrong_way("an AsyncLimiter was entered by with, expected async with, or a Limiter")
 
 
-class Limiter(Operations):
+class Limiter(Calls):
     """A limiter for sync code, thread-safe: ``with Limiter("redis://localhost:6379/0") as limiter``.
 
     ``store`` is a URL or a sync store. The limiter closes a store that it opened. ``timeout`` is the longest wait for the store
@@ -408,16 +322,12 @@ class Limiter(Operations):
     ) -> None:
         super().__init__(timeout, key_prefix, secret, ipv6_prefix, observers)
         self._owns_store = isinstance(store, str)
-        self._store: SyncStore = opened(store, open_sync_store, key_prefix)
-        self._takes_plain = takes_plain(self._store)
-        self._bookings = Bookings()
-        self._slot_keeper = SlotKeeper(self._store, self._timeout)
+        self._use(opened(store, open_sync_store, key_prefix))
         self._adaptive: dict[str, AdaptiveWork] = {}
-        self._observe(self._store, self._slot_keeper)
 
     def hit(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Charge ``cost`` to every limit of ``key``, or to none if one lacks room."""
-        plan = self._prepared(key, limits, cost) if self._takes_plain else None
+        plan = self._plans.prepared(key, limits, cost) if self._takes_plain else None
         if plan is None:
             return self._run(self._deciding("spend", key, limits, cost))
         try:
@@ -459,29 +369,6 @@ class Limiter(Operations):
             return self.hit(key, *limits, cost=cost)
         return self._wait_for_chance(key, limits, cost, timeout).decision
 
-    def _wait_for_chance(
-        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0
-    ) -> ChargedOperation:
-        began, left = waiting.monotonic(), timeout
-        while True:
-            operation = self._wait_for_turn(key, limits, cost, left, held_us)
-            pause = ask_again_in(operation.decision, seconds_left(timeout, began))
-            if not pause:
-                self._count(operation.decision, operation.source)
-                return operation
-            waiting.sleep(pause)
-            left = seconds_left(timeout, began)
-
-    def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int) -> ChargedOperation:
-        operation, charged, turn = self._run(self._booking(key, limits, cost, timeout, held_us))
-        if turn is not None:
-            try:
-                waiting.sleep_until(turn.due_at)
-            except BaseException:
-                self._run(operation.giving_back(charged, turn, turn))
-                raise
-        return operation
-
     def reserve(
         self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = 0, hold: Duration | None = None
     ) -> Reservation:
@@ -512,7 +399,7 @@ class Limiter(Operations):
 
         ``limit``, ``cost`` and the errors are those of `AsyncLimiter.slot`.
         """
-        plan = self._plan("peek", key, (at_once(limit),), cost)
+        plan = self._plans.plan("peek", key, (at_once(limit),), cost)
         return one_process(slot(self._slot_keeper, plan, self._figures, Entry("with")))
 
     def penalize(self, key: str, seconds: Duration) -> Decision:
@@ -556,9 +443,6 @@ class Limiter(Operations):
     def pardon(self, key: str, *, reason: str | None = None) -> None:
         """Lift the ban of ``key``, if any. ``reason`` is for the audit log."""
         self._run(audited(self._pardoning(key), "pardon", partial(masked, key), reason))
-
-    def _run(self, flow: ConfigFlow[T]) -> T:
-        return run(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: AnyLimit, key: KeyOf = None, cost: int = 1, timeout: Duration | None = 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
 
+from limitgate.errors import ConfigError
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.process import switch
@@ -65,7 +66,9 @@ class Known:
 
 
 def encode(limits: Sequence[Limit | str], *, per_process: bool) -> str:
-    """Return the stored text of a configuration. Raises `ConfigError` for an invalid limit."""
+    """Return the stored text of a configuration. Raises `ConfigError` for an invalid limit, or one of slots."""
+    if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
+        raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
     given = [as_limit(limit).given for limit in limits]
     return json.dumps({"limits": given, "per_process": per_process}, separators=(",", ":"))
 

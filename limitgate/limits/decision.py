@@ -312,7 +312,8 @@ class DeferredDecision(Decision):
 
 _SLOTS: Any = vars(Decision)
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
-_set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
+set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
+"""For a deferred decision about a request with permits, see `under_places`."""
 _new = object.__new__
 OVER = FinalCosts()
 """For requests that ended before any code read the decision."""
@@ -343,13 +344,6 @@ def deferred(evidence: Any, owner: SettlementOwner) -> Decision:
     decision = _new(DeferredDecision)
     _set_evidence(decision, evidence)
     evidence.owner = owner
-    return decision
-
-
-def deferred_under_places(evidence: Any, owner: SettlementOwner, in_force: tuple[InForce, ...]) -> Decision:
-    """`deferred` for a request with permits, see `under_places`."""
-    decision = deferred(evidence, owner)
-    _set_in_force(decision, in_force)
     return decision
 
 

@@ -92,6 +92,7 @@ class PlanTemplate:
         "has_slots",
         "is_enforced",
         "is_of_debts",
+        "is_of_shadows",
         "load",
         "may_wait",
         "only",
@@ -116,6 +117,7 @@ class PlanTemplate:
         """True if a plan that does not fit now may wait."""
         self.is_enforced = False not in [charge.enforced for charge in counted]
         """True without shadow rules: a plan is admitted if every charge fits."""
+        self.is_of_shadows = True not in [charge.enforced for charge in counted]
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
         """Maximum time in Redis in µs."""
@@ -196,7 +198,7 @@ class PlanTemplate:
             if found is None:
                 return None
             tightest = found
-        elif self.fits(reading.states)[1]:
+        elif self.has_room(reading.states):
             tightest = self.tightest(reading.states)
         else:
             return None
@@ -227,6 +229,16 @@ class PlanTemplate:
             before = list(islice(each, len(bucket.limits)))
             read_buckets.append(BucketReading(charge, before, bucket.algorithm.try_charge(before, bucket, cost)))
         return read_buckets
+
+    def has_room(self, states: Sequence[State]) -> bool:
+        """Return whether every charge fits."""
+        if self._windows is None:
+            return self.fits(states)[1]
+        # A generator for `all` would take twice as long.
+        for debt, window in zip(states, self._windows):  # noqa: SIM110
+            if debt > window[1]:
+                return False
+        return True
 
     def fits(self, states: Sequence[State]) -> tuple[bool, bool]:
         """Return whether no charge refuses, and whether every charge fits."""

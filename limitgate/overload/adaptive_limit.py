@@ -56,8 +56,8 @@ class Permit:
     request_class: Hashable
     client: Hashable
     priority: Priority
-    era: int
-    """Times that requests in flight were declared lost before it began."""
+    era: object
+    """That of the limit when it began."""
 
     @property
     def waits(self) -> bool:
@@ -81,6 +81,8 @@ class AdaptiveLimit:
     priorities, ``max_delay`` the longest wait for a permit in seconds.
     """
 
+    # At most 29 attributes: Python 3.11 keeps more of them in a dictionary, which is slower.
+
     def __init__(
         self,
         options: Adaptive,
@@ -95,7 +97,6 @@ class AdaptiveLimit:
         """Outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
         """Budgets and counts by priority, highest first."""
-        self._each_level = tuple(self.levels.values())
         self._baselines = Baselines()
         self._law = LittlesLaw(options)
         self._wall_offset = wall_offset
@@ -110,7 +111,8 @@ class AdaptiveLimit:
         """Earliest of these times, or before it."""
         self._top = 0
         self._due = self._last_done = self._moved_at = -math.inf
-        self._era = 0
+        self._era = object()
+        """Changes when requests in flight are declared lost. Permits of other eras, or other limits, end without effect."""
         self._open_window(0.0)
         self.reconfigure(options, reserve=reserve, max_delay=max_delay)
 
@@ -187,19 +189,27 @@ class AdaptiveLimit:
             return
         permit.began = None
         self._last_done = now
-        if permit.era != self._era:
+        if permit.era is not self._era:
             return
         self.in_flight -= 1
-        if outcome != "ok" or now < began:  # The clock may go back.
-            self._note_end(permit, began, now, outcome)
+        took_s = now - began
+        if outcome != "ok" or took_s < 0:  # The clock may go back.
+            self._note_end(permit, took_s, now, outcome)
             return
-        baseline = self._baselines.sampled(permit.request_class, permit.client, now)
+        request_class = self._baselines.classes.get(permit.request_class)
+        if request_class is None:
+            request_class = self._baselines.open(permit.request_class, now)
+        baseline = request_class.sampled(permit.client)
         if baseline.known < FIRST:
-            baseline.begin_with(now - began)
+            baseline.begin_with(took_s)
         if self._dip is not None:
             self._done_in_dip(self._dip, began, baseline, now)
             return
-        self._baselines.note(baseline, now - began)
+        if baseline.count:
+            baseline.count += 1
+            baseline.seconds += took_s
+        else:
+            self._baselines.note(baseline, took_s)
         self._ended += 1
         if now >= self._earliest and (self._ended >= WINDOW_REQUESTS or now >= self._latest):
             self._close_window(now)
@@ -250,8 +260,7 @@ class AdaptiveLimit:
         """Randomized whole seconds until a retry, longer after more refusals. ``random`` returns [0, 1)."""
         return retry_after_s(self._recent.of(*self._totals()), random)
 
-    def _note_end(self, permit: Permit, began: float, now: float, outcome: Outcome) -> None:
-        took_s = now - began
+    def _note_end(self, permit: Permit, took_s: float, now: float, outcome: Outcome) -> None:
         if took_s < 0:
             return
         if self._dip is not None:
@@ -317,7 +326,7 @@ class AdaptiveLimit:
 
     def _totals(self) -> tuple[int, int]:
         # Unrolled, because every refusal calls this, and a loop takes twice as long.
-        high, normal, low = self._each_level
+        high, normal, low = self.levels.values()
         shed = high.limit + high.lag + high.thinned + normal.limit + normal.lag + normal.thinned
         shed += low.limit + low.lag + low.thinned
         admitted = high.admitted + normal.admitted + low.admitted
@@ -407,7 +416,7 @@ class AdaptiveLimit:
     def _give_up(self, now: float) -> None:
         """Declare all requests in flight lost. They are no samples."""
         self.in_flight = 0
-        self._era += 1
+        self._era = object()
         self._moved_at = now
         self._rest(now)
 

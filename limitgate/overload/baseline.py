@@ -108,17 +108,21 @@ class RequestClass:
         self.made: dict[Hashable, int] = {}
 
     def sampled(self, client: Hashable) -> Baseline:
-        """Return the baseline for a request of a client."""
-        if self._total >= RECENT:
-            self._total //= 2
-            self.made = {each: number // 2 for each, number in self.made.items() if number > 1}
-        self._total += 1
-        made = self.made
+        """Return the baseline for a request of a client, None if unknown."""
+        self.uses += 1
+        shared = self.shared
+        if client is None:
+            return shared
+        made, total = self.made, self._total
+        if total >= RECENT:
+            total //= 2
+            self.made = made = {each: number // 2 for each, number in made.items() if number > 1}
+        self._total = total = total + 1
         made[client] = number = made.get(client, 0) + 1
         if client in self._own:
             return self._own[client]
-        makes_many = number > 1 if self.shared.known < SEVERAL else number * MANY > self._total
-        return self._begin_own(client) if makes_many else self.shared
+        makes_many = number > 1 if shared.known < SEVERAL else number * MANY > total
+        return self._begin_own(client) if makes_many else shared
 
     def _begin_own(self, client: Hashable) -> Baseline:
         """Give a client its own baseline, replacing one without recent requests."""
@@ -146,17 +150,14 @@ class Baselines:
     def __init__(self) -> None:
         self.seen: list[Baseline] = []
         """Those with samples in the current window."""
-        self._classes: dict[Hashable, RequestClass] = {}
+        self.classes: dict[Hashable, RequestClass] = {}
         self._aged_at = -math.inf
 
-    def sampled(self, request_class: Hashable, client: Hashable, now: float) -> Baseline:
-        found = self._classes.get(request_class)
-        if found is None:
-            if len(self._classes) >= MOST_CLASSES:
-                self._make_room(now)
-            found = self._classes[request_class] = RequestClass()
-        found.uses += 1
-        return found.shared if client is None else found.sampled(client)
+    def open(self, request_class: Hashable, now: float) -> RequestClass:
+        if len(self.classes) >= MOST_CLASSES:
+            self._make_room(now)
+        found = self.classes[request_class] = RequestClass()
+        return found
 
     def note(self, baseline: Baseline, took_s: float) -> None:
         if not baseline.count:
@@ -165,7 +166,7 @@ class Baselines:
         baseline.seconds += took_s
 
     def mean_s(self, request_class: Hashable, client: Hashable) -> float:
-        found = self._classes.get(request_class)
+        found = self.classes.get(request_class)
         return 0.0 if found is None else found.mean_s(client)
 
     def forget_window(self) -> None:
@@ -176,21 +177,21 @@ class Baselines:
     @property
     def have_many_clients(self) -> bool:
         """True if more than one client made recent requests."""
-        return len({client for each in self._classes.values() for client in each.made}) > 1
+        return len({client for each in self.classes.values() for client in each.made}) > 1
 
     @property
     def longest_s(self) -> float:
         return max(self.by_class().values(), default=0.0)
 
     def by_class(self) -> dict[Hashable, float]:
-        return {name: each.overall_s for name, each in self._classes.items()}
+        return {name: each.overall_s for name, each in self.classes.items()}
 
     def _make_room(self, now: float) -> None:
         if now - self._aged_at >= MEMORY_S:
             self._aged_at = now
-            for each in self._classes.values():
+            for each in self.classes.values():
                 each.uses //= 2
-        del self._classes[min(self._classes, key=lambda name: self._classes[name].uses)]
+        del self.classes[min(self.classes, key=lambda name: self.classes[name].uses)]
 
 
 EVERY_S = 5.0

@@ -110,10 +110,11 @@ class ConcurrencyLimiter:
         self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], PermitWaiter]
     ) -> Permit | None:
         """Return a permit, which may wait, see `waiter`; None without room."""
+        clock = self._clock
         with self._lock:
             if self._abandoned:
                 self._end_abandoned()
-            permit = self.limit.begin(self._clock(), request_class, priority, guard)
+            permit = self.limit.begin(clock(), request_class, priority, guard)
             if type(permit) is not Permit:
                 return None
             if permit.began is None:
@@ -176,11 +177,12 @@ class ConcurrencyLimiter:
 
     def end(self, permit: Permit, outcome: Outcome = "untaught") -> None:
         """Release a permit, or stop waiting for it. Idempotent."""
+        clock = self._clock
         with self._lock:
             if self._waiters:
                 self._end(permit, outcome)
             else:
-                self.limit.done(permit, self._clock(), outcome)
+                self.limit.done(permit, clock(), outcome)
 
     def abandon(self, permit: Permit, outcome: Outcome = "untaught") -> None:
         """`end` without blocking, because the garbage collector may call it anywhere."""

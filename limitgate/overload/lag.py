@@ -16,10 +16,11 @@ import socket
 import sys
 from collections.abc import Callable
 from contextvars import Context
+from threading import local
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from limitgate.process.clock import monotonic
+from limitgate.process.clock import asyncio_loop, monotonic
 from limitgate.process.forking import reset_in_children
 
 EVERY_S = 0.010
@@ -47,7 +48,7 @@ class LagGuard:
     ``unaccepted`` returns the number of connections that the loop hasn't accepted.
     """
 
-    __slots__ = ("_begun", "_late_since", "_quiet", "_stands", "_unaccepted", "due_at", "is_hot", "lag_s", "request_s")
+    __slots__ = ("_late_since", "_quiet", "_stands", "_unaccepted", "begun", "due_at", "is_hot", "lag_s", "request_s")
 
     def __init__(self, unaccepted: Callable[[], int] = int) -> None:
         self.due_at = math.inf
@@ -56,7 +57,7 @@ class LagGuard:
         self.lag_s = 0.0
         self.request_s = 0.0
         """Loop seconds per request; 0 if the loop was never late."""
-        self._begun = 0
+        self.begun = 0
         self._quiet = 0
         self._late_since: float | None = None
         self._unaccepted = unaccepted
@@ -65,7 +66,7 @@ class LagGuard:
 
     def start(self, now: float) -> float:
         """Start heartbeats. Returns the time of the first one."""
-        self._begun = self._quiet = 0
+        self.begun = self._quiet = 0
         self.is_hot, self._late_since = False, None
         self.due_at = now + EVERY_S
         return self.due_at
@@ -75,13 +76,17 @@ class LagGuard:
         lag_s = max(0.0, now - self.due_at)
         stood, waiting = self._stands, 0 if lag_s > TARGET_S else self._unaccepted()
         self._stands = waiting > 0
-        if (lag_s > TARGET_S or (stood and waiting)) and self._begun:
-            self.request_s += LEARNED * (min(1.0, (lag_s + EVERY_S) / self._begun) - self.request_s)
-        self._quiet = 0 if self._begun else self._quiet + 1
-        self._begun = 0
+        if (lag_s > TARGET_S or (stood and waiting)) and self.begun:
+            self.request_s += LEARNED * (min(1.0, (lag_s + EVERY_S) / self.begun) - self.request_s)
+        self._quiet = 0 if self.begun else self._quiet + 1
+        self.begun = 0
         self._observe(now, max(lag_s, waiting * self.request_s))
         self.due_at = now + EVERY_S if self._quiet < RESTS_AFTER or self.is_hot else math.inf
         return None if self.due_at == math.inf else self.due_at
+
+    @property
+    def is_late(self) -> bool:
+        return self.is_hot or self._late_since is not None
 
     def waited(self, now: float, wait_s: float) -> None:
         """Record the wait of the current request, reported by a proxy."""
@@ -99,7 +104,7 @@ class LagGuard:
             budget_s = max(BUDGET_S, BUDGET_REQUESTS * self.request_s) * share
             if over_s > budget_s or (self._stands and self._unaccepted() * self.request_s > WAITING_S * share + budget_s):
                 return True
-        self._begun += 1
+        self.begun += 1
         return False
 
     def _observe(self, now: float, lag_s: float) -> None:
@@ -205,30 +210,32 @@ _NEVER = math.inf
 class LoopGuard(LagGuard):
     """Guard of an event loop. Ignores time when the loop didn't run, and sequential requests of one task."""
 
-    __slots__ = ("_run", "_task")
+    __slots__ = ("_run", "_task", "admits_until")
 
     def __init__(self) -> None:
         super().__init__(_unaccepted)
+        self.admits_until = -math.inf
+        """No request is refused up to this time, that of the next heartbeat while the loop isn't late."""
         self._run: object = None
         self._task: Callable[[], object] = lambda: None
 
     def start(self, now: float) -> float:
         self._run = _run()
-        return super().start(now)
+        self.admits_until = super().start(now)
+        return self.admits_until
 
     def beat(self, now: float) -> float | None:
-        return super().beat(now) if self._run is _run() else self.start(now)
+        due_at = super().beat(now) if self._run is _run() else self.start(now)
+        self.admits_until = -math.inf if due_at is None or self.is_late else due_at
+        return due_at
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        if now <= self.due_at:
-            if self._late_since is None and not self.is_hot:
-                self._begun += 1
-                return False  # The fast path.
-        elif self._run is not _run() or self._is_of_same_task():
-            self.start(now)
-        elif not self._begun:
-            self._begun = 1
-            return False
+        if now > self.due_at:
+            if self._run is not _run() or self._is_of_same_task():
+                self.start(now)
+            elif not self.begun:
+                self.begun = 1
+                return False
         return super().refuses(now, share)
 
     def _is_of_same_task(self) -> bool:
@@ -251,8 +258,13 @@ class Lagging(Protocol):
     def lag_s(self) -> float | None: ...
 
 
+class _Here(local):
+    guard = LoopGuard()
+    """Guard of the event loop that ran in this thread last."""
+
+
 class Heartbeats:
-    """Guards of event loops. ``clock`` is monotonic, in seconds."""
+    """The guard of whatever event loop runs. ``clock`` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -263,18 +275,29 @@ class Heartbeats:
     def reset_after_fork(self) -> None:
         """Event loops don't run in the child of a fork."""
         self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
-        self._latest: tuple[Callable[[], _Loop | None], LoopGuard] = lambda: None, LoopGuard()
+        self._here = _Here()
+
+    def refuses(self, now: float, share: float = 1.0) -> bool:
+        """`LoopGuard.refuses` of the running event loop. Raises `ConfigError` without one."""
+        guard = self._here.guard
+        # Asking for the running loop takes a system call in Python 3.11, so do it only if the last one may be late.
+        if now <= guard.admits_until:
+            guard.begun += 1
+            return False
+        return self._of(asyncio_loop("adaptive")).refuses(now, share)
 
     def guard(self) -> LoopGuard | None:
         """Return the guard of the running event loop and start its heartbeat; None without a loop."""
         try:
-            loop = asyncio.get_running_loop()
+            return self._of(asyncio.get_running_loop())
         except RuntimeError:
             return None
-        known, guard = self._latest
-        if known() is not loop:
+
+    def _of(self, loop: _Loop) -> LoopGuard:
+        guard = self._guards.get(loop)
+        if guard is None:
             guard = self._guards.setdefault(loop, LoopGuard())
-            self._latest = ref(loop), guard
+        self._here.guard = guard
         if guard.due_at == _NEVER:
             now = self._clock()
             self._set(loop, guard, guard.start(now) - now)

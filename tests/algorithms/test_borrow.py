@@ -144,7 +144,7 @@ def test_a_turn_can_be_booked(limiter: Limiter, cost: int, ahead: float, *, pass
     plan = Plan(
         (
             Charge(
-                limiter._prefix + limiter._key.digest(limiter.key),
+                limiter._plans.name(limiter.key),
                 bucket,
                 cost,
                 True,

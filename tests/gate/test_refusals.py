@@ -352,6 +352,24 @@ def test_a_store_that_is_closed_while_it_is_asked() -> None:
     assert (store.asked, store.closed, made.is_agreed) == (1, 1, False)
 
 
+def test_a_process_ends_while_a_store_is_asked() -> None:
+    """However long it takes to answer."""
+    asking = list[bool]()
+
+    class Asked(Keeping):
+        def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
+            asking.append(threading.current_thread().daemon)
+            return super().config(request, timeout)
+
+    store = Asked()
+    store.fails = False
+    made = Refusals(store, "p")
+    refuse_one(made)
+    made.before_fork()
+    assert made.is_agreed
+    assert all(asking)
+
+
 @pytest.mark.parametrize("turns", range(4))
 def test_a_store_that_is_closed_on_an_event_loop(own_redis: RedisServer, turns: int) -> None:
     """However far the work is: it does not connect again."""

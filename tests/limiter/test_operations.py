@@ -519,7 +519,7 @@ def test_a_ban_is_seen_where_requests_are_taken_in_advance(on_redis: Subject) ->
 def test_a_ban_takes_no_memory_where_there_is_none(redis_server: RedisServer, on_redis: Subject) -> None:
     """Asking about keys that are not banned leaves nothing behind but their buckets."""
     with redis_server.client() as client:
-        prefix = on_redis._limiter._prefix
+        prefix = on_redis._limiter._plans.key_prefix + ":"
         on_redis.hit("key", "10/day")
         assert len(list(client.scan_iter(f"{prefix}*"))) == 1
         on_redis.ban("key", 60)

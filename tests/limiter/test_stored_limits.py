@@ -50,7 +50,7 @@ def limiter(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterat
 
 def another(limiter: Limiter) -> Limiter:
     """A limiter that knows nothing yet, on the same store."""
-    return Limiter(limiter._store, timeout=5, key_prefix=limiter._prefix.removesuffix(":"))
+    return Limiter(limiter._store, timeout=5, key_prefix=limiter._plans.key_prefix)
 
 
 def test_what_is_configured_is_found_by_others(limiter: Limiter) -> None:
@@ -222,7 +222,7 @@ def test_a_text_that_is_no_configuration(limiter: Limiter, text: str) -> None:
     """It is an error that says so, for who knows no limits yet; others go by those they know. Configuring anew mends it."""
     other = another(limiter)
     limiter.configure("orders", "5/day")
-    limiter._store.config(ConfigRequest(limiter._config_key("orders"), text), 5)
+    limiter._store.config(ConfigRequest(limiter._plans.config_key("orders"), text), 5)
     assert limiter.hit("key", ORDERS).remaining == 4
     for call in (
         lambda: other.hit("key", ORDERS),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from limitgate import AsyncLimiter, Decision, Limit, Limiter, MemoryStore, RateLimited
+from limitgate.limiter.plans import ahead
 from limitgate.stores.redis.cluster import hash_slot
 from tests.support.virtual import World
 
@@ -167,7 +168,7 @@ def test_a_log_is_waited_for(waiting: Waiting) -> None:
 def test_a_turn_further_ahead_than_any_is_booked(waiting: Waiting) -> None:
     """It is asked for again when it can be booked, if it is within the timeout; if not it is refused at once."""
     limit = Limit("10000/second", algorithm="sliding_log")
-    prefilled = waiting.other._ahead(waiting.other._plan("spend", "key", (limit,), 10_000), None)
+    prefilled = ahead(waiting.other._plans.plan("spend", "key", (limit,), 10_000), None)
     for _ in range(2):
         waiting.other._store.spend(prefilled)
     refused = waiting.wait(limit, cost=10_000, timeout=1.9)
@@ -179,7 +180,7 @@ def test_a_turn_further_ahead_than_any_is_booked(waiting: Waiting) -> None:
 
 def test_all_buckets_of_a_call_are_in_one_hash_slot() -> None:
     """On a cluster, too, the turn by all limits is booked in one call."""
-    plan = Limiter(MemoryStore())._plan("spend", "key", (LOG, "5/second", Limit("9/day", algorithm="sliding_log")), 1)
+    plan = Limiter(MemoryStore())._plans.plan("spend", "key", (LOG, "5/second", Limit("9/day", algorithm="sliding_log")), 1)
     assert len({hash_slot(charge.key) for charge in plan.charges}) == 1
     assert len({charge.key for charge in plan.charges}) == 4
 

@@ -17,7 +17,7 @@ import pytest
 from limitgate import Decision, Limit, RateLimited
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.decision import DeferredDecision, FinalCosts, InForce, deferred, deferred_under_places
+from limitgate.limits.decision import DeferredDecision, FinalCosts, InForce, deferred, set_in_force
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
 
@@ -45,6 +45,13 @@ def reading() -> PlainSpend:
 def made(owner: Request) -> Decision:
     """A deferred decision by the reading of two windows."""
     return deferred(reading(), owner)
+
+
+def under_places(reading: PlainSpend, owner: Request, in_force: tuple[InForce, ...]) -> Decision:
+    """A deferred decision about a request with permits."""
+    decision = deferred(reading, owner)
+    set_in_force(decision, in_force)
+    return decision
 
 
 EXPECTED = (True, 5, 2, 0.0, 0.6, 1, "api", False, False, 0.0)
@@ -107,7 +114,7 @@ IN_FORCE: dict[str, tuple[tuple[InForce, ...], tuple[Any, ...]]] = {
 @pytest.mark.parametrize(("in_force", "expected"), IN_FORCE.values(), ids=IN_FORCE)
 def test_adaptive_limits_take_part(in_force: tuple[InForce, ...], expected: tuple[Any, ...], name: str) -> None:
     """Whatever is looked at first, the tightest of all limits is told, and all of them are windows."""
-    decision = deferred_under_places(reading(), Request(), in_force)
+    decision = under_places(reading(), Request(), in_force)
     getattr(decision, name)
     assert values(decision) == expected
     assert type(decision) is Decision
@@ -116,8 +123,8 @@ def test_adaptive_limits_take_part(in_force: tuple[InForce, ...], expected: tupl
 
 def test_a_pickle_keeps_all_that_users_see(decision: Decision) -> None:
     """Windows, too, of adaptive limits as well; and it can be pickled again."""
-    under_places = deferred_under_places(reading(), Request(), (("all", 20, 1),))
-    for each in (decision, under_places):
+    in_force = under_places(reading(), Request(), (("all", 20, 1),))
+    for each in (decision, in_force):
         again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(each))))
         assert (again, again.windows, repr(again)) == (each, each.windows, repr(each))
         assert again._asdict() == each._asdict()

@@ -13,7 +13,7 @@ import pytest
 from limitgate import Caller, Limit, Limiter, MemoryStore, Rule
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import PreparedPlan
-from limitgate.limiter import operations
+from limitgate.limiter import plans
 from limitgate.limits import bucket
 from limitgate.limits.bucket import MOST_REMEMBERED, Remembered
 from tests.support.doors import SITES, Site
@@ -126,11 +126,11 @@ def test_a_plan_that_is_not_remembered_is_freed_at_once() -> None:
 def test_a_limiter_has_no_cliff_either(monkeypatch: pytest.MonkeyPatch, cost: int) -> None:
     """Of limits that are hit in turn most are known, with a prepared plan or without, when there is one more than fits."""
     monkeypatch.setattr(bucket, "MOST_REMEMBERED", 64)
-    monkeypatch.setattr(operations, "_known_parts", Remembered())
-    monkeypatch.setattr(operations, "_known_templates", Remembered())
+    monkeypatch.setattr(plans, "_known_parts", Remembered())
+    monkeypatch.setattr(plans, "_known_templates", Remembered())
     read: list[object] = []
-    as_limit = operations.as_limit
-    monkeypatch.setattr(operations, "as_limit", lambda limit: read.append(limit) or as_limit(limit))
+    as_limit = plans.as_limit
+    monkeypatch.setattr(plans, "as_limit", lambda limit: read.append(limit) or as_limit(limit))
     with Limiter(MemoryStore()) as limiter:
         for _ in range(3):
             read.clear()

@@ -101,7 +101,9 @@ def test_a_plain_plan_is_carried_out_like_any_other(charges: list[Charge], visit
             assert as_seen(decision) == as_seen(whole)
             assert repr(decision) == repr(whole)
             assert decision.allowed or template.refusing(decision, found) == (decision.refusing, whole.refusing_key)
-            if decision.allowed and template.is_enforced:
+            assert template.has_room(found.states) is template.fits(found.states)[1]
+            if decision.allowed and (template.is_enforced or template.is_of_shadows):
+                assert template.tightest(found.states)[:2] == (whole.limit, whole.remaining)
                 resets = [ceil(each.reset_after) if each.period else None for each in whole.windows]
                 assert template.windows(found.states) == [*zip([each.remaining for each in whole.windows], resets)]
         elif isinstance(found, PlainSpend):

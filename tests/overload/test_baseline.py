@@ -116,10 +116,14 @@ def test_what_it_was_is_forgotten_after_ten_minutes() -> None:
     assert baseline.mean_s == pytest.approx(0.001, rel=0.1)
 
 
+def sampled(baselines: Baselines, request_class: object, client: object, now: float) -> Baseline:
+    return (baselines.classes.get(request_class) or baselines.open(request_class, now)).sampled(client)
+
+
 def take(baselines: Baselines, request_class: object, client: object, took_s: float, number: int = 1) -> Baseline:
     """Requests of a client that were samples. Returns the baseline of the last."""
     for _ in range(number):
-        baseline = baselines.sampled(request_class, client, 0.0)
+        baseline = sampled(baselines, request_class, client, 0.0)
         if baseline.known < FIRST:
             baseline.begin_with(took_s)
         baselines.note(baseline, took_s)
@@ -151,7 +155,7 @@ def test_a_class_that_was_used_much_long_ago_makes_room_for_those_of_today() -> 
     for n in range(MOST_CLASSES - 1):
         take(baselines, n, None, 0.1, number=20)
     for day in range(20):
-        baselines.sampled(f"new {day}", None, 10_000.0 * day)
+        sampled(baselines, f"new {day}", None, 10_000.0 * day)
         for n in range(MOST_CLASSES - 1):
             take(baselines, n, None, 0.1, number=20)
     assert baselines.mean_s("yesterday", None) == 0
@@ -160,7 +164,7 @@ def test_a_class_that_was_used_much_long_ago_makes_room_for_those_of_today() -> 
 def test_a_window_sees_those_of_which_requests_ended() -> None:
     baselines = Baselines()
     baseline = take(baselines, "a", None, 0.1, number=3)
-    baselines.sampled("b", None, 0.0)
+    sampled(baselines, "b", None, 0.0)
     assert baselines.seen == [baseline]
     assert (baseline.count, baseline.base_s) == (3, pytest.approx(0.3))
     baselines.forget_window()
@@ -202,4 +206,4 @@ def test_few_clients_have_a_baseline_of_their_own() -> None:
         take(baselines, "a", f"many {n}", 0.001, number=RECENT)
     assert baselines.mean_s("a", "many 0") == pytest.approx(0.1, rel=0.2)
     assert baselines.mean_s("a", "many 99") == pytest.approx(0.1, rel=0.2)
-    assert len(baselines._classes["a"]._own) == MOST_OWN
+    assert len(baselines.classes["a"]._own) == MOST_OWN

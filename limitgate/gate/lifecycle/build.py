@@ -12,14 +12,19 @@ from limitgate.gate.bans import Bans
 from limitgate.gate.charging import Charging
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.reload import poller_of
-from limitgate.gate.lifecycle.start import announce, ask_in_background, is_going_to_fork, require
+from limitgate.gate.lifecycle.start import (
+    announce,
+    ask_in_background,
+    is_going_to_fork,
+    require,
+    warn_about_headers,
+    warn_about_workers,
+)
 from limitgate.gate.planning.active_rules import compiler
 from limitgate.gate.planning.identity import AnyIdentify, SyncIdentify
 from limitgate.gate.refusals import RefusalLog, Refusals
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.http.rate_fields import WINDOW_UNITS
-from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.text import Names, listed
+from limitgate.messages.text import Names
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.exporter import Observer, observers_of, store_counts
 from limitgate.process import switch
@@ -29,13 +34,11 @@ from limitgate.rules.options import OnError
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import (
     GateSettings,
-    Settings,
     naming_variable,
     trusted_by_server,
     warn_about_environment,
-    workers_of_server,
 )
-from limitgate.stores import AsyncStore, MemoryStore, Opener, SyncStore, is_async_redis, is_redis, opened
+from limitgate.stores import AsyncStore, Opener, SyncStore, is_async_redis, is_redis, opened
 
 Store = TypeVar("Store")
 Identify = TypeVar("Identify")
@@ -111,8 +114,6 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     owns_store = isinstance(settings.store, str)
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     proxies.judges_server = not trusted_by_server()
-    for internet in proxies.trust_everybody:
-        Diagnosis.TRUSTS_ALL.log(internet)
     observers = observers_of(settings.observers)
     counts = Counts() if observers else None
     rules = rules_of(settings.rules)
@@ -120,8 +121,8 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         store = opened(settings.store, open_store, settings.key_prefix)
     except ConfigError as error:
         raise naming_variable(error, "store", options) from None
-    _warn_about_workers(settings, rules, store)
-    _warn_about_headers(settings, rules)
+    warn_about_workers(settings, rules, store)
+    warn_about_headers(settings, rules, proxies)
     ready = compiler(settings, routes, proxies, counts, store)
     log = RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None
     in_force = ready(rules)
@@ -156,31 +157,3 @@ def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
         return None if living is None else living.rules.rule_set
 
     return rules
-
-
-def _warn_about_headers(settings: Settings, rules: RuleSet) -> None:
-    header = settings.forwarded_header
-    if "_" in header:
-        Diagnosis.UNDERSCORE.log(header, header.replace("_", "-"))
-    if settings.headers == ("x-ratelimit-windows",):
-        every = dict.fromkeys(rule.name for of_tier in rules.tiers.values() for rule in of_tier if _shows_no_window(rule))
-        for name in every:
-            Diagnosis.NO_FIELDS.log(name, listed(WINDOW_UNITS))
-
-
-def _shows_no_window(rule: Rule) -> bool:
-    limits = [limit for limit in rule.every_limit if limit.period]
-    return bool(limits) and not any(limit.unit in WINDOW_UNITS for limit in limits)
-
-
-def _warn_about_workers(settings: Settings, rules: RuleSet, store: object) -> None:
-    workers = workers_of_server()
-    if workers > 1 and isinstance(store, MemoryStore):
-        Diagnosis.MEMORY_PER_WORKER.log(workers)
-    elif workers > 1 and settings.processes == 1 and _has_local_rules(settings, rules):
-        Diagnosis.LOCAL_PER_WORKER.log(workers)
-
-
-def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
-    every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
-    return "local" in (settings.on_error, *(rule.on_error for rule in every))

@@ -1,4 +1,4 @@
-"""Logs the configuration at start, and connects to the store before the first request."""
+"""Logs the configuration and its risks at start, and connects to the store before the first request."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from typing import Any
 
 from limitgate.errors import StoreError
 from limitgate.gate.gate import Gate
+from limitgate.http.client_ip import TrustedProxies
+from limitgate.http.rate_fields import WINDOW_UNITS
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import listed
 from limitgate.observing.exporter import exporter
 from limitgate.process import switch
 from limitgate.process.clock import asyncio_loop
-from limitgate.rules.rule import RuleSet
-from limitgate.rules.settings import Settings, server_options
-from limitgate.stores import AsyncStore, SyncStore, is_async_redis, is_redis
+from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.settings import Settings, server_options, workers_of_server
+from limitgate.stores import AsyncStore, MemoryStore, SyncStore, is_async_redis, is_redis
 from limitgate.stores.redis.url import shown
 
 log = logging.getLogger("limitgate")
@@ -59,6 +62,36 @@ def _version() -> str:
 def _counted(rules: RuleSet) -> str:
     tiers = [f"{len(of_tier)} for tier {tier}" for tier, of_tier in rules.tiers.items()]
     return f"rules: {listed(tiers)}"
+
+
+def warn_about_headers(settings: Settings, rules: RuleSet, proxies: TrustedProxies) -> None:
+    for internet in proxies.trust_everybody:
+        Diagnosis.TRUSTS_ALL.log(internet)
+    header = settings.forwarded_header
+    if "_" in header:
+        Diagnosis.UNDERSCORE.log(header, header.replace("_", "-"))
+    if settings.headers == ("x-ratelimit-windows",):
+        every = dict.fromkeys(rule.name for of_tier in rules.tiers.values() for rule in of_tier if _shows_no_window(rule))
+        for name in every:
+            Diagnosis.NO_FIELDS.log(name, listed(WINDOW_UNITS))
+
+
+def _shows_no_window(rule: Rule) -> bool:
+    limits = [limit for limit in rule.every_limit if limit.period]
+    return bool(limits) and not any(limit.unit in WINDOW_UNITS for limit in limits)
+
+
+def warn_about_workers(settings: Settings, rules: RuleSet, store: object) -> None:
+    workers = workers_of_server()
+    if workers > 1 and isinstance(store, MemoryStore):
+        Diagnosis.MEMORY_PER_WORKER.log(workers)
+    elif workers > 1 and settings.processes == 1 and _has_local_rules(settings, rules):
+        Diagnosis.LOCAL_PER_WORKER.log(workers)
+
+
+def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
+    every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
+    return "local" in (settings.on_error, *(rule.on_error for rule in every))
 
 
 async def astartup(gate: Gate) -> None:

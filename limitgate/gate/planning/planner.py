@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from functools import lru_cache, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
@@ -69,12 +69,21 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
 
 
-Begin = Callable[[PreparedPlan | GivenPlans, Caller | None], bool]
-"""Takes permits. Returns False if the request is refused or has to wait."""
+class Entrance(Protocol):
+    """The adaptive limits of a gate."""
+
+    def enter(self, admission: Any, outer: Any, plan: PreparedPlan | GivenPlans, caller: Caller | None, /) -> bool:
+        """Take permits. Return False if the request is refused or has to wait."""
 
 
-def no_places(_: PreparedPlan | GivenPlans, __: Caller | None) -> bool:
-    return True
+class _Open:
+    def enter(self, *_: object) -> bool:
+        return True
+
+
+Entering = tuple[Entrance, Any, Any]
+"""The adaptive limits, the admission that takes permits, and that of the next outer gate."""
+NO_PLACES: Entering = _Open(), None, None
 
 
 class Planner:
@@ -140,16 +149,16 @@ class Planner:
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
         """None if limits have to be awaited. ``identified`` is the caller from ``identify``. Errors of callables propagate."""
-        found = self.prepared(request, identified, no_places)
+        found = self.prepared(request, identified, NO_PLACES)
         return None if found is None else found[0].bound(found[1], request.caller)
 
     def prepared(  # noqa: C901, PLR0912 - each extra call slows down all requests
-        self, request: Request, identified: Caller | None, begin: Begin | None = None
+        self, request: Request, identified: Caller | None, entering: Entering | None = None
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """Return the prepared plan of a request, and its keys.
 
-        ``identified`` is the caller from ``identify``. With adaptive limits, ``begin`` is called before any key is computed.
-        Return None if it returns False or if limits have to be awaited.
+        ``identified`` is the caller from ``identify``. With adaptive limits, ``entering`` takes permits before any key is
+        computed. Return None without permits, or if limits have to be awaited.
         """
         identities, caller = self._identities, identified
         tier, own = DEFAULT_TIER, None
@@ -172,9 +181,13 @@ class Planner:
         if own or not prepared.is_direct:
             if type(prepared) is ConditionalPlans:
                 prepared = prepared.plan_of(request)
-            if prepared.adaptive is not None and (begin is None or not begin(prepared, caller)):
+            if prepared.adaptive is not None:
                 # This is the first decorator with an adaptive limit.
-                return None
+                if entering is None:
+                    return None
+                entrance, admission, outer = entering
+                if not entrance.enter(admission, outer, prepared, caller):
+                    return None
             if own or not prepared.is_ready:
                 limited = prepared.with_limits(request, own) if own or type(prepared) is GivenPlans else prepared
                 if limited is None:
