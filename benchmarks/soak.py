@@ -133,7 +133,7 @@ async def chats(url: str, until: float, generator: random.Random) -> None:
 async def faults(server: Redis, rules: Path, until: float, generator: random.Random) -> None:
     """Change the rules, and take Redis away now and then."""
     while time.monotonic() < until:
-        rules.write_text(RULES.format(count=generator.randrange(20, 60)))  # noqa: ASYNC240 - a short local file
+        rules.write_text(RULES.format(count=generator.choice((30, 50))))  # noqa: ASYNC240 - a short local file
         await asyncio.sleep(20)
         if generator.random() < 0.3:
             server.stop()
