@@ -367,8 +367,8 @@ class LimitGateWSGI(Around):
                 admission.failed()
             exchange.end()
             raise
-        # The slots stay taken until the response is sent.
-        if not admission.is_plain and admission.has_slots:
+        # The slots stay taken until the response is sent, and tokens are read from all of it.
+        if not admission.is_plain and (admission.has_slots or admission.meter is not None):
             exchange.settle()
             return (SizedBody if hasattr(chunks, "__len__") else Body)(chunks, exchange, admission)
         kind = type(chunks)

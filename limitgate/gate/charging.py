@@ -12,6 +12,7 @@ from limitgate.gate.admission import Admission, Receipt, Turn, Verdict
 from limitgate.gate.bans import Bans
 from limitgate.gate.flow import Flow
 from limitgate.gate.load import end_undecided
+from limitgate.gate.metering import meter_response
 from limitgate.gate.outage import Outages
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import RequestPlan
@@ -100,6 +101,7 @@ class Charging:
                 self.refunds.hold(admission, each.taken, is_local=each.is_local)
             if each.request_plan.is_by_outcome:
                 admission.is_by_outcome = True
+                meter_response(admission, each.request_plan.compiled_rules)
 
     def count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
         """Count a refusal for rules with a ``ban``. A new ban updates the response."""

@@ -289,6 +289,8 @@ def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> C
 
 _NONE: Mapping[int, int] = {}
 _WITH_COSTS = {tuple, list, dict}
+_NAMED = TOKENS[3]
+"""Costs with a name, see `limitgate.llm.costs`."""
 NO_COST = object()
 """The limit has the cost of the request."""
 
@@ -314,7 +316,7 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
 def own_cost(value: Any) -> tuple[Any, Any]:
     """Return a limit and its own cost, as given."""
     match value:
-        case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict):
+        case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict) or cost in _NAMED:
             return limit, cost
         case {"limit": _, "cost": cost}:
             return {name: option for name, option in value.items() if name != "cost"}, cost
