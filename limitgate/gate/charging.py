@@ -19,7 +19,7 @@ from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals
 from limitgate.gate.turns import book
-from limitgate.http.response import Refusal, body_unread, forbidden, headers_too_large, quota_exceeded, unavailable
+from limitgate.http.response import Refusal, body_unread, forbidden, headers_too_large, unavailable
 from limitgate.limits.decision import Decision, FinalCosts, decide, denied, joined, under_bans
 from limitgate.limits.plan import Plan, Reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
@@ -113,7 +113,7 @@ class Charging:
         admission.decision = decision
         if refusal.id is not None:
             whole = nesting.joined_with_outer(admission, decision)
-            admission.refusal = quota_exceeded(whole.refusing, whole.retry_after, refusal.id.encode())
+            admission.refusal = self.refusals.banned(whole, refusal.id)
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
         """``now`` is the store's clock in Unix µs; None if no bucket was read."""

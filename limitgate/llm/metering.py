@@ -20,7 +20,9 @@ class ResponseMeter:
     ``expected`` are the estimated tokens, ``answers`` remember its output.
     """
 
-    def __init__(self, expected: tuple[int, int], answers: Sequence[Percentile], settle: Callable[[Usage], None]) -> None:
+    def __init__(
+        self, expected: tuple[int, int], answers: Sequence[Percentile], settle: Callable[[tuple[int, int]], None]
+    ) -> None:
         self._expected = expected
         self._answers = answers
         self._settle = settle
@@ -60,7 +62,7 @@ class ResponseMeter:
 
     def _end(self, usage: Usage) -> None:
         self._is_over, self._reader = True, None
-        self._settle(usage)
+        self._settle(usage[:2])
 
     def along(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the chunks, and read them."""

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from limitgate.http.paths import ANY, REST, covers, meet, segments
 from limitgate.limits.bucket import percent
+from limitgate.llm.costs import kind_of
 from limitgate.messages.text import listed, printable
 from limitgate.rules.decorators import Mark
 from limitgate.rules.rule import Rule, RuleSet, unreplaced

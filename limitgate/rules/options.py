@@ -18,6 +18,7 @@ from limitgate.http.body import pointer
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Priority
 from limitgate.limits.limit import Duration, Limit, limit_of_rule, seconds_of
+from limitgate.llm.costs import TokenKind
 from limitgate.messages.text import expected_of
 from limitgate.overload.options import Adaptive
 
@@ -125,6 +126,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
+GivenCost = Cost | TokenKind
+Costed = tuple[str | Limit, GivenCost]
+"""A limit with its own cost."""
 When = Callable[[Request], bool]
 Given = str | Limit | Sequence[str | Limit] | None
 """Limits given at run time; None if the rule does not limit a request."""
@@ -185,7 +189,7 @@ class ThrottleOptions(TypedDict, total=False):
     methods: Iterable[str] | None
     clients: Iterable[str]
     when: When | None
-    cost: Cost
+    cost: GivenCost
     body: bool
     on_error: OnError | None
     shadow: bool

@@ -41,6 +41,7 @@ from limitgate.rules.options import (
     Ban,
     ChargeIf,
     Cost,
+    Costed,
     LimitsBy,
     OnError,
     Per,
@@ -79,9 +80,8 @@ _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/d
 def _cost_or_callable(value: object) -> Cost:
     if isinstance(value, str):
         if value not in COSTS:
-            expected = expected_of(value, list(COSTS))
-            raise ConfigError(f"{value!r:.80} is not a cost, expected an integer, or for tokens of language models {expected[9:]}")
-        return COSTS[value]  # type: ignore[index]  # Checked above.
+            raise TypeError(f"cost is {value!r:.80}, neither an integer nor what it counts, {expected_of(value, [*COSTS])}")
+        return COSTS[value]
     if not callable(value):
         return check_cost(value)
     if iscoroutinefunction(value):
@@ -239,7 +239,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     _own_costs: Mapping[int, Cost] = PrivateAttr({})
     """Costs of limits that have their own, by place."""
 
-    def __init__(self, /, name: str, *limits: Limit | str | LimitsBy, **options: Unpack[RuleOptions]) -> None:
+    def __init__(self, /, name: str, *limits: Limit | str | Costed | LimitsBy, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
         more = fields.get("limits", ())
         if limits or gives_limits(more):
