@@ -80,7 +80,8 @@ _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/d
 def _cost_or_callable(value: object) -> Cost:
     if isinstance(value, str):
         if value not in COSTS:
-            raise TypeError(f"cost is {value!r:.80}, neither an integer nor what it counts, {expected_of(value, [*COSTS])}")
+            expected = expected_of(value, [*COSTS]).replace("expected", "expected an integer, or", 1)
+            raise TypeError(f"cost is {value!r:.80}, {expected}")
         return COSTS[value]
     if not callable(value):
         return check_cost(value)

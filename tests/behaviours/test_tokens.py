@@ -423,7 +423,7 @@ def test_yaml(tmp_path: Path) -> None:
     ("make", "said"),
     [
         (lambda: llm(DAY, cost="token"), "cost is 'token'.* did you mean 'tokens'"),
-        (lambda: llm(limits=[{"limit": DAY, "cost": "words"}]), "cost is 'words'.*expected one of tokens"),
+        (lambda: llm(limits=[{"limit": DAY, "cost": "words"}]), "cost is 'words', expected an integer, or one of tokens"),
         (lambda: llm(("4 at once", tokens)), "counts tokens of requests in flight"),
         (lambda: llm({"limit": DAY, "lease": 10}, cost=tokens), "has a lease and its own cost|lease"),
         (
