@@ -18,7 +18,6 @@ from limitgate.http.body import pointer
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Priority
 from limitgate.limits.limit import Duration, Limit, limit_of_rule, seconds_of
-from limitgate.llm.costs import TokenKind
 from limitgate.messages.text import expected_of
 from limitgate.overload.options import Adaptive
 
@@ -126,7 +125,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
-GivenCost = Cost | TokenKind
+GivenCost = int | Callable[[Request], int] | Literal["tokens", "input_tokens", "output_tokens"]
+"""A cost as it is written. As ``Cost | ...``, mypy would accept callables that return text."""
 Costed = tuple[str | Limit, GivenCost]
 """A limit with its own cost."""
 When = Callable[[Request], bool]
