@@ -28,6 +28,8 @@ class ResponseMeter:
         self._settle = settle
         self._reader: Reader | None = None
         self._is_over = False
+        self.feed: Callable[[bytes], object] = bool
+        """Reads a chunk of the body. Never raises."""
 
     def starts(self, status: int | None, content_type: str, content_encoding: str) -> None:
         """Read the response from now on. A failed request costs no tokens."""
@@ -35,11 +37,7 @@ class ResponseMeter:
             self._end(Usage(0, 0))
         else:
             self._reader = reader_for(content_type, content_encoding)
-
-    def feed(self, chunk: bytes) -> None:
-        """Read a chunk of the body. Never raises."""
-        if self._reader is not None and not self._is_over:
-            self._reader.feed(chunk)
+            self.feed = self._reader.feed
 
     def over(self, status: int | None = None) -> None:
         """Settle the request. Has an effect once. ``status`` is that of a response without a start."""
@@ -61,7 +59,7 @@ class ResponseMeter:
         self._end(usage)
 
     def _end(self, usage: Usage) -> None:
-        self._is_over, self._reader = True, None
+        self._is_over, self._reader, self.feed = True, None, bool
         self._settle(usage[:2])
 
     def along(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
