@@ -198,6 +198,32 @@ def test_mcp_limits_each_tool_of_each_user(kitchen: Kitchen) -> None:
         asyncio.run(main(library.asgi))
 
 
+def test_mcp_batches_cost_what_they_contain(kitchen: Kitchen) -> None:
+    """Else a batch would be a way around the limits, on servers that take some."""
+
+    async def main(app: Any) -> None:
+        call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "search", "arguments": {"subject": "x"}}}
+        batch = [{**call, "id": number} for number in range(15)]
+
+        async def post(body: object, name: str = "ann") -> Reply:
+            headers = {"Authorization": f"Bearer of-{name}", "Accept": "application/json, text/event-stream"}
+            return await ask(app, "/mcp", "POST", {**headers, "Host": "127.0.0.1:8000"}, body)
+
+        async with app.router.lifespan_context(app):
+            assert (await post(batch)).status == 400
+            refused = await post(batch)
+            assert refused.status == 429
+            assert [each["id"] for each in refused.json()] == [*range(15)]
+            assert {each["error"]["code"] for each in refused.json()} == {-32000}
+            assert 1 <= refused.json()[0]["error"]["data"]["retryAfterSeconds"] <= 30
+            # Neither is a call, so both are for the server.
+            assert [(await post(body)).status for body in (5, [], {**call, "method": ["tools/call"]})] == [400] * 3
+            assert (await post({**call, "id": 1}, "bob")).status == 200
+
+    with kitchen.recipe("library.py") as library:
+        asyncio.run(main(library.asgi))
+
+
 # --- GraphQL batches ----------------------------------------------------------------------------------------------------
 
 
