@@ -554,20 +554,19 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def costs_of(self, request: Request) -> int | tuple[int, ...]:
         """Return the cost of a request; one for each bucket if limits have their own. Raises the errors of `cost_of`."""
-        if self.token_kinds:
-            expected = self.estimates.of(request)
-            kinds = zip(self.bucket_costs, self.token_kinds)
-            other = 1 if kind_of(self.cost) else self.cost_of(request)
-            return tuple(
-                [
-                    count_of(kind, *expected) if kind else other if own is None else self._cost_by(own, request)
-                    for own, kind in kinds
-                ]
-            )
-        cost = self.cost_of(request)
-        if not self.bucket_costs:
-            return cost
-        return tuple([cost if own is None else self._cost_by(own, request) for own in self.bucket_costs])
+        own_costs = self.bucket_costs
+        if not own_costs:
+            return self.cost_of(request)
+        kinds = self.token_kinds or (None,) * len(own_costs)
+        into, out = self.estimates.of(request) if any(kinds) else (0, 0)
+        # Costs in tokens are not those of slots.
+        other = 1 if kind_of(self.cost) else self.cost_of(request)
+        return tuple(
+            [
+                count_of(kind, into, out) if kind else other if own is None else self._cost_by(own, request)
+                for own, kind in zip(own_costs, kinds)
+            ]
+        )
 
     @property
     def fixed_costs(self) -> int | tuple[int, ...] | None:

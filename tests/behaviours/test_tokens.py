@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from limitgate import Caller, ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule, limit, load_rules
+from limitgate import Caller, ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule, StoreError, limit, load_rules
 from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.llm import input_tokens, output_tokens, tokens
@@ -555,3 +555,147 @@ def test_fastapi_dependency() -> None:
 def test_a_body_beyond_the_limit_gets_413() -> None:
     gate: Any = LimitGateWSGI(wsgi_of(Answer(), []), rules=[llm()], store=MemoryStore(Clock()))
     assert run_wsgi(gate, wsgi_environ("/", "POST", body=b"x" * 70_000)).status == 413
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """A store that fails as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.memory = MemoryStore(Clock())
+
+    def spend(self, plan: Any, timeout: float) -> Any:
+        if self.fails:
+            raise StoreError("out of order", "timeout")
+        return self.memory.spend(plan, timeout)
+
+    async def aspend(self, plan: Any, timeout: float) -> Any:
+        return self.spend(plan, timeout)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def aclose(self) -> None:
+        """Nothing to let go of."""
+
+
+def test_a_store_that_fails_at_the_end_keeps_the_estimate() -> None:
+    store, rule = Failing(), llm()
+    answering = asgi_of(Answer(), [])
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        store.fails = True
+        await answering(scope, receive, send)
+
+    gate = LimitGate(app, rules=[rule], store=store)
+    assert asyncio.run(asgi_reply(gate, "/", "POST", body=json.dumps(QUESTION).encode())).status == 200
+    assert [window.used for window in Limiter(store.memory).bucket(rule).peek().windows] == [1, 400]
+    assert gate.gate is not None
+    assert gate.gate.uncorrected == 1
+
+
+@pytest.mark.parametrize("door", ["asgi", "wsgi"])
+@pytest.mark.parametrize(("on_error", "status"), [("open", 200), ("closed", 503), ("local", 200)])
+def test_a_store_that_fails_at_the_beginning(door: str, on_error: Any, status: int) -> None:
+    """Under ``local``, the process settles its own limits."""
+    store, seen = Failing(), list[int]()
+    store.fails = True
+    options: Any = {"rules": [llm(("1000/day", tokens))], "store": store, "on_error": on_error, "headers": ["openai"]}
+    body = json.dumps({**QUESTION, "max_tokens": 800}).encode()
+    gate: Any = (LimitGate(asgi_of(Answer(), []), **options), LimitGateWSGI(wsgi_of(Answer(), []), **options))
+    for _ in range(2):
+        if door == "asgi":
+            reply = asyncio.run(asgi_reply(gate[0], "/", "POST", body=body))
+        else:
+            reply = wsgi_reply(gate[1], "/", "POST", body=body)
+        assert reply.status == status
+        if on_error == "local":
+            seen.append(int(reply.rate["x-ratelimit-remaining-tokens"]))
+    # The second request fits only because the first one was settled.
+    assert seen in ([], [100, 3])
+
+
+# --- refusals for the clients of providers ----------------------------------------------------------------------------
+
+
+def refused(styles: list[str], *limits: Any, **options: Any) -> Any:
+    """The last of three replies, from both doors."""
+    found = []
+    body = json.dumps({**QUESTION, "max_tokens": 600}).encode()
+    rule = Rule("llm", *(limits or ("9/day", ("1000/day", tokens))), key=["global"], **options)
+    for door in ("asgi", "wsgi"):
+        gated: Any = {"rules": [rule], "store": MemoryStore(Clock()), "headers": styles}
+        never = Answer([json.dumps({**CHAT, "usage": {"prompt_tokens": 90, "completion_tokens": 900}}).encode()])
+        for _ in range(3):
+            if door == "asgi":
+                reply = asyncio.run(asgi_reply(LimitGate(asgi_of(never, []), **gated), "/", "POST", body=body))
+            else:
+                reply = wsgi_reply(LimitGateWSGI(wsgi_of(never, []), **gated), "/", "POST", body=body)
+        assert reply.status == 429
+        assert len(reply.body) == int(reply.headers["content-length"])
+        found.append(reply)
+    assert found[0].json() | {"instance": ""} == found[1].json() | {"instance": ""}
+    return found[0]
+
+
+def test_refusals_of_openai() -> None:
+    reply = refused(["openai"])
+    error = reply.json()["error"]
+    assert error == {
+        "message": "Rate limit llm reached on tokens. Please try again in 59616.000s.",
+        "type": "tokens",
+        "param": None,
+        "code": "rate_limit_exceeded",
+    }
+    assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("59616", "59616000")
+    # What other clients read is still there.
+    assert reply.json()["violated-policies"] == ["llm"]
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert refused(["openai"], "2/day", (DAY, tokens)).json()["error"]["type"] == "requests"
+
+
+def test_refusals_of_anthropic() -> None:
+    reply = refused(["anthropic"], ("100000/day", input_tokens), ("1000/day", output_tokens))
+    assert reply.json()["error"]["type"] == "rate_limit_error"
+    assert "reached on output tokens" in reply.json()["error"]["message"]
+    both = refused(["anthropic", "openai"]).json()["error"]
+    assert (both["type"], both["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+
+
+def test_refusals_that_waiting_does_not_end() -> None:
+    reply = refused(["openai"], "0/day")
+    assert reply.headers["x-should-retry"] == "false"
+    assert "retry-after-ms" not in reply.headers
+    assert reply.json()["error"]["message"] == "Rate limit llm reached on requests. Waiting does not help."
+
+
+def test_refusals_that_lead_to_a_ban() -> None:
+    reply = refused(["openai"], "1/day", ban={"after": 2, "within": "1d", "for": "100d"})
+    assert int(reply.headers["retry-after-ms"]) == 100 * 86_400_000
+    assert reply.json()["error"]["message"].endswith("try again in 8640000.000s.")
+
+
+def test_other_styles_have_no_error() -> None:
+    reply = refused(["x-ratelimit", "draft-11"])
+    assert "error" not in reply.json()
+    assert "retry-after-ms" not in reply.headers
+
+
+def test_handlers_keep_the_fields_by_which_clients_retry() -> None:
+    async def on_denied(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 429, "headers": []})
+        await send({"type": "http.response.body", "body": b"own"})
+
+    gate = LimitGate(
+        asgi_of(Answer(), []),
+        rules=[Rule("llm", "1/day")],
+        store=MemoryStore(Clock()),
+        headers=["openai"],
+        on_denied=on_denied,
+    )
+    replies = [asyncio.run(asgi_reply(gate)) for _ in range(2)]
+    assert replies[1].body == b"own"
+    assert replies[1].headers["retry-after-ms"] == "86400000"
