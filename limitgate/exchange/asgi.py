@@ -335,14 +335,9 @@ class ASGIExchange(Exchange):
                 return send(message)
         return self.send_any(message)
 
-    @property
-    def sender(self) -> Send:
-        """`send_any`, or its faster variant for the many chunks of a stream that is read along."""
-        return self.send_any if self._admission.meter is None else self.send_along
-
     @marked_as_coroutine
     def send_along(self, message: Message) -> Awaitable[None]:
-        """Read a chunk and send it. `send_any` sends the beginning and the end of the response."""
+        """`send_any` for a response that is read along. It is faster for the chunks of a stream, except the last one."""
         admission = self._admission
         if message["type"] == "http.response.body" and message.get("more_body") and admission.has_begun and not self._is_closed:
             meter = admission.meter

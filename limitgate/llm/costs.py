@@ -13,6 +13,8 @@ from limitgate.http.request import BodyWanted, Request
 from limitgate.llm.estimate import AT_FIRST, Answers, Estimate, Percentile, estimate_of
 
 TokenKind = Literal["tokens", "input_tokens", "output_tokens"]
+FAILED = 400
+"""Responses from this status on cost no tokens."""
 NOT_OF_MODELS = Estimate(None, 0, 0, streams=False)
 """The estimate of a request without a body."""
 
@@ -96,11 +98,11 @@ class TokenEstimates:
 
     def of(self, request: Request) -> tuple[int, int]:
         """Return input and output tokens. Raises `BodyWanted` if the body has not been read."""
-        estimate = estimate_for(request)
-        return estimate.input, self.answers(request).value if estimate.output is None else estimate.output
+        estimate, answers = estimate_for(request), self.answers(request)
+        return estimate.input, answers.value if estimate.output is None else estimate.output
 
     def answers(self, request: Request) -> Percentile:
-        """Return the answers to which this request's will belong."""
+        """Return the earlier answers that are like this request's. Raises `HeadersTooLargeError` at the first call only."""
         caller = request.caller
         who = ("ip", request.client) if caller is None else ("caller", caller.id)
         return self._answers.of((who, estimate_for(request).model))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
+from limitgate.llm.costs import FAILED
 from limitgate.llm.estimate import Percentile
 from limitgate.llm.usage import Reader, Usage, bounded, reader_for
 
 LEAST_INPUT, LEAST_OUTPUT = 10_000, 1_000
 """Tokens that are never absurd up to a hundred times as many: the application may add much to the client's input."""
-_FAILED = 400
 _log = logging.getLogger("limitgate")
 
 
@@ -33,7 +33,7 @@ class ResponseMeter:
 
     def starts(self, status: int | None, content_type: str, content_encoding: str) -> None:
         """Read the response from now on. A failed request costs no tokens."""
-        if status is not None and status >= _FAILED:
+        if status is not None and status >= FAILED:
             self._end(Usage(0, 0))
         else:
             self._reader = reader_for(content_type, content_encoding)
@@ -46,7 +46,7 @@ class ResponseMeter:
         into, out = self._expected
         if self._reader is None:
             # The application may have done the work for a client that left.
-            self._end(Usage(0, 0) if status is not None and status >= _FAILED else Usage(into, 0))
+            self._end(Usage(0, 0) if status is not None and status >= FAILED else Usage(into, 0))
             return
         reported = self._reader.finish()
         found = self._reader.settle(into, is_partial=True)

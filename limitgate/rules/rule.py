@@ -33,7 +33,7 @@ from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket, Priority, graded, parts_of, share_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule, seconds_of
 from limitgate.limits.plan import NO_COST, REQUESTS, TOKENS, check_cost, own_cost
-from limitgate.llm.costs import COSTS, TokenEstimates, TokenKind, count_of, kind_of
+from limitgate.llm.costs import COSTS, FAILED, TokenEstimates, TokenKind, count_of, kind_of
 from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
@@ -59,8 +59,6 @@ Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
 NameOrEvery = Annotated[StrictStr, Field(pattern=r"^(?:\*|[A-Za-z0-9._-]{1,64})\z")]
 Count = Annotated[int, Field(strict=True, ge=0)]
 
-_FAILED = 400
-"""Responses from this status on cost no tokens."""
 MAX_DELAY = 60.0
 """Longest delay of a request, in seconds."""
 _DELAY_EXPECTED = f"expected more than 0 and at most {MAX_DELAY:g} seconds"
@@ -374,7 +372,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         kind = next((kind for own, kind in zip(self.buckets, self.token_kinds) if own.ids == bucket.ids), None)
         if kind is None:
             return cost
-        if status is not None and status >= _FAILED:
+        if status is not None and status >= FAILED:
             return 0
         return cost if usage is None else count_of(kind, *usage[:2])
 

@@ -699,3 +699,13 @@ def test_handlers_keep_the_fields_by_which_clients_retry() -> None:
     replies = [asyncio.run(asgi_reply(gate)) for _ in range(2)]
     assert replies[1].body == b"own"
     assert replies[1].headers["retry-after-ms"] == "86400000"
+
+
+def test_an_address_that_cannot_be_read_is_refused_before_a_charge() -> None:
+    """Also where only the answers of an address are asked for, and no key."""
+    store, rule = MemoryStore(Clock()), llm()
+    gate = LimitGate(asgi_of(Answer(), []), rules=[rule], store=store, trusted_proxies=["0.0.0.0/0"])
+    headers = {"X-Forwarded-For": ", ".join(["10.0.0.1"] * 40)}
+    reply = asyncio.run(asgi_reply(gate, "/", "POST", headers, json.dumps(QUESTION).encode()))
+    assert reply.status == 431
+    assert [window.used for window in Limiter(store).bucket(rule).peek().windows] == [0, 0]
