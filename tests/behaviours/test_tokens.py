@@ -452,6 +452,11 @@ def test_slots_beside_tokens() -> None:
     assert [window.used for window in Limiter(store).bucket(rule).peek().windows] == [97, 0]
 
 
+@pytest.mark.parametrize("door", ["asgi", "wsgi"])
+def test_tokens_beside_an_adaptive_limit(door: str) -> None:
+    assert used(door, llm("50/day", (DAY, tokens), adaptive=True), Answer([*HELLO, LAST], headers=SSE)) == [1, 97]
+
+
 def test_limits_of_a_caller() -> None:
     """They have the costs of the rule's limits, in the same order."""
     store, rule = MemoryStore(Clock()), Rule("llm", "50/day", (DAY, tokens), key=["caller"])
