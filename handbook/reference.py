@@ -61,10 +61,13 @@ def _limit() -> list[Field]:
         if parameter.kind is parameter.KEYWORD_ONLY:
             value = _VALUES.get(name) or plain(types[name])
             fields.append(Field(f"`{name}`", value, spelled(parameter.default), texts[name]))
-    return [*fields, Field("`cost`", "integer", "that of the rule", LIMIT_COST)]
+    return [*fields, Field("`cost`", "integer or text", "that of the rule", LIMIT_COST)]
 
 
-LIMIT_COST = "Cost of a request under this limit of a rule; in Python `(limit, cost)`, where the cost may be a callable."
+LIMIT_COST = (
+    "Cost of a request under this limit of a rule, a number or `tokens`, `input_tokens` or `output_tokens`; in Python "
+    "`(limit, cost)`, where the cost may be a callable."
+)
 
 
 def inserted(text: str, name: str, block: str) -> str:

@@ -17,6 +17,7 @@ from handbook.reference import LIMIT_COST
 from limitgate import Limit, Rule
 from limitgate.limits.bucket import MAX_RESERVE, RESERVES
 from limitgate.limits.limit import ABBREVIATIONS, MONTH, NAMES, PATTERN, SECONDS
+from limitgate.llm.costs import COSTS
 from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, LONGEST_DELAY_S, Adaptive
 from limitgate.rules.callers import KnownCaller
 from limitgate.rules.files import Expected, Given
@@ -116,6 +117,7 @@ _BAN = {
     "most": _or_null(_BAN_LASTS),
 }
 
+_COST = {"anyOf": [_AMOUNT, {"enum": [*COSTS]}]}
 FORMS: dict[type, dict[str, Schema]] = {
     Rule: {
         "name": _name(),
@@ -130,7 +132,7 @@ FORMS: dict[type, dict[str, Schema]] = {
         "replaces": {"anyOf": [{"const": "*"}, _list(_name(r"\*"))]},
         "key": _list({"anyOf": [{"enum": list(PARTS)}, {"type": "string", "pattern": rf"^{_PART}(?:\|{_PART})*$"}]}),
         "tier": _or_null(_TEXT),
-        "cost": _AMOUNT,
+        "cost": _COST,
         "on_error": {"enum": ["open", "closed", "local", None]},
         "charge_if": _or_null({"anyOf": [_ref("charge_if")]}),
         "ban": _or_null({"anyOf": [_ref("ban")]}),
@@ -231,7 +233,7 @@ def _limit() -> Schema:
     texts = docstrings(Limit, markdown=False)
     options = {name: {**form, "description": texts[name]} for name, form in _LIMITS.items()}
     limit = {**_LIMIT_TEXT, "description": "Count and period, and the burst if it is to stand there."}
-    cost = {"type": "integer", "minimum": 0, "description": LIMIT_COST}
+    cost = {**_COST, "description": LIMIT_COST}
     return _mapping({"limit": limit, **options, "cost": cost}, ["limit"])
 
 

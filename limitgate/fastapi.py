@@ -26,7 +26,7 @@ from limitgate.limits.limit import Limit
 from limitgate.messages.text import not_of
 from limitgate.routes import fastapi_openapi
 from limitgate.rules.decorators import decided_marks, note_none, place_named, without_a_gate
-from limitgate.rules.options import DependencyOptions, LimitsBy, check_names, show_options
+from limitgate.rules.options import Costed, DependencyOptions, LimitsBy, check_names, show_options
 from limitgate.rules.rule import DEFAULTS, Rule
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
@@ -65,7 +65,7 @@ class RateLimit:
 
     def __init__(
         self,
-        *limits: Limit | str | LimitsBy,
+        *limits: Limit | str | Costed | LimitsBy,
         name: str | None = None,
         key: Iterable[Part] = ("ip",),
         **options: Unpack[DependencyOptions],

@@ -142,9 +142,11 @@ class LimitGate(Around):
         try:
             if is_plain or await exchange.await_turn():
                 app = self.app
-                await app(
-                    exchange.scope, exchange.receive, exchange.send if is_plain or permits is not None else exchange.send_any
-                )
+                if is_plain or permits is not None:
+                    await app(exchange.scope, exchange.receive, exchange.send)
+                else:
+                    sender = exchange.send_any if admission.meter is None else exchange.send_along
+                    await app(exchange.scope, exchange.receive, sender)
         except Exception as error:
             exchange.open_admission().failed()
             if not (await exchange.refuse_late(has_asked_handlers=True) and isinstance(error, RateLimited)):
@@ -367,8 +369,8 @@ class LimitGateWSGI(Around):
                 admission.failed()
             exchange.end()
             raise
-        # The slots stay taken until the response is sent.
-        if not admission.is_plain and admission.has_slots:
+        # The slots stay taken until the response is sent, and tokens are read from all of it.
+        if not admission.is_plain and (admission.has_slots or admission.meter is not None):
             exchange.settle()
             return (SizedBody if hasattr(chunks, "__len__") else Body)(chunks, exchange, admission)
         kind = type(chunks)

@@ -16,6 +16,7 @@ LAYERS = (
     "limits",
     "overload",
     "http",
+    "llm.estimate llm.usage llm.costs llm.metering",
     "rules",
     "observing",
     "routes stores",

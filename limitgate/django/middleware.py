@@ -27,6 +27,7 @@ from limitgate.http.body import FORMS, incomplete, too_large
 from limitgate.http.rate_fields import raw
 from limitgate.http.request import Headers, Query, Request, UserWanted, WSGIHeaders
 from limitgate.http.response import Refusal
+from limitgate.llm.metering import ResponseMeter
 from limitgate.messages.text import expected_of
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules import decorators
@@ -239,9 +240,21 @@ def _leave(exchange: Exchange | None, request: Any) -> None:
 
 def _begun(admission: Admission, response: Any) -> None:
     admission.begun(response.status_code)
+    if admission.meter is not None:
+        _read_along(admission.meter, response)
     if admission.permits is not None:
         admission.permits.starts(response.status_code, raw(response.items()))
         admission.permits.end("untaught" if response.streaming else None)
+
+
+def _read_along(meter: ResponseMeter, response: Any) -> None:
+    meter.starts(response.status_code, response.get("content-type", ""), response.get("content-encoding", ""))
+    if response.streaming:
+        read = meter.aalong if response.is_async else meter.along
+        response.streaming_content = read(response.streaming_content)
+    else:
+        meter.feed(response.content)
+        meter.over()
 
 
 def _end_of_loop(exchange: Exchange) -> None:

@@ -23,6 +23,7 @@ from limitgate.http.rate_fields import Fields, raw, raw_without
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
+from limitgate.llm.metering import ResponseMeter
 from limitgate.process.clock import asyncio_loop
 from limitgate.routes import STATUS
 
@@ -81,6 +82,22 @@ def marked_as_coroutine(function: F) -> F:
     else:
         function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001 - as asgiref does
     return function
+
+
+def _read_along(meter: ResponseMeter, message: Message) -> None:
+    """Read a message of the response. The last one settles the request before it is sent."""
+    kind = message["type"]
+    if kind == "http.response.body":
+        meter.feed(message.get("body") or b"")
+        if not message.get("more_body"):
+            meter.over()
+    elif kind == "http.response.start":
+        fields = {bytes(name).lower(): value for name, value in message.get("headers") or ()}
+        content_type, encoding = [bytes(fields.get(name, b"")).decode("latin-1") for name in _DESCRIBING]
+        meter.starts(message.get("status") or 200, content_type, encoding)
+
+
+_DESCRIBING = (b"content-type", b"content-encoding")
 
 
 class ReceiveBuffer:
@@ -318,9 +335,22 @@ class ASGIExchange(Exchange):
                 return send(message)
         return self.send_any(message)
 
+    @marked_as_coroutine
+    def send_along(self, message: Message) -> Awaitable[None]:
+        """`send_any` for a response that is read along. It is faster for the chunks of a stream, except the last one."""
+        admission = self._admission
+        if message["type"] == "http.response.body" and message.get("more_body") and admission.has_begun and not self._is_closed:
+            meter = admission.meter
+            if meter is not None:
+                meter.feed(message.get("body") or b"")
+            return self._send(message)
+        return self.send_any(message)
+
     async def send_any(self, message: Message) -> None:  # noqa: C901 - calls slow down every message
         """`send` for requests that need more than rate fields."""
         admission, kind = self.open_admission(), message["type"]
+        if admission.meter is not None:
+            _read_along(admission.meter, message)
         if not admission.has_begun and kind in BEGINNINGS:
             if admission.refusal is not None:
                 await self._begin_refused(message, admission.refusal)

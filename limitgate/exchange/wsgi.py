@@ -10,6 +10,7 @@ from limitgate.exchange.in_flight import chunks_in_flight, written_in_flight
 from limitgate.gate.admission import Admission
 from limitgate.gate.nesting import response_fields
 from limitgate.http.rate_fields import Fields, without
+from limitgate.llm.metering import ResponseMeter
 from limitgate.rules import decorators
 from limitgate.rules.decorators import Mark, decided_marks
 
@@ -62,6 +63,8 @@ class Body:
             chunks = chunks_in_flight(chunks, admission.permits)
         if admission.marks or decorators.notes_none:
             chunks = _made(chunks, admission.marks)
+        if admission.meter is not None:
+            chunks = admission.meter.along(chunks)
         self._iterator = _noted(chunks, exchange)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -111,6 +114,14 @@ def _made(chunks: Iterable[bytes], marks: Container[Mark]) -> Iterator[bytes]:
         yield chunk
 
 
+def _read_along(write: Callable[[bytes], object], meter: ResponseMeter) -> Callable[[bytes], object]:
+    def writing(data: bytes) -> object:
+        meter.feed(data)
+        return write(data)
+
+    return writing
+
+
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
     """Return a ``start_response`` that notes the status and replaces rate fields. Those in ``waiting`` replace none."""
 
@@ -134,6 +145,10 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
                 admission.count_once(admission.rules.counts)
         else:
             admission.begun(status)
+        if admission.meter is not None:
+            given = {name.lower(): value for name, value in headers}
+            admission.meter.starts(admission.status, given.get("content-type", ""), given.get("content-encoding", ""))
+            write = _read_along(write, admission.meter)
         if admission.permits is not None:
             return written_in_flight(write, admission.permits, admission.status, headers)
         return write

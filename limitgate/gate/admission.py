@@ -16,6 +16,7 @@ from limitgate.http.response import Refusal, unavailable
 from limitgate.limits.decision import OVER, Decision, DeferredDecision, FinalCosts, fewest_places
 from limitgate.limits.plan import Charge, Plan, Reading, Source
 from limitgate.limits.template import PlainRefund, PlainSpend
+from limitgate.llm.metering import ResponseMeter
 from limitgate.observing.counts import Counts, outweighs
 from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
@@ -119,6 +120,8 @@ class Admission:
     """A response after a disconnect is not an outcome."""
     is_sent = False
     is_by_outcome = False
+    meter: ResponseMeter | None = None
+    """Reads the response if tokens were charged."""
     has_slots = False
     opened_settlement: FinalCosts | None = None
     _now: int | None = None
@@ -337,6 +340,8 @@ class Admission:
             settlement = self.opened_settlement
             if settlement is None:
                 settlement = self.settlement
+            if self.meter is not None:
+                self.meter.over(self.status)
             settlement.is_over = True
             if is_deferred:
                 reading.owner = settlement
@@ -426,6 +431,7 @@ class Admission:
             self._settled_by,
             is_sent=self.is_sent,
             told=self.settlement.costs,
+            usage=self.settlement.usage,
             any_has_own_cost=any_has_own_cost,
         )
         by_part = {(charge.key, charge.bucket.ids): cost for charge, cost in zip(planned, costs)}

@@ -12,13 +12,14 @@ from limitgate.gate.admission import Admission, Receipt, Turn, Verdict
 from limitgate.gate.bans import Bans
 from limitgate.gate.flow import Flow
 from limitgate.gate.load import end_undecided
+from limitgate.gate.metering import meter_response
 from limitgate.gate.outage import Outages
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusals import Refusals
 from limitgate.gate.turns import book
-from limitgate.http.response import Refusal, body_unread, forbidden, headers_too_large, quota_exceeded, unavailable
+from limitgate.http.response import Refusal, body_unread, forbidden, headers_too_large, unavailable
 from limitgate.limits.decision import Decision, FinalCosts, decide, denied, joined, under_bans
 from limitgate.limits.plan import Plan, Reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
@@ -100,6 +101,7 @@ class Charging:
                 self.refunds.hold(admission, each.taken, is_local=each.is_local)
             if each.request_plan.is_by_outcome:
                 admission.is_by_outcome = True
+                meter_response(admission, each.request_plan.compiled_rules)
 
     def count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
         """Count a refusal for rules with a ``ban``. A new ban updates the response."""
@@ -111,7 +113,7 @@ class Charging:
         admission.decision = decision
         if refusal.id is not None:
             whole = nesting.joined_with_outer(admission, decision)
-            admission.refusal = quota_exceeded(whole.refusing, whole.retry_after, refusal.id.encode())
+            admission.refusal = self.refusals.banned(whole, refusal.id)
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
         """``now`` is the store's clock in Unix µs; None if no bucket was read."""

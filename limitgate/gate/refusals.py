@@ -11,7 +11,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -23,6 +23,8 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.flow import ConfigFlow, arun, run
 from limitgate.gate.permits import Permits
 from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.http.provider_refusal import as_provider, provider_styles
+from limitgate.http.rate_fields import Style
 from limitgate.http.response import Refusal, RefusalKey, quota_exceeded
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
@@ -98,6 +100,10 @@ class Refusals:
             self.log.begin(admission, decision, key, now, refusal.id, compiled_rules)
         return refusal
 
+    def banned(self, decision: Decision, refusal_id: str) -> Refusal:
+        """Return the response to a refusal that has led to a ban."""
+        return quota_exceeded(decision.refusing, decision.retry_after, refusal_id.encode())
+
     def agree_at_first(self) -> None:
         if not self.is_agreed:
             self.agree_soon()
@@ -169,6 +175,32 @@ class Refusals:
         if not keys:
             # The first refusal writes the key.
             self._next_look = 0.0
+
+
+class ProviderRefusals(Refusals):
+    """Refusals for the header styles of providers."""
+
+    styles: frozenset[str]
+
+    def refuse(self, admission: Admission, decision: Decision, *rest: Any) -> Refusal:
+        """See `Refusals.refuse`."""
+        return as_provider(super().refuse(admission, decision, *rest), decision, self.styles)
+
+    def banned(self, decision: Decision, refusal_id: str) -> Refusal:
+        """See `Refusals.banned`."""
+        return as_provider(super().banned(decision, refusal_id), decision, self.styles)
+
+
+def refusals_for(
+    styles: Iterable[Style], store: Any, key_prefix: str, secret: bytes, refusal_log: RefusalLog | None
+) -> Refusals:
+    """Return the refusals of a gate with these header styles."""
+    providers = provider_styles(styles)
+    if not providers:
+        return Refusals(store, key_prefix, secret, refusal_log)
+    refusals = ProviderRefusals(store, key_prefix, secret, refusal_log)
+    refusals.styles = providers
+    return refusals
 
 
 class RefusalLog:

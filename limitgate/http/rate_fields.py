@@ -349,7 +349,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "draft-11": (_POLICY, _STATE),
     **{style: tuple(chain.from_iterable(names.values())) for style, (names, _) in PROVIDERS.items()},
 }
-_OF_REFUSALS = ("retry-after", "content-type", "content-length", "cache-control")
+_OF_REFUSALS = ("retry-after", "retry-after-ms", "x-should-retry", "content-type", "content-length", "cache-control")
 _HAS_MEANING = re.compile(
     "(?:access-control|content|cross-origin|sec|proxy)-.*|x-(?:accel|content|frame|forwarded|sendfile)-?.*|accept(?:-.*)?|age"
     "|allow|alt-svc|authorization|cache-control|connection|cookie|date|etag|expires|host|keep-alive|last-modified|link|location"

@@ -433,6 +433,10 @@ class Request:
     """Results of ``when`` by rule id."""
     document: Any = UNREAD
     """The parsed JSON body, None without one, `UNREAD` before it is read."""
+    raw_body: bytes = b""
+    """The body as it was read, for `limitgate.llm.costs`."""
+    estimate: Any = None
+    """Estimated tokens, see `limitgate.llm.costs`; None before they are needed."""
     source: Callable[[int], Awaitable[bytes]] | None = None
     """Reads at most this many bytes of the body, and keeps them for the application. None if `read_body_here` does."""
     is_over = False
@@ -501,7 +505,8 @@ class Request:
     async def read_body(self, most: int) -> None:
         """Read the body of at most ``most`` bytes for `json`. Raises `BodyError`; the document is then None."""
         try:
-            self.document = parsed(await self._read_body(most)) if self._has_body(most) else None
+            self.raw_body = await self._read_body(most) if self._has_body(most) else b""
+            self.document = parsed(self.raw_body)
         except BodyError:
             self.document = None
             raise
@@ -509,7 +514,8 @@ class Request:
     def read_body_here(self, most: int) -> None:
         """`read_body` in a thread that may block."""
         try:
-            self.document = parsed(self._read_body_here(most)) if self._has_body(most) else None
+            self.raw_body = self._read_body_here(most) if self._has_body(most) else b""
+            self.document = parsed(self.raw_body)
         except BodyError:
             self.document = None
             raise

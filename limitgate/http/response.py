@@ -117,6 +117,7 @@ def tag_of(rule: str | None) -> bytes:
 _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
 
+_WAITING = frozenset({"Retry-After", "retry-after-ms", "x-should-retry"})
 UNREAD_BODY = frozenset({400, 408, 411, 413})
 """Statuses for a `limitgate.errors.BodyError`."""
 _TRY_AGAIN_LATER = 1013
@@ -135,8 +136,8 @@ class Refusal(NamedTuple):
 
     @property
     def waiting(self) -> Fields:
-        """The ``Retry-After`` field, if any."""
-        return [field for field in self.fields if field[0] == "Retry-After"]
+        """The ``Retry-After`` field, if any, and those of providers with the same meaning."""
+        return [field for field in self.fields if field[0] in _WAITING]
 
     @property
     def reason(self) -> str:

@@ -97,6 +97,8 @@ class FinalCosts:
 
     costs: Mapping[str | None, int | Sequence[int]] = MappingProxyType({})
     """By rule; None stands for all other rules."""
+    usage: tuple[int, int] | None = None
+    """Input and output tokens of the response, for costs in tokens; None before it is over."""
     others: tuple[FinalCosts, ...] = ()
     has_news = False
     is_over = False
@@ -106,6 +108,10 @@ class FinalCosts:
         for each in (self, *self.others):
             each.__dict__.setdefault("costs", {})[rule] = cost
             each.has_news = True
+
+    def note_usage(self, usage: tuple[int, int]) -> None:
+        """Note the tokens of this gate's response."""
+        self.usage, self.has_news = usage, True
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -289,6 +289,8 @@ def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> C
 
 _NONE: Mapping[int, int] = {}
 _WITH_COSTS = {tuple, list, dict}
+_NAMED = TOKENS[3]
+"""Costs with a name, see `limitgate.llm.costs`."""
 NO_COST = object()
 """The limit has the cost of the request."""
 
@@ -311,10 +313,15 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
     return tuple(bare), costs
 
 
+def has_own_cost(value: Any) -> bool:
+    """True for a limit with its own cost."""
+    return own_cost(value)[1] is not NO_COST
+
+
 def own_cost(value: Any) -> tuple[Any, Any]:
     """Return a limit and its own cost, as given."""
     match value:
-        case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict):
+        case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict) or cost in _NAMED:
             return limit, cost
         case {"limit": _, "cost": cost}:
             return {name: option for name, option in value.items() if name != "cost"}, cost

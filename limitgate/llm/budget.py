@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -15,7 +14,7 @@ from limitgate.algorithms import ALGORITHMS
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
-from limitgate.llm.estimate import Estimate, Percentile, estimate_of
+from limitgate.llm.estimate import Answers, Estimate, estimate_of
 from limitgate.llm.fair_share import FairLine
 from limitgate.llm.outgoing import exchange
 from limitgate.llm.spending import AsyncBudgetReservation, BudgetReservation, Expected, Spending
@@ -28,8 +27,6 @@ from limitgate.process.forking import Remade, reset_in_children
 
 Limits: TypeAlias = Limit | str | Sequence[Limit | str] | None
 Body: TypeAlias = bytes | Mapping[str, Any]
-MOST_KEYS = 1_000
-"""Keys whose answers are remembered. The least recently used one is dropped."""
 LONGEST_HOLD = 86_400
 _CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _LONGEST_PART = 256
@@ -93,7 +90,7 @@ class Budget(Remade):
         self._pools = _checked_pools(pools)
         self._estimate = estimate
         self._share = share
-        self._answers: OrderedDict[str, Percentile] = OrderedDict()
+        self._answers: Answers[str] = Answers()
         self.reset_after_fork()
         reset_in_children(self)
 
@@ -158,7 +155,7 @@ class Budget(Remade):
                 raise ConfigError(f"key returned {key!r:.80}, expected text or None")
         else:
             key = self._default_key(host, field, estimated.model)
-        answers = self._percentile(key)
+        answers = self._answers.of(key)
         output = answers.value if estimated.output is None else estimated.output
         expected = Expected(
             Usage(estimated.input, output), has_maximum=estimated.output is not None, is_partial=estimated.is_partial
@@ -203,17 +200,6 @@ class Budget(Remade):
         if not isinstance(tenant, str):
             raise ConfigError(f"share returned {tenant!r:.80}, expected text")
         return tenant
-
-    def _percentile(self, key: str) -> Percentile:
-        with self._lock:
-            found = self._answers.get(key)
-            if found is None:
-                found = self._answers[key] = Percentile()
-                if len(self._answers) > MOST_KEYS:
-                    self._answers.popitem(last=False)
-            else:
-                self._answers.move_to_end(key)
-            return found
 
 
 def _no_field(_: str) -> None:

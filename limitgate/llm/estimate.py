@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 BYTES_PER_TOKEN = 4
 """English text has about 4 bytes per token."""
@@ -39,6 +43,8 @@ ENOUGH = 20
 """Answers that make a percentile: the highest of 20 may be ignored."""
 REMEMBERED = 128
 """Answers of a key that are remembered."""
+MOST_KEYS = 1_000
+"""Keys whose answers are remembered. The least recently used one is dropped."""
 
 _CONTENT = ("messages", "system", "instructions", "input", "prompt")
 """Fields with text in blocks, except names and types of blocks. If they are empty, other fields count."""
@@ -83,12 +89,18 @@ class Estimate(NamedTuple):
 
 
 def estimate_of(
-    body: bytes | Mapping[str, Any], *, path: str = "", content_type: str = "", content_encoding: str = ""
+    body: bytes | Mapping[str, Any],
+    *,
+    path: str = "",
+    content_type: str = "",
+    content_encoding: str = "",
+    document: dict[str, Any] | None = None,
 ) -> Estimate:
     """Estimate the cost of a request from its body, as bytes or as the parsed object.
 
     ``path`` tells requests without output, such as embeddings, from those without a maximum. Bytes without a JSON object count
     as text, a multipart body as one file, and compressed bytes as a token each, because text shrinks to about a quarter.
+    ``document`` is the object in these bytes if the caller has parsed it already.
     """
     if isinstance(body, Mapping):
         return _of_object(body, path)
@@ -98,14 +110,16 @@ def estimate_of(
         return Estimate(None, min(len(body), MOST_TOKENS), None, streams=False)
     if content_type.strip().lower().startswith("multipart/"):
         return Estimate(None, MEDIA_TOKENS, None, streams=False, is_partial=True)
-    parsed = _parsed(body)
+    parsed = _parsed(body, document)
     return _of_bytes(body, path) if parsed is None else _of_object(parsed, path)
 
 
-def _parsed(body: bytes) -> dict[str, Any] | None:
+def _parsed(body: bytes, document: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the object; None if it isn't one, or has too many values. Each value follows a bracket or a comma."""
     if len(body) > MOST_BYTES or sum(map(body.count, (b",", b"[", b"{"))) >= MOST_VALUES:
         return None
+    if document is not None:
+        return document
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
@@ -305,3 +319,24 @@ class Percentile:
         ordered = sorted(self._answers)
         found = ordered[math.ceil(0.95 * len(ordered)) - 1]
         self.value = max(1, found if len(ordered) >= ENOUGH else max(AT_FIRST, found))
+
+
+class Answers(Generic[K]):
+    """A `Percentile` for each of the last `MOST_KEYS` keys. Any thread may call it, and a fork copies it."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[K, Percentile] = OrderedDict()
+
+    def of(self, key: K) -> Percentile:
+        """Return the answers of a key."""
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept.setdefault(key, Percentile())
+        # Another thread may just have dropped it, or the others.
+        with suppress(KeyError):
+            self._kept.move_to_end(key)
+            if len(self._kept) > MOST_KEYS:
+                self._kept.popitem(last=False)
+        return found

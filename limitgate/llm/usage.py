@@ -197,6 +197,8 @@ class EventReader(Reader):
         """Bytes that a long event has lost."""
         self._after_cr = False
         self._is_first = True
+        self._frame = b"", b"", 0
+        """What is around the text of a usual event of this stream, and its quotes."""
 
     def feed(self, chunk: bytes) -> None:
         """Keep a chunk, and examine some chunks together. Never raises."""
@@ -248,12 +250,28 @@ class EventReader(Reader):
             del self._pending[:-_END]
 
     def _examine_all(self, events: bytes) -> None:
-        if not self._cut and len(events) <= MOST_EXAMINED and _PLAIN.fullmatch(events) and not _USAGE.search(events):
-            self._is_first = False
-            self._text += _size_of(b"".join(_DELTA.findall(events)))
-            return
+        if not self._cut and len(events) <= MOST_EXAMINED:
+            size = self._size_in_frames(events)
+            if size is None and _PLAIN.fullmatch(events) and not _USAGE.search(events):
+                size = _size_of(b"".join(_DELTA.findall(events)))
+                self._frame = _frame_of(events[: events.find(b"\n\n") + 2])
+            if size is not None:
+                self._is_first = False
+                self._text += size
+                return
         for event in events[:-2].split(b"\n\n"):
             self._examine(event)
+
+    def _size_in_frames(self, events: bytes) -> int | None:
+        """Return the size of the text if the events differ in nothing else, which takes a third of the time.
+
+        As the text has no quotes, nothing but text is between two frames.
+        """
+        begin, end, quotes = self._frame
+        if not quotes or b"\\" in events or not (events.startswith(begin) and events.endswith(end)):
+            return None
+        many = events.count(end + begin) + 1
+        return len(events) - many * len(end + begin) if events.count(b'"') == many * quotes else None
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
         """Normalize the ends of lines: a line feed after a carriage return belongs to it, also in the next chunk."""
@@ -379,6 +397,15 @@ def reader_for(content_type: str, content_encoding: str = "") -> Reader:
     reader = EventReader() if is_stream else BodyReader()
     encoding = content_encoding.strip().lower()
     return reader if encoding in ("", "identity") else CompressedReader(reader, encoding)
+
+
+def _frame_of(event: bytes) -> tuple[bytes, bytes, int]:
+    """Return what is around the only text of an event, and the number of quotes; none without such a text."""
+    found = [*_DELTA.finditer(event)]
+    if len(found) != 1:
+        return b"", b"", 0
+    begin, end = event[: found[0].start(1)], event[found[0].end(1) :]
+    return begin, end, begin.count(b'"') + end.count(b'"')
 
 
 def _size_of(text: bytes) -> int:

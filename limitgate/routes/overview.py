@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from limitgate.http.paths import ANY, REST, covers, meet, segments
 from limitgate.limits.bucket import percent
+from limitgate.llm.costs import kind_of
 from limitgate.messages.text import listed, printable
 from limitgate.rules.decorators import Mark
 from limitgate.rules.rule import Rule, RuleSet, unreplaced
@@ -198,7 +199,7 @@ def _cells(each: Applied | None) -> Row:
 def _on_costs(rule: Rule) -> list[str]:
     costs = {"cost": rule.cost} if rule.cost != 1 else {}
     costs |= {f"cost of {rule.limits[place]}": own for place, own in rule.own_costs.items()}
-    return [f"{what} {'varies' if callable(cost) else cost}" for what, cost in costs.items()]
+    return [f"{what} {kind_of(cost) or ('varies' if callable(cost) else cost)}" for what, cost in costs.items()]
 
 
 def notes_on(each: Applied) -> list[str]:

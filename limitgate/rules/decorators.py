@@ -20,8 +20,10 @@ from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, limit_of_rule
+from limitgate.limits.plan import has_own_cost
 from limitgate.process import switch
 from limitgate.rules.options import (
+    Costed,
     LimitOptions,
     LimitsBy,
     check_names,
@@ -76,7 +78,9 @@ class _Everything:
 EVERYTHING: Container[Mark] = _Everything()
 
 
-def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: Unpack[LimitOptions]) -> Callable[[F], F]:
+def limit(
+    *limits: Limit | str | Costed | LimitsBy, name: str | None = None, **options: Unpack[LimitOptions]
+) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based view, or one of its methods.
 
     Takes the arguments of `Rule`, and stacks. Without ``name``, each endpoint has its own limit, such as ``login-3f9ac1``.
@@ -89,7 +93,7 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
             check_takes_request(given)
         except ConfigError as error:
             raise ConfigError(f"@limit: {error}, or a limit; {_PARENTHESES}") from error
-    parsed = tuple(limit if gives_limits(limit) else limit_of_rule(limit) for limit in limits)
+    parsed = tuple(limit if gives_limits(limit) or has_own_cost(limit) else limit_of_rule(limit) for limit in limits)
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)

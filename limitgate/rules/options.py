@@ -125,6 +125,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
+GivenCost = int | Callable[[Request], int] | Literal["tokens", "input_tokens", "output_tokens"]
+"""A cost as it is written. As ``Cost | ...``, mypy would accept callables that return text."""
+Costed = tuple[str | Limit, GivenCost]
+"""A limit with its own cost."""
 When = Callable[[Request], bool]
 Given = str | Limit | Sequence[str | Limit] | None
 """Limits given at run time; None if the rule does not limit a request."""
@@ -185,7 +189,7 @@ class ThrottleOptions(TypedDict, total=False):
     methods: Iterable[str] | None
     clients: Iterable[str]
     when: When | None
-    cost: Cost
+    cost: GivenCost
     body: bool
     on_error: OnError | None
     shadow: bool

@@ -33,6 +33,7 @@ from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket, Priority, graded, parts_of, share_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, limit_of_rule, seconds_of
 from limitgate.limits.plan import NO_COST, REQUESTS, TOKENS, check_cost, own_cost
+from limitgate.llm.costs import COSTS, FAILED, TokenEstimates, TokenKind, count_of, kind_of
 from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
@@ -40,6 +41,7 @@ from limitgate.rules.options import (
     Ban,
     ChargeIf,
     Cost,
+    Costed,
     LimitsBy,
     OnError,
     Per,
@@ -74,6 +76,11 @@ _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/d
 
 
 def _cost_or_callable(value: object) -> Cost:
+    if isinstance(value, str):
+        if value not in COSTS:
+            expected = expected_of(value, [*COSTS]).replace("expected", "expected an integer, or", 1)
+            raise TypeError(f"cost is {value!r:.80}, {expected}")
+        return COSTS[value]
     if not callable(value):
         return check_cost(value)
     if iscoroutinefunction(value):
@@ -191,9 +198,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     tier: Text | None = None
     """Tier of the rule; in a file, that of the file if omitted."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
-    """Number of requests that one request counts as; in Python also a callable ``(request) -> int``."""
+    """Number of requests that one request counts as; ``tokens``, ``input_tokens`` or ``output_tokens`` for those of language
+    models, see docs/budgets.md; in Python also a callable ``(request) -> int``.
+    """
     body: StrictBool = False
-    """Read the JSON body first, and show it to the rule's callables as ``request.json``. Implied by a key part ``json:``."""
+    """Read the JSON body first, and show it to the rule's callables as ``request.json``. Implied by a key part ``json:`` and
+    by costs in tokens.
+    """
     on_error: OnError | None = None
     """Answer to requests while the store fails; the option of this name if omitted."""
     charge_if: ChargeIf | None = None
@@ -227,7 +238,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     _own_costs: Mapping[int, Cost] = PrivateAttr({})
     """Costs of limits that have their own, by place."""
 
-    def __init__(self, /, name: str, *limits: Limit | str | LimitsBy, **options: Unpack[RuleOptions]) -> None:
+    def __init__(self, /, name: str, *limits: Limit | str | Costed | LimitsBy, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
         more = fields.get("limits", ())
         if limits or gives_limits(more):
@@ -331,15 +342,39 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     @cached_property
     def bucket_costs(self) -> tuple[Cost | None, ...]:
         """Own costs of the buckets, None for the cost of the request; empty if no limit has its own."""
-        costs = [None if place is None else self._own_costs[place] for _, place in self._parts]
+        # A place of a request in flight has no tokens.
+        of_rule = [None if bucket.has_slots or kind_of(self.cost) is None else self.cost for bucket in self.buckets]
+        costs = [other if place is None else self._own_costs[place] for (_, place), other in zip(self._parts, of_rule)]
         return tuple(costs) if any(cost is not None for cost in costs) else ()
 
     @cached_property
+    def token_kinds(self) -> tuple[TokenKind | None, ...]:
+        """What each bucket counts of a language model's tokens, None for nothing; empty if no limit has a cost in tokens."""
+        kinds = tuple(map(kind_of, self.bucket_costs))
+        return kinds if any(kinds) else ()
+
+    @cached_property
     def bucket_units(self) -> tuple[str, ...]:
-        """What each bucket counts, see `limitgate.limits.plan.TOKENS`."""
+        """What each bucket counts, see `limitgate.limits.plan.TOKENS`. An unknown unit is empty."""
+        if kinds := self.token_kinds:
+            return tuple([kind or (REQUESTS if place is None else "") for kind, (_, place) in zip(kinds, self._parts)])
         many = len(self._own_costs)
         units = iter(TOKENS.get(many, ("tokens",) * many))
         return tuple([REQUESTS if place is None else next(units) for _, place in self._parts])
+
+    @cached_property
+    def estimates(self) -> TokenEstimates:
+        """Estimated tokens of requests, for costs in tokens."""
+        return TokenEstimates()
+
+    def cost_in_tokens(self, bucket: Bucket, cost: int, status: int | None, usage: tuple[int, int] | None) -> int:
+        """Return the final cost of a charge of ``cost`` by status and usage of the response, as far as they are known."""
+        kind = next((kind for own, kind in zip(self.buckets, self.token_kinds) if own.ids == bucket.ids), None)
+        if kind is None:
+            return cost
+        if status is not None and status >= FAILED:
+            return 0
+        return cost if usage is None else count_of(kind, *usage[:2])
 
     @cached_property
     def own_costs(self) -> Mapping[int, Cost]:
@@ -441,7 +476,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     @cached_property
     def reads_body(self) -> bool:
         """True if a decision needs the request's body."""
-        return self.body or any(label.startswith("json:") for part in self.key for label in check_part(part))
+        if self.body or any(map(kind_of, (self.cost, *self._own_costs.values()))):
+            return True
+        return any(label.startswith("json:") for part in self.key for label in check_part(part))
 
     def admits_client(self, request: Request) -> bool:
         """True if ``clients`` match a request."""
@@ -515,10 +552,19 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def costs_of(self, request: Request) -> int | tuple[int, ...]:
         """Return the cost of a request; one for each bucket if limits have their own. Raises the errors of `cost_of`."""
-        cost = self.cost_of(request)
-        if not self.bucket_costs:
-            return cost
-        return tuple([cost if own is None else self._cost_by(own, request) for own in self.bucket_costs])
+        own_costs = self.bucket_costs
+        if not own_costs:
+            return self.cost_of(request)
+        kinds = self.token_kinds or (None,) * len(own_costs)
+        into, out = self.estimates.of(request) if any(kinds) else (0, 0)
+        # Costs in tokens are not those of slots.
+        other = 1 if kind_of(self.cost) else self.cost_of(request)
+        return tuple(
+            [
+                count_of(kind, into, out) if kind else other if own is None else self._cost_by(own, request)
+                for own, kind in zip(own_costs, kinds)
+            ]
+        )
 
     @property
     def fixed_costs(self) -> int | tuple[int, ...] | None:
@@ -563,6 +609,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         yield from self._wrong_limits()
         if any(bucket.lease for bucket, cost in zip(self.buckets, self.bucket_costs) if cost is not None):
             yield "limits", "has a limit with a lease and its own cost, expected one of the two"
+        if any(bucket.has_slots and kind for bucket, kind in zip(self.buckets, self.token_kinds)):
+            yield "limits", "counts tokens of requests in flight, expected a cost in tokens on limits per time only"
         buckets = self.buckets_for("low")
         for bucket, own in zip(buckets, self.bucket_costs or [None] * len(buckets)):
             cost, field = (self.cost, "cost") if own is None else (own, "limits")
@@ -599,7 +647,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             yield "exclude", "excludes all of its path, expected some paths to remain"
         if self.reads_body and (self.exempt or self.per == "message"):
             what, field = ("is exempt", "exempt") if self.exempt else ("counts messages", "per")
-            named = "body" if self.body else "key"
+            named = "body" if self.body else "cost" if self.token_kinds else "key"
             yield named, f"{what}, so it reads no body, expected no {field}, or a {named} without it"
         if self.name in self.replaces:
             yield "replaces", "replaces itself, expected other rules"

@@ -677,7 +677,7 @@ def test_a_response_that_is_read_already_is_settled(kind: str) -> None:
 
 
 def test_without_its_extra_the_package_says_what_to_install() -> None:
-    code = "import sys; sys.modules['http_sf'] = None; import limitgate.llm"
+    code = "import sys; sys.modules['http_sf'] = None; from limitgate.llm import tokens, Usage, Budget"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert "expected it here: pip install 'limitgate[httpx2]'" in result.stderr
 

@@ -467,6 +467,36 @@ def test_chunks_make_no_difference_property(stream: bytes, cuts: list[int]) -> N
         assert 0 <= whole.settle(7, 7).output <= max(700, len(stream))
 
 
+USUAL = b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n'
+UNUSUAL = [
+    b": ping\n\n",
+    b'data: {"choices":[{"index":1,"delta":{"content":"other"}}]}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"a"}},{"index":1,"delta":{"content":"bb"}}]}\n\n',
+    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n',
+    b"data: [DONE]\n\n",
+    b'data: {"choices":[{"index":0,"delta":{}}]}\n\n',
+]
+usual_texts = st.sampled_from([b"abc ", b"", b"x" * 99, "über".encode(), rb"\n", rb"\"", rb"\u00e9", b"}]}", b"data: "])
+alike = st.lists(
+    st.tuples(st.integers(1, 400), usual_texts.map(lambda text: USUAL % text) | st.sampled_from(UNUSUAL)), max_size=8
+)
+
+
+@given(runs=alike, size=st.sampled_from([1_000, 16_384, 40_000]))
+def test_events_that_are_alike_property(runs: list[tuple[int, bytes]], size: int) -> None:
+    """Runs of events that differ only in their text are read faster, and not otherwise than one by one."""
+    stream = b"".join([event * many for many, event in runs])
+    chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
+    alone = EventReader()
+    for many, event in runs:
+        for _ in range(many):
+            alone._examine(event[:-2])
+    together = read(chunks, EventReader)
+    assert isinstance(together, EventReader)
+    together._examine_fed()
+    assert (together._text, together._input, together._output) == (alone._text, alone._input, alone._output)
+
+
 other_lines = st.lists(
     st.sampled_from([": ping", "event: x", "id: 1", "retry: 5", "data", "data:", ': {"usage": {"prompt_tokens": 1}}']),
     max_size=2,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import assert_type
 
 from limitgate import Adaptive, Caller, Limit, Request, Rule, RuleSet, Settings, load_rules
+from limitgate.llm import input_tokens
 
 
 def cost_of(request: Request) -> int:
@@ -49,6 +50,7 @@ Rule("health", path="/healthz", exempt=True)
 Rule("failed", "5/hour", charge_if={"status": [401, 403]})
 Rule("served", "5/hour", charge_if={"status_not": ["5xx", 404]}, per="request")
 Rule("chat", "5/second", per="message")
+Rule("llm", "5/second", ("900/minute", "tokens"), (Limit("900/day"), input_tokens), ("9/day", 3), cost="output_tokens")
 
 Rule("api", "5/second", qpx=5)  # type: ignore[call-arg]
 Rule("api", 5)  # type: ignore[arg-type]
@@ -56,6 +58,7 @@ Rule("api", "5/second", on_error="sometimes")  # type: ignore[arg-type]
 Rule("api", "5/second", qpm="100")  # type: ignore[arg-type]
 Rule("api", "5/second", cost=name_of)  # type: ignore[arg-type]
 Rule("api", "5/second", cost="2")  # type: ignore[arg-type]
+Rule("api", "5/second", ("900/minute", "words"))  # type: ignore[arg-type]
 Rule("api", "5/second", key=None)  # type: ignore[arg-type]
 Rule("api", "5/second", path=Path("/api"))  # type: ignore[arg-type]
 Rule("api", "5/second", shadow="yes")  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from limitgate.gate.lifecycle.start import (
 )
 from limitgate.gate.planning.active_rules import compiler
 from limitgate.gate.planning.identity import AnyIdentify, SyncIdentify
-from limitgate.gate.refusals import RefusalLog, Refusals
+from limitgate.gate.refusals import RefusalLog, refusals_for
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.messages.text import Names
 from limitgate.observing.counts import Counts, observe
@@ -129,7 +129,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     charging = Charging(
         store,
         in_force.timeout,
-        Refusals(store, settings.key_prefix, settings.secret_bytes, log),
+        refusals_for(settings.header_styles, store, settings.key_prefix, settings.secret_bytes, log),
         Bans(store, settings.key_prefix, settings.names, settings.timeout, log),
         on_error=settings.on_error,
         processes=settings.processes,

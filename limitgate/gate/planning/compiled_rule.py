@@ -88,7 +88,7 @@ class CompiledRule:
         self.priority = rule.priority
         if self.row is not None:
             self.row.adapt(self.places)
-        self.is_by_outcome = bool(rule.charge_if)
+        self.is_by_outcome = bool(rule.charge_if) or bool(rule.token_kinds)
         self.is_conditional = rule.is_conditional or rule.reads_body
         """True if the rule needs more than tier, method and path to be selected."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
@@ -124,7 +124,10 @@ class CompiledRule:
         """Return one charge per bucket. ``key`` has no suffix. ``cost`` is a tuple if limits have their own."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
         if isinstance(cost, tuple):
-            parts = zip(self.rule.buckets_for(priority), cost, self.rule.bucket_units, strict=True)
+            buckets = self.rule.buckets_for(priority)
+            if kinds := self.rule.token_kinds:
+                cost = tuple([_fitting(each, bucket) if kind else each for each, bucket, kind in zip(cost, buckets, kinds)])
+            parts = zip(buckets, cost, self.rule.bucket_units, strict=True)
             return [
                 Charge(key + bucket.suffix, bucket, _places(bucket, each, unit), enforced, name, None, wait, unit=unit)
                 for bucket, each, unit in parts
@@ -158,6 +161,11 @@ class CompiledRule:
             return key
         source = subject.address()
         return key if cardinality.open(key, source, self.rule.name) else self._prefix + self._key.digest(overflow(source))
+
+
+def _fitting(cost: int, bucket: Bucket) -> int:
+    """Cut an estimate of tokens to what a full bucket holds. Otherwise, the request could never pass."""
+    return max(1, cost) if bucket.refuses_all else min(cost, *[limit.most for limit in bucket.limits])
 
 
 def _places(bucket: Bucket, cost: int, unit: str) -> int:

@@ -145,12 +145,14 @@ def costs_by(
     *,
     is_sent: bool,
     told: Mapping[str | None, int | Sequence[int]] = MappingProxyType({}),
+    usage: tuple[int, int] | None = None,
     any_has_own_cost: bool = False,
 ) -> list[int]:
     """Return the final costs by outcome and by ``told``, the costs from `Decision.settle`.
 
     ``compiled_rules`` belong to the charges. ``status`` is None if unknown. A slot costs nothing once the response is sent. A
-    cost without a rule applies to rules with an individual cost, or to all if ``any_has_own_cost`` is False.
+    cost without a rule applies to rules with an individual cost, or to all if ``any_has_own_cost`` is False. ``usage`` are the
+    tokens of the response, for costs in tokens; what the application reports overrides them.
     """
     costs = []
     for charge, compiled_rule in zip(charges, compiled_rules):
@@ -159,12 +161,14 @@ def costs_by(
             cost = 0 if is_sent else cost
         elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
             cost = 0
-        elif told:
+        elif told or rule.token_kinds:
             final = told.get(rule.name)
             if final is None and (rule.has_own_cost or not any_has_own_cost):
                 final = told.get(None)
             if final is not None:
                 cost = rule.final_cost(charge.bucket, cost, final)
+            elif rule.token_kinds:
+                cost = rule.cost_in_tokens(charge.bucket, cost, status, usage)
         costs.append(cost)
     return costs
 

@@ -1,0 +1,77 @@
+"""Reads the response to a request that is charged tokens, on its way from the application to the client. Pure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+
+from limitgate.llm.costs import FAILED
+from limitgate.llm.estimate import Percentile
+from limitgate.llm.usage import Reader, Usage, bounded, reader_for
+
+LEAST_INPUT, LEAST_OUTPUT = 10_000, 1_000
+"""Tokens that are never absurd up to a hundred times as many: the application may add much to the client's input."""
+_log = logging.getLogger("limitgate")
+
+
+class ResponseMeter:
+    """Reads one response along, and passes its usage to ``settle`` at its end.
+
+    ``expected`` are the estimated tokens, ``answers`` remember its output.
+    """
+
+    def __init__(
+        self, expected: tuple[int, int], answers: Sequence[Percentile], settle: Callable[[tuple[int, int]], None]
+    ) -> None:
+        self._expected = expected
+        self._answers = answers
+        self._settle = settle
+        self._reader: Reader | None = None
+        self._is_over = False
+        self.feed: Callable[[bytes], object] = bool
+        """Reads a chunk of the body. Never raises."""
+
+    def starts(self, status: int | None, content_type: str, content_encoding: str) -> None:
+        """Read the response from now on. A failed request costs no tokens."""
+        if status is not None and status >= FAILED:
+            self._end(Usage(0, 0))
+        else:
+            self._reader = reader_for(content_type, content_encoding)
+            self.feed = self._reader.feed
+
+    def over(self, status: int | None = None) -> None:
+        """Settle the request. Has an effect once. ``status`` is that of a response without a start."""
+        if self._is_over:
+            return
+        into, out = self._expected
+        if self._reader is None:
+            # The application may have done the work for a client that left.
+            self._end(Usage(0, 0) if status is not None and status >= FAILED else Usage(into, 0))
+            return
+        reported = self._reader.finish()
+        found = self._reader.settle(into, is_partial=True)
+        usage = bounded(found, max(into, LEAST_INPUT), max(out, LEAST_OUTPUT))
+        if usage.is_capped:
+            _log.warning("a response reported absurd usage, which is cut to %d and %d tokens", usage.input, usage.output)
+        elif reported is not None:
+            for answers in self._answers:
+                answers.add(usage.output)
+        self._end(usage)
+
+    def _end(self, usage: Usage) -> None:
+        self._is_over, self._reader, self.feed = True, None, bool
+        self._settle(usage[:2])
+
+    def along(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the chunks, and read them."""
+        for chunk in chunks:
+            self.feed(chunk)
+            yield chunk
+        self.over()
+
+    async def aalong(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """`along` for async iterators."""
+        async for chunk in chunks:
+            self.feed(chunk)
+            yield chunk
+        self.over()
