@@ -185,7 +185,7 @@ class Budget(Remade):
         if body is None:
             size = field("content-length") or ""
             body_size = int(size) if size.isascii() and size.isdecimal() and len(size) < 12 else 0
-            return Estimate(None, -(-body_size // 4), None, streams=False, is_partial=True)
+            return Estimate(None, -(-body_size // 4), None, is_partial=True)
         found = estimate_of(
             body, path=path, content_type=field("content-type") or "", content_encoding=field("content-encoding") or ""
         )

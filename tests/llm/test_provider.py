@@ -134,7 +134,7 @@ def test_a_refusal(use: Uses, style: str, error: Any) -> None:
         ask()
     response = refused.value.response
     said = told(429, response.headers.get, provider.clock())
-    assert (said.provider, provider.refused) == (style, 1)
+    assert provider.refused == 1
     requests, *tokens = said.windows
     assert (requests.kind, requests.limit, requests.remaining) == ("requests", 2, 0)
     assert requests.reset_after == pytest.approx(60, abs=3)
