@@ -77,7 +77,7 @@ class Budget(Remade):
             _limits("tokens", tokens),
             _limits("input_tokens", input_tokens),
             _limits("output_tokens", output_tokens),
-        )
+        ).apart()
         if limits not in ("given", "told"):
             raise ConfigError(f"limits is {limits!r:.40}, expected 'given' or 'told'")
         if limits == "given" and not any(self._windows):

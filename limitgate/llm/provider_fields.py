@@ -91,11 +91,11 @@ def told(status: int, field: Field, now: float, host: str = "") -> Told:
     return Told(status, windows, _retry_after(status, field, now), _may_retry(field))
 
 
-def limit_of(window: Window) -> str | None:
+def limit_of(window: Window) -> Limit | None:
     """Return a window's limit, such as ``200000/minute``; None if the period is unknown or the rate exceeds `MAX_RATE`."""
     if window.limit is None or window.period is None or window.limit > MAX_RATE * window.period:
         return None
-    return f"{window.limit}/{_UNITS[window.period]}"
+    return Limit(f"{window.limit}/{_UNITS[window.period]}")
 
 
 _UNITS = {seconds: unit for unit, seconds in SECONDS.items() if unit != "week"}
@@ -110,35 +110,30 @@ class ToldLimit:
 
     __slots__ = ("_suspect", "current")
 
-    def __init__(self, current: str | None = None) -> None:
+    def __init__(self, current: Limit | None = None) -> None:
         self.current = current
         """Limit in force; None before the first answer."""
-        self._suspect: str | None = None
+        self._suspect: Limit | None = None
 
-    def hear(self, limit: str | None) -> bool:
-        """Take the result of `limit_of`; return True if the limit in force changes. None says nothing."""
-        if limit is None:
-            self._suspect = None
+    def hear(self, limit: Limit | None, *, twice: bool = False) -> bool:
+        """Take the result of `limit_of`; return True if the limit in force changes. None says nothing.
+
+        With ``twice``, each limit needs two answers.
+        """
+        is_credible = limit is not None and not twice and (self.current is None or _is_plausible(limit, self.current))
+        if limit is None or not (is_credible or limit == self._suspect):
+            self._suspect = limit
             return False
-        if self.current is None or limit == self._suspect or _is_plausible(limit, self.current):
-            self._suspect = None
-            is_new = self.current is None or _rate(limit) != _rate(self.current)
-            if is_new:
-                self.current = limit
-            return is_new
-        self._suspect = limit
-        return False
+        self._suspect = None
+        is_new = self.current is None or (limit.count, limit.period) != (self.current.count, self.current.period)
+        if is_new:
+            self.current = limit
+        return is_new
 
 
-def _is_plausible(limit: str, current: str) -> bool:
-    (count, period), (current_count, current_period) = _rate(limit), _rate(current)
-    ours, theirs = current_count * period, count * current_period
+def _is_plausible(limit: Limit, current: Limit) -> bool:
+    ours, theirs = current.count * limit.period, limit.count * current.period
     return ours == theirs or (ours < IMPLAUSIBLE * theirs and theirs < IMPLAUSIBLE * ours)
-
-
-def _rate(limit: str) -> tuple[int, int]:
-    parsed = Limit(limit)
-    return parsed.count, parsed.period
 
 
 def duration(value: str) -> float | None:
