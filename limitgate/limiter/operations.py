@@ -85,6 +85,11 @@ class Operations(Remade):
     _bookings: Bookings
 
     @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Observers of the metrics."""
+        return self._observers
+
+    @property
     def state_here(self) -> str:
         """State that a copy lacks: the buckets of a memory store that this limiter opened."""
         return IN_MEMORY if self._owns_store and isinstance(self._store, MemoryStore) else ""
