@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from limitgate import LimitGateWSGI, MemoryStore, Rule
+from limitgate.http.rate_fields import PROVIDERS
 from limitgate.limits.limit import Limit
 from limitgate.llm.provider_fields import MOST_READ, Told, ToldLimit, Window, duration, limit_of, told
 from limitgate.outbound.response_fields import LONGEST
+from tests.support.clock import Clock
 from tests.support.provider import Meter, go_duration
 
 NOW = 1_790_000_000.0
@@ -439,6 +442,43 @@ def test_a_true_bucket_is_read_rightly_or_not_at_all_property(count: int, period
     assert str(limit) in {"None", f"{count}/{period[0]}"}
     if reset > 0.01:
         assert limit is not None
+
+
+WRITTEN = {
+    0: "0s",
+    1: "1ms",
+    12_000: "12ms",
+    999_001: "1s",
+    1_000_000: "1s",
+    7_660_000: "7.66s",
+    90_500_000: "1m30.5s",
+    360_000_000: "6m0s",
+    3_723_000_000: "1h2m3s",
+}
+
+
+@pytest.mark.parametrize(("us", "text"), WRITTEN.items())
+def test_resets_that_we_write(us: int, text: str) -> None:
+    """In the style of OpenAI, rounded up to milliseconds."""
+    assert PROVIDERS["openai"][1](us, 0) == text
+
+
+@given(us=st.integers(0, 10**13))
+def test_resets_that_we_write_can_be_read_property(us: int) -> None:
+    assert duration(PROVIDERS["openai"][1](us, 0)) == pytest.approx(math.ceil(us / 1000) / 1000)
+
+
+@pytest.mark.parametrize("limit", ["60/minute", "500/minute", "10000/hour", "200/day"])
+def test_a_client_reads_our_period_from_our_fields(limit: str) -> None:
+    """With whole seconds, a second until full looked like a limit per second."""
+    rule = Rule("api", limit, key=["global"])
+    gate = LimitGateWSGI(lambda _, start: start("200 OK", []) or [], rules=[rule], headers="openai", store=MemoryStore(Clock()))
+    for _ in range(3):
+        fields: dict[str, str] = {}
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "203.0.113.7"}
+        list(gate(environ, lambda _, headers, fields=fields: fields.update({name.lower(): value for name, value in headers})))
+        (window,) = heard(fields=fields).windows
+        assert str(limit_of(window)) == limit
 
 
 def test_long_fields_are_not_read() -> None:
