@@ -50,7 +50,7 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
         with _over_if_it_fails(reading):
             chunk = read(amt, *args, **options)
         reading.feed(chunk)
-        if amt is None or (amt and not chunk):
+        if amt is None or (amt and not chunk) or _is_read(response):
             run(reading.over())
         return chunk
 
@@ -58,7 +58,7 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
         with _over_if_it_fails(reading):
             chunk = read1(*args, **options)
         reading.feed(chunk)
-        if not chunk:
+        if not chunk or _is_read(response):
             run(reading.over())
         return chunk
 
@@ -79,6 +79,11 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
     ours: dict[str, Any] = {"read": read_along, "read_chunked": read_chunked_along, "close": close_along, "read1": read1_along}
     vars(response).update(ours)
     return response
+
+
+def _is_read(response: HTTPResponse) -> bool:
+    """Return True if nothing is left of a body. A body of known length ends without an empty read."""
+    return response.closed and not len(getattr(response, "_decoded_buffer", b""))
 
 
 @contextmanager
