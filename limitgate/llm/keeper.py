@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 from weakref import WeakKeyDictionary, ref
 
-from limitgate.errors import StoreError
+from limitgate.errors import ConfigError, StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limiter.budget_texts import LEAST_S, Report, Row, Said, listing, reporting
 from limitgate.limiter.limiter import AsyncLimiter, Limiter, carry_out
@@ -128,8 +128,7 @@ class Keeper:
         now = waiting.monotonic()
         is_over = not self._requests(request.key) and (known.row.held or known.row.waiting)
         if known.next_at < 0 or is_over or now > known.next_at + SELDOM_S:
-            with suppress(StoreError):
-                yield from self._reporting(request.key, request, now)
+            yield from self._reporting(request.key, request, now)
 
     def looking(self) -> Flow:
         """Renew holds and report, as often as is due. Failures of the store are repeated soon."""
@@ -144,10 +143,14 @@ class Keeper:
             known = self._of(key)
             if requests and now >= known.next_at and reports < MOST_REPORTS:
                 reports += 1
-                with suppress(StoreError):
-                    yield from self._reporting(key, requests[0], now)
+                yield from self._reporting(key, requests[0], now)
 
     def _reporting(self, key: str, request: UnderWay, now: float) -> Flow:
+        """No request fails for a report, whatever its store is."""
+        with logged_errors(), suppress(StoreError, ConfigError):
+            yield from self._keeping_report(key, request, now)
+
+    def _keeping_report(self, key: str, request: UnderWay, now: float) -> Flow:
         known, limiter = self._of(key), self._limiter()
         limits = request.limits
         if limiter is None or not limits:

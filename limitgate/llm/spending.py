@@ -121,8 +121,8 @@ class Spending:
         # processes give something back.
         began = waiting.monotonic()
         line, counts = self._line, self._counts
-        ticket = line.join(self.tenant, self.expected.usage.input + self.expected.usage.output)
         self._keeper = keeper = keeper_of(limiter)
+        ticket = line.join(self.tenant, self.expected.usage.input + self.expected.usage.output)
         self.is_waiting = True
         keeper.enter(self, self._hold if self.renews else None)
         counts.wait(1)
@@ -160,16 +160,21 @@ class Spending:
         if not limits:
             self._unlimited = yield self._limiter.banned(self.key)
             return self._unlimited
+        is_held = self._hold is not None
         try:
             self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout, hold=self._hold)
         except NotHeldError:
             # If the process dies, the estimate drains.
+            is_held = False
             self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout)
         self._is_open = self.decision.allowed
         self.reserved = [cost for _, cost in limits]
-        if self.renews and self._hold is not None:
-            self.renew_at = waiting.monotonic() + self._hold / 2
+        self.renew_at = self._due(0.5) if is_held else math.inf
         return self.decision
+
+    def _due(self, share: float) -> float:
+        """Return when a hold is renewed, after a share of its time; never if the caller does that."""
+        return waiting.monotonic() + self._hold * share if self.renews and self._hold else math.inf
 
     def giving_back(self) -> Flow:
         """Give everything back. If the store fails, the hold ends by itself."""
@@ -192,13 +197,11 @@ class Spending:
 
     def renewing(self) -> Flow:
         """Renew the hold of a request that takes long. Raises `StoreError`; then it is due again soon."""
-        if self._hold is None:
-            return
-        self.renew_at = waiting.monotonic() + self._hold / 8
+        self.renew_at = self._due(0.125)
         # It may be settled meanwhile, by another thread.
         with suppress(RuntimeError):
-            if self._is_open and (yield self.reservation.renew()):
-                self.renew_at = waiting.monotonic() + self._hold / 2
+            if self._is_open and self._hold is not None:
+                self.renew_at = self._due(0.5) if (yield self.reservation.renew()) else math.inf
 
     def hear(self, status: int, field: Field) -> Answer:
         """Read the limits in a response that has just been received."""
@@ -346,8 +349,9 @@ class BudgetReservation:
         run(self._spending.settling(found))
 
     def renew(self) -> None:
-        """Hold the reservation for another `hold` from now."""
-        run(self._spending.renewing())
+        """Hold the reservation for another `hold` from now, unless the store fails."""
+        with suppress(StoreError):
+            run(self._spending.renewing())
 
     def cancel(self) -> None:
         """Give everything back, the request too."""
@@ -383,8 +387,9 @@ class AsyncBudgetReservation:
         await arun(self._spending.settling(found))
 
     async def renew(self) -> None:
-        """Hold the reservation for another `hold` from now."""
-        await arun(self._spending.renewing())
+        """Hold the reservation for another `hold` from now, unless the store fails."""
+        with suppress(StoreError):
+            await arun(self._spending.renewing())
 
     async def cancel(self) -> None:
         """Give everything back, the request too."""

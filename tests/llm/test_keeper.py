@@ -364,6 +364,53 @@ def test_a_store_that_fails_makes_no_request_fail(own_redis: RedisServer) -> Non
     limiter._store.close()
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_store_that_keeps_no_texts(kind: str) -> None:
+    """A store of one's own has only to spend."""
+
+    class Own:
+        def __init__(self) -> None:
+            self.store = MemoryStore()
+
+        def spend(self, plan: Any, timeout: float) -> Any:
+            return self.store.spend(plan, timeout)
+
+        async def aspend(self, plan: Any, timeout: float) -> Any:
+            return self.store.spend(plan, timeout)
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+        async def aclose(self) -> None:
+            """Nothing to close."""
+
+    async def main() -> None:
+        limiter: Any = Limiter(Own()) if kind == "sync" else AsyncLimiter(Own())
+        reserved = budget().reserve(limiter, BODY) if kind == "sync" else await budget().areserve(limiter, BODY)
+        assert reserved.decision.allowed
+        settled = reserved.settle(Usage(4, 96))
+        if kind == "async":
+            await settled
+
+    asyncio.run(main())
+
+
+def test_a_reservation_that_is_renewed_by_hand_is_left_to_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its hold lasts, it may be renewed; then it is given back, though it is alive."""
+    clock = [1000.0]
+    monkeypatch.setattr(waiting, "monotonic", lambda: clock[0])
+    limiter = Limiter(MemoryStore(lambda: 1_790_000_000_000_000 + int(clock[0] * 1_000_000)))
+    reservation = budget(hold=60).reserve(limiter, BODY)
+    for _ in range(3):
+        clock[0] += 50
+        reservation.renew()
+    assert state(limiter).held == 1
+    clock[0] += 50
+    run(keeper_of(limiter).looking())
+    clock[0] += 11
+    assert state(limiter).held == 0
+
+
 @pytest.mark.parametrize(
     "text",
     [
