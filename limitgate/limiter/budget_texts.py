@@ -114,7 +114,7 @@ def stating_limits(limiter: Operations, key: str, limits: Sequence[Limit], kinds
 def reporting(limiter: Operations, key: str, process: str, report: Report) -> ConfigFlow[float]:
     """Keep a report about a key; return the seconds after which the next one may follow. Raises `StoreError`."""
     # For the store's clock, as those of processes differ.
-    reading: Reading = yield limiter._plan("peek", key, (report.limits[0][1],), 1), limiter._timeout
+    reading: Reading = yield limiter._plans.plan("peek", key, (report.limits[0][1],), 1), limiter._timeout
     wait, now, place = LEAST_S, reading.now, _place(limiter, key)
     for _ in range(_TRIES):
         stored: StoredConfig = yield ConfigRequest(place), limiter._timeout
@@ -179,7 +179,7 @@ def state_of_budget(limiter: Operations, key: str) -> ConfigFlow[Budget | None]:
     if not limits:
         return None
     # With own costs, as in reservations, whose holds are found by that. What has expired is given back first.
-    plan = limiter._plan("peek", key, tuple([(limit, 1) for _, limit in limits]), 1)
+    plan = limiter._plans.plan("peek", key, tuple([(limit, 1) for _, limit in limits]), 1)
     reading: Reading = yield Hold(plan.charges, 1).charging(plan), limiter._timeout
     said, said_at = _said(kept)
     decision = decide(plan, without_hold(reading))
@@ -188,11 +188,11 @@ def state_of_budget(limiter: Operations, key: str) -> ConfigFlow[Budget | None]:
 
 
 def _place(limiter: Operations, key: str) -> str:
-    return f"{limiter._prefix}budget:{limiter._key.digest(key)}"
+    return limiter._plans.budget_key(key)
 
 
 def _index(limiter: Operations) -> str:
-    return f"{limiter._prefix}budgets"
+    return limiter._plans.budgets_key
 
 
 def _parsed(text: str | None) -> dict[str, Any]:

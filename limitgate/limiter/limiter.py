@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 from limitgate.errors import StoreError, called_as, wrong_way
+from limitgate.gate.flow import ConfigFlow
 from limitgate.limiter.adaptive import (
     AdaptiveOptions,
     AdaptiveWork,
