@@ -186,3 +186,8 @@ class Calls(Operations):
         elif settles:
             operation.watch()
         return operation
+
+
+def carry_out(limiter: AsyncCalls | Calls, flow: ConfigFlow[Any]) -> Any:
+    """Run a flow on the store of a limiter; return its result, or an awaitable of it."""
+    return limiter._arun(flow) if isinstance(limiter, AsyncCalls) else limiter._run(flow)  # noqa: SLF001 - same module

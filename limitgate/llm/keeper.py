@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary, ref
 from limitgate.errors import ConfigError, StoreError
 from limitgate.internal_errors import logged_errors
 from limitgate.limiter.budget_texts import LEAST_S, Report, Row, Said, listing, reporting
-from limitgate.limiter.limiter import AsyncLimiter, Limiter, carry_out
+from limitgate.limiter.calls import carry_out
+from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limits.limit import Limit
 from limitgate.messages.text import masked
 from limitgate.outbound.budgets import Flow

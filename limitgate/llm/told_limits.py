@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from limitgate.limiter.budget_texts import stated_limits, stating_limits
-from limitgate.limiter.limiter import carry_out
+from limitgate.limiter.calls import carry_out
 from limitgate.limiter.stored_limits import Configuration
 from limitgate.limits.limit import Limit
 from limitgate.llm.provider_fields import Kind, Told, ToldLimit, Window, limit_of

@@ -20,7 +20,7 @@ import pytest
 from limitgate import AsyncLimiter, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.limiter.budget_texts import Budget as Shown, state_of_budget
-from limitgate.limiter.limiter import carry_out
+from limitgate.limiter.calls import carry_out
 from limitgate.llm import Budget
 from limitgate.llm.keeper import keeper_of
 from limitgate.llm.usage import Usage
@@ -245,7 +245,7 @@ def test_the_child_of_a_fork_leaves_requests_to_its_parent(redis_server: RedisSe
 import os, time, threading
 from limitgate import Limiter, RedisStore
 from limitgate.limiter.budget_texts import state_of_budget
-from limitgate.limiter.limiter import carry_out
+from limitgate.limiter.calls import carry_out
 from limitgate.llm import Budget, Usage
 from limitgate.llm.keeper import keeper_of
 from limitgate.outbound.throttle import run

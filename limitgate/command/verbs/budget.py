@@ -12,7 +12,8 @@ import click
 from limitgate.command.client_state import on_store, store_options
 from limitgate.command.output import FOUND, ban_in_force, print_json, print_table, say, seconds
 from limitgate.limiter.budget_texts import Budget, Said, matching, names, state_of_budget
-from limitgate.limiter.limiter import Limiter, carry_out
+from limitgate.limiter.calls import carry_out
+from limitgate.limiter.limiter import Limiter
 from limitgate.limits.decision import SECOND
 from limitgate.messages.text import listed
 
