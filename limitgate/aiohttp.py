@@ -9,7 +9,7 @@ from contextlib import suppress
 from ipaddress import AddressValueError, IPv6Address
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import Any, Self, Unpack
 
 from limitgate.messages.text import extra
 
@@ -29,22 +29,22 @@ with extra("aiohttp", "aiohttp", "http_sf"):
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter
 from limitgate.limiter.stored_limits import Configured
-from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
-from limitgate.outbound.response_fields import Answer, Field, answer_of
+from limitgate.outbound.response_fields import Answer, Field, answer_of, without_encoding
 from limitgate.outbound.throttle import (
     LONGEST_READ,
     MOST_READ,
+    AsyncTransport,
     ClientThrottle,
     ThrottledClient,
     afinish,
     arun,
     begin_to_finish,
+    by_method,
     is_idempotent,
 )
-from limitgate.process import waiting
 
 __all__ = ["RateLimitMiddleware", "host", "repeatable"]
 
@@ -67,6 +67,7 @@ def _as_written(address: str) -> str:
     return address
 
 
+@by_method
 def repeatable(request: ClientRequest) -> bool:
     """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
@@ -131,12 +132,9 @@ class RateLimitMiddleware(ThrottledClient):
     close = aclose  # The name in aiohttp.
 
 
-class _Outbound:
+class _Outbound(AsyncTransport):
     def __init__(self, handler: ClientHandlerType) -> None:
         self._handler = handler
-
-    async def sleep(self, seconds: float) -> None:
-        await waiting.asleep(seconds)
 
     async def send(self, request: ClientRequest) -> tuple[ClientResponse, Answer]:
         response = await self._handler(request)
@@ -159,24 +157,18 @@ class _Outbound:
         response.close()
 
     def field(self, response: ClientResponse) -> Field:
-        headers = response.headers
-        # aiohttp decodes the body before it is read along.
-        return lambda name: None if name == "content-encoding" else headers.get(name)
+        return without_encoding(response.headers.get)
 
     def target(self, request: ClientRequest) -> Target:
         body = request.body
         content = bytes(body._value) if isinstance(body, BytesPayload) else None if body else b""  # noqa: SLF001
         return Target(content, request.url.path, request.headers.get)
 
-    finish = staticmethod(afinish)
-
-    def is_unsent(self, error: BaseException) -> bool:
-        return False
-
-    def content(self, response: ClientResponse) -> bytes | None:
-        return response._body  # noqa: SLF001 - set if it is read
-
-    def along(self, response: ClientResponse, reading: Reading) -> ClientResponse:
+    async def along(self, response: ClientResponse, reading: Reading) -> ClientResponse:
+        if response._body is not None:  # noqa: SLF001 - set if it is read
+            reading.feed(response._body)  # noqa: SLF001
+            await afinish(reading.over())
+            return response
         response.content = content = _Along(response.content, reading)
 
         def ending(end: Callable[[], Any]) -> Callable[[], Any]:
@@ -188,9 +180,6 @@ class _Outbound:
 
         vars(response).update(close=ending(response.close), release=ending(response.release))
         return response
-
-    def refused(self, request: ClientRequest, error: RateLimited) -> NoReturn:
-        raise error
 
     def repeatable(self, request: ClientRequest) -> bool:
         """True if the body is in memory and doesn't wait for a ``100 Continue``."""
@@ -241,9 +230,7 @@ class _Along(StreamReader):
         return begin_to_finish(self._reading.over())
 
     async def _along(self, chunk: bytes) -> bytes:
-        flow = self._reading.feed(chunk)
-        if flow is not None:
-            await arun(flow)
+        self._reading.feed(chunk)
         if self._stream.at_eof():
             await asyncio.shield(self.settle())
         return chunk

@@ -22,11 +22,10 @@ from limitgate.http.body import FORMS, too_large
 from limitgate.http.response import Refusal
 from limitgate.keys import Value, value_of
 from limitgate.limits.decision import Decision, RateLimited
-from limitgate.limits.limit import Limit
 from limitgate.messages.text import not_of
 from limitgate.routes import fastapi_openapi
 from limitgate.rules.decorators import decided_marks, note_none, place_named, without_a_gate
-from limitgate.rules.options import Costed, DependencyOptions, LimitsBy, check_names, show_options
+from limitgate.rules.options import AnyLimit, DependencyOptions, check_names, show_options
 from limitgate.rules.rule import DEFAULTS, Rule
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
@@ -65,7 +64,7 @@ class RateLimit:
 
     def __init__(
         self,
-        *limits: Limit | str | Costed | LimitsBy,
+        *limits: AnyLimit,
         name: str | None = None,
         key: Iterable[Part] = ("ip",),
         **options: Unpack[DependencyOptions],
@@ -232,6 +231,7 @@ def _default_name(module: str, rule: Rule) -> str:
     """The name stays the same when other limits are added; only equal limits are numbered."""
     limits = [] if rule.limits_by is None else [getattr(rule.limits_by, "__name__", type(rule.limits_by).__name__)]
     limits += [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
+    limits += [f"cost-{cost}" for cost in rule.own_costs.values() if isinstance(cost, int)]
     return place_named(module, ".".join(limits))
 
 

@@ -17,14 +17,12 @@ with extra("requests", "requests", "urllib3", "http_sf"):
 
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
-from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
-from limitgate.outbound.bodies import along, host_of, in_memory, kept, target_of, without_encoding
+from limitgate.outbound.bodies import along, host_of, in_memory, kept, target_of
 from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
-from limitgate.outbound.response_fields import Answer, Field, answer_of
-from limitgate.outbound.throttle import OF_BODIES, ClientThrottle, ThrottledClient, is_idempotent, run
-from limitgate.process import waiting
+from limitgate.outbound.response_fields import Answer, Field, answer_of, without_encoding
+from limitgate.outbound.throttle import OF_BODIES, ClientThrottle, SyncTransport, ThrottledClient, by_method, is_idempotent, run
 
 __all__ = ["RateLimitAdapter", "host", "repeatable"]
 
@@ -34,6 +32,7 @@ def host(request: PreparedRequest) -> str:
     return host_of(request.url or "")
 
 
+@by_method
 def repeatable(request: PreparedRequest) -> bool:
     """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method or "", request.headers)
@@ -95,12 +94,9 @@ class RateLimitAdapter(ThrottledClient, BaseAdapter):
     __enter__ = handle_request
 
 
-class _Outbound:
+class _Outbound(SyncTransport):
     def __init__(self, send: Callable[[PreparedRequest], Response]) -> None:
         self._send = send
-
-    def sleep(self, seconds: float) -> None:
-        waiting.sleep(seconds)
 
     def send(self, request: PreparedRequest) -> tuple[Response, Answer]:
         response = self._send(request)
@@ -126,21 +122,13 @@ class _Outbound:
     def target(self, request: PreparedRequest) -> Target:
         return target_of(request.body, request.url or "", request.headers)
 
-    finish = staticmethod(run)
-
-    def is_unsent(self, error: BaseException) -> bool:
-        return False
-
-    def content(self, response: Response) -> bytes | None:
-        return response.content if response._content_consumed else None  # type: ignore[attr-defined]  # noqa: SLF001 - as `Response.content`
-
     def along(self, response: Response, reading: Reading) -> Response:
-        if isinstance(response.raw, HTTPResponse):
+        if response._content_consumed:  # type: ignore[attr-defined]  # noqa: SLF001 - as `Response.content`
+            reading.feed(response.content)
+            run(reading.over())
+        elif isinstance(response.raw, HTTPResponse):
             along(response.raw, reading)
         return response
-
-    def refused(self, request: PreparedRequest, error: RateLimited) -> NoReturn:
-        raise error
 
     def is_unanswered(self, error: BaseException) -> bool:
         return isinstance(error, NoConnection | Timeout | RetryError | ConnectionError | TimeoutError)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from threading import RLock
+from threading import Event, RLock
 from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -125,8 +125,10 @@ class FrozenClock:
     def require_running_clock(self) -> None:
         """Nothing: waiting advances this clock."""
 
-    def sleep(self, seconds: float) -> None:
-        """Advance instead of `time.sleep`."""
+    def sleep(self, seconds: float, wake: Event | None = None) -> None:
+        """Advance instead of `time.sleep`, unless another thread has set ``wake``."""
+        if wake is not None and wake.is_set():
+            return
         self.sleep_until(self.monotonic() + seconds)
 
     async def asleep(self, seconds: float) -> None:

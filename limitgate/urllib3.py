@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, NoReturn, Unpack, cast
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 from limitgate.messages.text import extra
 
@@ -25,14 +25,12 @@ with extra("urllib3", "urllib3", "http_sf"):
 
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
-from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
-from limitgate.outbound.bodies import along, host_of, in_memory, kept, target_of, without_encoding
+from limitgate.outbound.bodies import along, host_of, in_memory, kept, target_of
 from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
-from limitgate.outbound.response_fields import Answer, Field, answer_of
-from limitgate.outbound.throttle import ClientThrottle, ThrottledClient, is_idempotent, run
-from limitgate.process import waiting
+from limitgate.outbound.response_fields import Answer, Field, answer_of, without_encoding
+from limitgate.outbound.throttle import ClientThrottle, SyncTransport, ThrottledClient, by_method, is_idempotent, run
 
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
 
@@ -54,6 +52,7 @@ def host(request: Request) -> str:
     return host_of(request.url)
 
 
+@by_method
 def repeatable(request: Request) -> bool:
     """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
@@ -174,7 +173,7 @@ class _Hop:
             left.sleep(response)
 
 
-class _Outbound:
+class _Outbound(SyncTransport):
     """The `Transport` of a request with fixed options; ``retries`` are the remaining ones.
 
     Without ``retries_connections``, raises connection errors immediately.
@@ -185,9 +184,6 @@ class _Outbound:
         self._retries = retries
         self._options = options
         self._retries_connections = retries_connections
-
-    def sleep(self, seconds: float) -> None:
-        waiting.sleep(seconds)
 
     def send(self, request: Request) -> tuple[BaseHTTPResponse, Answer]:
         ours = self._retries
@@ -222,19 +218,8 @@ class _Outbound:
     def target(self, request: Request) -> Target:
         return target_of(request.body, request.url, request.headers)
 
-    finish = staticmethod(run)
-
-    def is_unsent(self, error: BaseException) -> bool:
-        return False
-
-    def content(self, response: BaseHTTPResponse) -> bytes | None:
-        return None
-
     def along(self, response: BaseHTTPResponse, reading: Reading) -> BaseHTTPResponse:
         return along(response, reading) if isinstance(response, HTTPResponse) else response
-
-    def refused(self, request: Request, error: RateLimited) -> NoReturn:
-        raise error
 
     def is_unanswered(self, error: BaseException) -> bool:
         return isinstance(error, _UNANSWERED) or (isinstance(error, MaxRetryError) and isinstance(error.reason, _UNANSWERED))

@@ -67,8 +67,10 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
     for row in rows:
         table.add_row(*(Text(_cell(str(cell))) for cell in row))
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDE)
     with console.capture() as captured:
-        console.print(table, width=None if console.is_terminal else _WIDE, soft_wrap=not console.is_terminal)
+        console.print(table, soft_wrap=not console.is_terminal)
     for line in captured.get().splitlines():
         write(line.rstrip())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set as Abstra
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain, count
-from math import ceil, floor, inf, isinf
+from math import floor, inf, isinf
 from typing import NamedTuple
 
 from limitgate.algorithms import ban
@@ -30,7 +30,7 @@ class Numbers(NamedTuple):
     """Whole requests, in the tightest window."""
     full_at_us: int
     windows: Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]
-    """Per window, the remaining requests, and whole seconds to wait (None if waiting can't help)."""
+    """Per window, the remaining requests, and µs to wait (None if waiting can't help)."""
     now_us: int
     """The store's clock in Unix µs."""
 
@@ -128,7 +128,7 @@ def _fields_of(styles: tuple[Style, ...], standings: Sequence[Standing], numbers
     windows: list[tuple[int, int | None]] = []
     for window in [window for group in groups.values() for standing in group for window in standing.windows()]:
         wait = window.retry_after or (window.reset_after if window.period and window.limit else inf)
-        windows.append((window.remaining, None if isinf(wait) else ceil(wait)))
+        windows.append((window.remaining, None if isinf(wait) else round(wait * SECOND)))
     units = tuple([each.charge.unit for group in groups.values() for each in group for _ in each.charge.bucket.limits])
     return prepared_fields(styles, buckets, rules, units)(numbers._replace(windows=windows))
 
@@ -251,7 +251,7 @@ def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
 
     def write(numbers: Numbers) -> Fields:
         states = [
-            f"{head}{left}" if wait is None else f"{head}{left};t={wait}"
+            f"{head}{left}" if wait is None else f"{head}{left};t={-(-wait // SECOND)}"
             for head, (left, wait) in zip(heads, numbers.windows, strict=True)
         ]
         return [policy_field, (_STATE, ", ".join(states))] if states else []
@@ -301,16 +301,23 @@ def _of_provider(style: str, units: Units) -> Writer:
     return write
 
 
-def _as_go_prints(seconds: int, _: int) -> str:
-    """Return a duration such as ``6m0s``, as Go's ``time.Duration`` prints it."""
-    minutes, rest = divmod(seconds, 60)
+def _as_go_prints(us: int, _: int) -> str:
+    """Return a duration such as ``12ms``, ``7.66s`` or ``6m0s``, as Go's ``time.Duration`` prints it, rounded up to ms.
+
+    Clients may compute the period from it, so whole seconds would mislead them.
+    """
+    ms = -(-us // 1000)
+    if 0 < ms < 1000:
+        return f"{ms}ms"
+    minutes, ms = divmod(ms, 60_000)
     hours, minutes = divmod(minutes, 60)
+    rest = f"{ms / 1000:.3f}".rstrip("0").rstrip(".")
     return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _as_time(seconds: int, now_us: int) -> str:
+def _as_time(us: int, now_us: int) -> str:
     """Return a time as in RFC 3339, rounded up."""
-    at = datetime.fromtimestamp(min(-(-now_us // SECOND) + seconds, _LATEST), UTC)
+    at = datetime.fromtimestamp(min(-(-(now_us + us) // SECOND), _LATEST), UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from threading import RLock
 from typing import Protocol
 
 from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.turns import WaitQueues, lowered, moved_up
+from limitgate.limiter.sleepers import Sleepers
 from limitgate.limits.returned import Returned
+from limitgate.process.forking import reset_in_children
 
 _RECENT = 256
 """Refunds to remember for bookings whose replies are still in flight."""
@@ -31,11 +34,18 @@ class Bookings:
     So turns move up, and each refund is as exact as if the charges refunded before had never been made.
     """
 
-    def __init__(self, queues: WaitQueues | None = None) -> None:
+    def __init__(self, queues: WaitQueues | Sleepers) -> None:
         self.queues = queues
+        self.reset_after_fork()
+        reset_in_children(self)
         self._unsettled: dict[str, dict[int, weakref.ref[Unsettled]]] = {}
         """By bucket key and id of the object. A charge that is never settled goes with its reservation."""
         self._recent: deque[tuple[int, Returned]] = deque(maxlen=_RECENT)
+
+    def reset_after_fork(self) -> None:
+        """Replace a lock that another thread of the parent may hold."""
+        self.lock = RLock()
+        """While it is held, no refund is noted: a new turn must hear of each refund once."""
 
     def __len__(self) -> int:
         return len({number for known in list(self._unsettled.values()) for number in list(known)})
@@ -62,16 +72,18 @@ class Bookings:
 
     def note(self, returned: Sequence[Returned], now: int) -> None:
         """Note what a refund has returned at ``now``, the store's clock in Unix µs."""
-        if not returned:
-            return
+        if returned:
+            with self.lock:
+                self._note(returned, now)
+
+    def _note(self, returned: Sequence[Returned], now: int) -> None:
         self._recent.extend([(now, each) for each in returned])
         told = {number: reference for each in returned for number, reference in list(self._unsettled.get(each.key, {}).items())}
         for reference in told.values():
             charge = reference()
             if charge is not None:
                 charge.lower(returned)
-        if self.queues is not None:
-            self.queues.move_up(returned)
+        self.queues.move_up(returned)
 
     def caught_up(self, receipts: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
         """Return new receipts after the refunds that were noted while their reply was in flight."""

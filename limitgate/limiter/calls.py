@@ -17,6 +17,7 @@ from limitgate.limiter.bookings import Bookings
 from limitgate.limiter.operations import ROUNDING, Operations
 from limitgate.limiter.plans import Limits
 from limitgate.limiter.reservation import ChargedOperation
+from limitgate.limiter.sleepers import Sleepers
 from limitgate.limits.bucket import MAX_AHEAD
 from limitgate.limits.decision import SECOND, Decision
 from limitgate.limits.plan import wait_us
@@ -141,7 +142,8 @@ class Calls(Operations):
     def _use(self, store: SyncStore) -> None:
         self._store: SyncStore = store
         self._takes_plain = takes_plain(store)
-        self._bookings = Bookings()
+        self._sleepers = Sleepers()
+        self._bookings = Bookings(self._sleepers)
         self._slot_keeper = SlotKeeper(store, self._timeout)
         self._observe(store, self._slot_keeper)
 
@@ -149,11 +151,11 @@ class Calls(Operations):
         return run(switch.null_store or self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def _wait_for_chance(
-        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0
+        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
     ) -> ChargedOperation:
         began, left = waiting.monotonic(), timeout
         while True:
-            operation = self._wait_for_turn(key, limits, cost, left, held_us)
+            operation = self._wait_for_turn(key, limits, cost, left, held_us, settles=settles)
             pause = ask_again_in(operation.decision, seconds_left(timeout, began))
             if not pause:
                 self._count(operation.decision, operation.source)
@@ -161,12 +163,31 @@ class Calls(Operations):
             waiting.sleep(pause)
             left = seconds_left(timeout, began)
 
-    def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int) -> ChargedOperation:
+    def _wait_for_turn(
+        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int, *, settles: bool
+    ) -> ChargedOperation:
         operation, charged, turn = self._run(self._booking(key, limits, cost, timeout, held_us))
         if turn is not None:
+            with self._bookings.lock:
+                charged, turn = self._bookings.caught_up(charged), self._bookings.caught_up_turn(turn)
+                sleeper = self._sleepers.join(turn)
+                operation.waits(sleeper)
+                if settles:
+                    operation.watch()
             try:
-                waiting.sleep_until(turn.due_at)
+                sleeper.sleep()
             except BaseException:
-                self._run(operation.giving_back(charged, turn, turn))
+                with self._bookings.lock:
+                    given_up = self._sleepers.leave(sleeper)
+                self._run(operation.giving_back(charged, given_up, given_up))
                 raise
+            with self._bookings.lock:
+                operation.turn_came(charged, self._sleepers.leave(sleeper))
+        elif settles:
+            operation.watch()
         return operation
+
+
+def carry_out(limiter: AsyncCalls | Calls, flow: ConfigFlow[Any]) -> Any:
+    """Run a flow on the store of a limiter; return its result, or an awaitable of it."""
+    return limiter._arun(flow) if isinstance(limiter, AsyncCalls) else limiter._run(flow)  # noqa: SLF001 - same module

@@ -374,8 +374,8 @@ class Limiter(Calls):
     ) -> Reservation:
         """Charge an estimated cost; `Reservation.settle` corrects it, `Reservation.cancel` refunds it.
 
-        With a ``timeout`` other than 0, sleeps until its turn like `wait`, with the same errors. Threads that sleep keep their
-        turns when another reservation gives something back.
+        With a ``timeout`` other than 0, sleeps until its turn like `wait`, with the same errors. What a reservation gives back
+        moves sleeping threads of this limiter up, as in `AsyncLimiter.reserve`.
 
         ``hold`` and its errors are as in `AsyncLimiter.reserve`.
         """
@@ -383,15 +383,15 @@ class Limiter(Calls):
         timeout, held_us = as_seconds(timeout, "timeout"), hold_us(hold)
         if timeout == 0:
             operation = self._run(self._reserving(key, limits, cost, held_us))
+            operation.watch()
         else:
-            operation = self._wait_for_chance(key, limits, cost, timeout, held_us)
+            operation = self._wait_for_chance(key, limits, cost, timeout, held_us, settles=True)
         if operation.is_held:
             try:
                 self._run(operation.registering())
             except BaseException:
                 self._run(operation.undoing())
                 raise
-        operation.watch()
         return Reservation(operation, store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:

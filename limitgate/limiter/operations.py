@@ -85,6 +85,11 @@ class Operations(Remade):
     _bookings: Bookings
 
     @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Observers of the metrics."""
+        return self._observers
+
+    @property
     def state_here(self) -> str:
         """State that a copy lacks: the buckets of a memory store that this limiter opened."""
         return IN_MEMORY if self._owns_store and isinstance(self._store, MemoryStore) else ""
@@ -217,12 +222,12 @@ class Operations(Remade):
         return replace(decision, remaining=min(decision.remaining, decision.limit))
 
     def _configuring(
-        self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool
+        self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool, kinds: Sequence[str] = ()
     ) -> ConfigFlow[Configuration]:
         """Keep existing limits unless ``replace``; return the current limits."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
-        key, text = self._plans.config_key(name), encode(limits, per_process=per_process)
+        key, text = self._plans.config_key(name), encode(limits, per_process=per_process, kinds=kinds)
         stored: StoredConfig = yield ConfigRequest(key, text, None if replace else 0), self._timeout
         return self._note(name, stored)
 

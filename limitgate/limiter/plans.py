@@ -52,6 +52,15 @@ class Plans:
             raise TypeError(f"name is {name!r:.80}, expected text")
         return f"{self._start}configured:{self._key.digest(name)}"
 
+    def budget_key(self, key: str) -> str:
+        """Return the store key of the text about a budget."""
+        return f"{self._start}budget:{self._key.digest(key)}"
+
+    @property
+    def budgets_key(self) -> str:
+        """Store key of the index of budgets."""
+        return f"{self._start}budgets"
+
     def prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
         """Return None for other plans and invalid arguments, which `plan` handles."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str) or switch.null_store is not None:

@@ -15,6 +15,7 @@ from limitgate.gate.planning.prepared import NO_CHARGES
 from limitgate.gate.turns import TurnWaiter, book, lowered
 from limitgate.limiter.bookings import Bookings
 from limitgate.limiter.holding import Hold, NotHeldError, is_full, state_of
+from limitgate.limiter.sleepers import Sleeper
 from limitgate.limits.decision import SECOND, Decision, is_booked
 from limitgate.limits.plan import Plan, Reading, check_cost, full_refund, owed, refund
 from limitgate.limits.returned import Returned, returned
@@ -47,7 +48,7 @@ class ChargedOperation:
         """For each receipt, the places of its charges in the plan."""
         self._timeout = timeout
         self._bookings = bookings
-        self._waiter: TurnWaiter | None = None
+        self._waiter: TurnWaiter | Sleeper | None = None
         self._missed: list[Returned] = []
         """Refunds since the turn came, until `turn_came`."""
         self._hold = hold
@@ -170,7 +171,7 @@ class ChargedOperation:
             return self._taken, None
         return book(self._taken, self._taken[0].reading.now, self.decision.delay)
 
-    def waits(self, waiter: TurnWaiter) -> None:
+    def waits(self, waiter: TurnWaiter | Sleeper) -> None:
         """Note the wait for a turn that `turn_came` ends."""
         self._waiter = waiter
 

@@ -32,6 +32,8 @@ class Configuration(NamedTuple):
 
     limits: tuple[Limit, ...]
     per_process: bool = False
+    kinds: Sequence[str] = ()
+    """What each limit of a budget counts; empty for other limits."""
 
 
 class Known:
@@ -65,12 +67,12 @@ class Known:
             self._read[key] = configuration, monotonic()
 
 
-def encode(limits: Sequence[Limit | str], *, per_process: bool) -> str:
+def encode(limits: Sequence[Limit | str], *, per_process: bool, kinds: Sequence[str] = ()) -> str:
     """Return the stored text of a configuration. Raises `ConfigError` for an invalid limit, or one of slots."""
     if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
         raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
-    given = [as_limit(limit).given for limit in limits]
-    return json.dumps({"limits": given, "per_process": per_process}, separators=(",", ":"))
+    text = {"limits": [as_limit(limit).given for limit in limits], "per_process": per_process}
+    return json.dumps({**text, "kinds": kinds} if kinds else text, separators=(",", ":"))
 
 
 def decode(text: str) -> Configuration | None:
@@ -79,6 +81,6 @@ def decode(text: str) -> Configuration | None:
         read = json.loads(text)
         limits = tuple([as_limit(limit) for limit in read["limits"]])
         buckets_of(limits)
-        return Configuration(limits, bool(read["per_process"])) if limits else None
+        return Configuration(limits, bool(read["per_process"]), read.get("kinds", ())) if limits else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -175,12 +175,12 @@ def _bucket(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
 
 
 def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
-    places: dict[tuple[int, str], int] = {}
+    places: dict[tuple[int, str, int], int] = {}
     ids = []
     for place, limit in enumerate(limits):
         check_months(limit, (place,))
-        kind = limit.period, limit.algorithm
-        ids.append(limit.period << 16 | STORED_AS[limit.algorithm] << 8 | places.get(kind, 0))
+        kind = limit.period, limit.algorithm, limit.series
+        ids.append(limit.period << 16 | STORED_AS[limit.algorithm] << 8 | limit.series * MAX_WINDOWS + places.get(kind, 0))
         places[kind] = places.get(kind, 0) + 1
     if len(limits) > MAX_WINDOWS:
         raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")

@@ -103,6 +103,8 @@ class Limit:
     """Idle time in ticks that ``warm_up`` stores."""
     most: int = field(compare=False)
     """Maximum cost of a request."""
+    series: int
+    """Limits of equal periods and different series have different windows, whatever their order. Budgets use 0 to 3."""
 
     @called_as("Limit('5/minute', burst=10), or in text '5 per 15 minutes burst 10'")
     def __init__(
@@ -161,6 +163,7 @@ class Limit:
             align=align,
             borrow=borrow,
             warm_up=warm_up,
+            series=0,
         )
         _check(self, text)
 
@@ -191,6 +194,12 @@ class Limit:
         """Return this limit with other options. Raises `ConfigError`."""
         now = {name: getattr(self, name) for name in _OPTIONS[1:] if name != "algorithm" or self.says_algorithm}
         return Limit(str(self), **{**now, **options})
+
+    def in_series(self, series: int) -> Limit:
+        """Return this limit with windows of their own, see `series`."""
+        other = copy(self)
+        other._become(series=series)  # noqa: SLF001 - same class
+        return other
 
     def share(self, processes: int, cost: int = 1) -> Limit:
         """Return the share of one process out of ``processes``. The sum of all shares never exceeds this limit.

@@ -313,11 +313,6 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
     return tuple(bare), costs
 
 
-def has_own_cost(value: Any) -> bool:
-    """True for a limit with its own cost."""
-    return own_cost(value)[1] is not NO_COST
-
-
 def own_cost(value: Any) -> tuple[Any, Any]:
     """Return a limit and its own cost, as given."""
     match value:

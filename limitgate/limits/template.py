@@ -208,7 +208,7 @@ class PlanTemplate:
         )
 
     def windows(self, states: Sequence[State]) -> Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]:
-        """Return the remaining requests of each window after the charges, and the seconds until it is full, rounded up.
+        """Return the remaining requests of each window after the charges, and the µs until it is full, rounded up.
 
         None without a period.
         """
@@ -217,9 +217,9 @@ class PlanTemplate:
                 (*left_after(state, charge.cost, limit), limit)
                 for state, (left_after, limit, charge) in zip(states, self._states)
             ]
-            return [(requests, -(-refill_us // SECOND) if limit.period else None) for requests, refill_us, limit in left]
+            return [(requests, refill_us if limit.period else None) for requests, refill_us, limit in left]
         return [
-            ((room - debt) // ticks, -(-(debt + increment) // (count * SECOND)))
+            ((room - debt) // ticks, -(-(debt + increment) // count))
             for debt, (_, room, ticks, count, increment, _, _) in zip(states, self._windows)
         ]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, Literal, TypeAlias
@@ -21,14 +23,16 @@ from limitgate.llm.spending import AsyncBudgetReservation, BudgetReservation, Ex
 from limitgate.llm.told_limits import ToldLimits
 from limitgate.llm.usage import Usage
 from limitgate.llm.windows import Windows
+from limitgate.observing.budget_counts import counts_of
 from limitgate.outbound.budgets import Flow
-from limitgate.outbound.throttle import ClientThrottle, Transport, arun, run
+from limitgate.outbound.throttle import ClientThrottle, Transport, afinish, arun, run
 from limitgate.process.forking import Remade, reset_in_children
 
 Limits: TypeAlias = Limit | str | Sequence[Limit | str] | None
 Body: TypeAlias = bytes | Mapping[str, Any]
 LONGEST_HOLD = 86_400
 _CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _LONGEST_PART = 256
 """Characters of a host, and of a model, in a key."""
 
@@ -52,6 +56,8 @@ class Budget(Remade):
     ``share`` returns the tenant of a request, from what ``key`` gets. Tenants of a process that wait take turns by tokens, so
     that one with many requests does not keep the others waiting.
 
+    ``name`` labels the metrics of the budget. Budgets of the same name add up.
+
     Raises `ConfigError` for invalid limits or options.
     """
 
@@ -68,23 +74,27 @@ class Budget(Remade):
         hold: Duration | None = "2m",
         limits: Literal["given", "told"] = "given",
         share: Callable[[Any], str] | None = None,
+        name: str = "budget",
     ) -> None:
         self._windows = Windows(
             _limits("requests", requests),
             _limits("tokens", tokens),
             _limits("input_tokens", input_tokens),
             _limits("output_tokens", output_tokens),
-        )
+        ).apart()
         if limits not in ("given", "told"):
             raise ConfigError(f"limits is {limits!r:.40}, expected 'given' or 'told'")
         if limits == "given" and not any(self._windows):
             raise ConfigError("a budget without limits, expected for example requests='500/minute', tokens='200000/minute'")
-        for name, function in (("key", key), ("estimate", estimate), ("share", share)):
+        for option, function in (("key", key), ("estimate", estimate), ("share", share)):
             if function is not None and not callable(function):
-                raise ConfigError(f"{name} is {function!r:.80}, expected a callable")
+                raise ConfigError(f"{option} is {function!r:.80}, expected a callable")
         self._hold = None if hold is None else as_seconds(hold, "hold")
         if self._hold is not None and not 0 < self._hold <= LONGEST_HOLD:
             raise ConfigError(f"hold is {hold!r:.40}, expected seconds above 0, at most a day, or None")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"name is {name!r:.80}, expected up to 64 letters, digits, dots, dashes and underscores")
+        self._name = name
         self._told_limits = ToldLimits(self._windows) if limits == "told" else None
         self._key = key
         self._pools = _checked_pools(pools)
@@ -106,13 +116,23 @@ class Budget(Remade):
         ``.decision``. Raises `StoreError` if the store fails.
         """
         spending = self._spending_of(body)
-        run(spending.taking(limiter, as_seconds(timeout, "timeout")))
+        try:
+            run(spending.taking(limiter, as_seconds(timeout, "timeout")))
+        except BaseException:
+            run(spending.giving_back())
+            raise
         return BudgetReservation(spending)
 
     async def areserve(self, limiter: AsyncLimiter, body: Body, *, timeout: Duration = 0) -> AsyncBudgetReservation:
         """`reserve` on an `AsyncLimiter`."""
         spending = self._spending_of(body)
-        await arun(spending.taking(limiter, as_seconds(timeout, "timeout")))
+        try:
+            await arun(spending.taking(limiter, as_seconds(timeout, "timeout")))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            await afinish(spending.giving_back())
+            raise
         return AsyncBudgetReservation(spending)
 
     def exchange(self, throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, key: str) -> Flow:
@@ -165,10 +185,12 @@ class Budget(Remade):
             expected,
             self._windows,
             answers,
+            name=key if self._key is None else None,
             host=host,
             hold=self._hold,
             told_limits=self._told_limits,
             share=(self._line(key), self._tenant(request)),
+            counts=partial(counts_of, self._name),
         )
 
     def _default_key(self, host: str, field: Callable[[str], str | None], model: str | None) -> str:
@@ -182,7 +204,7 @@ class Budget(Remade):
         if body is None:
             size = field("content-length") or ""
             body_size = int(size) if size.isascii() and size.isdecimal() and len(size) < 12 else 0
-            return Estimate(None, -(-body_size // 4), None, streams=False, is_partial=True)
+            return Estimate(None, -(-body_size // 4), None, is_partial=True)
         found = estimate_of(
             body, path=path, content_type=field("content-type") or "", content_encoding=field("content-encoding") or ""
         )

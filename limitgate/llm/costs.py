@@ -15,7 +15,7 @@ from limitgate.llm.estimate import AT_FIRST, Answers, Estimate, Percentile, esti
 TokenKind = Literal["tokens", "input_tokens", "output_tokens"]
 FAILED = 400
 """Responses from this status on cost no tokens."""
-NOT_OF_MODELS = Estimate(None, 0, 0, streams=False)
+NOT_OF_MODELS = Estimate(None, 0, 0)
 """The estimate of a request without a body."""
 
 

@@ -71,7 +71,6 @@ _BEFORE_BASE64 = (b";base64,", b'"data":"', b'"data": "')
 _MODEL = re.compile(rb'"model"\s{0,9}:\s{0,9}"([^"\\]{1,256})"')
 _MAXIMUM = re.compile(rb'"max_(?:completion_|output_)?tokens"\s{0,9}:\s{0,9}([0-9]{1,15})\s{0,9}[,}]')
 _CHOICES = re.compile(rb'"n"\s{0,9}:\s{0,9}([0-9]{1,9})\s{0,9}[,}]')
-_STREAM = re.compile(rb'"stream"\s{0,9}:\s{0,9}true')
 
 
 class Estimate(NamedTuple):
@@ -82,8 +81,6 @@ class Estimate(NamedTuple):
     """Tokens of text, schemas and media in the body, at least 1 if there are any."""
     output: int | None
     """Maximum of output tokens; None if the body names none."""
-    streams: bool
-    """True if the response is to be a stream of events."""
     is_partial: bool = False
     """True if the body refers to input that it does not contain: a stored conversation or file, or a tool of the provider."""
 
@@ -105,11 +102,11 @@ def estimate_of(
     if isinstance(body, Mapping):
         return _of_object(body, path)
     if not body:
-        return Estimate(None, 0, 0, streams=False)
+        return Estimate(None, 0, 0)
     if content_encoding.strip().lower() not in ("", "identity") or body.startswith(b"\x1f\x8b"):
-        return Estimate(None, min(len(body), MOST_TOKENS), None, streams=False)
+        return Estimate(None, min(len(body), MOST_TOKENS), None)
     if content_type.strip().lower().startswith("multipart/"):
-        return Estimate(None, MEDIA_TOKENS, None, streams=False, is_partial=True)
+        return Estimate(None, MEDIA_TOKENS, None, is_partial=True)
     parsed = _parsed(body, document)
     return _of_bytes(body, path) if parsed is None else _of_object(parsed, path)
 
@@ -149,7 +146,7 @@ def _of_object(body: Mapping[str, Any], path: str) -> Estimate:
         or isinstance(body.get("prompt"), dict)
         or _has_provider_tools(body.get("tools"))
     )
-    return Estimate(model, size.tokens, output, body.get("stream") is True, is_partial)
+    return Estimate(model, size.tokens, output, is_partial)
 
 
 def _of_bytes(body: bytes, path: str) -> Estimate:
@@ -164,7 +161,7 @@ def _of_bytes(body: bytes, path: str) -> Estimate:
         output = min(most * max(1, choices), MOST_TOKENS) or None
     media, size = _media_in(body)
     tokens = -(-(min(len(body), MOST_BYTES) - size) // BYTES_PER_TOKEN) + media * MEDIA_TOKENS
-    return Estimate(model, min(tokens, MOST_TOKENS), output, _STREAM.search(ends) is not None, is_partial=False)
+    return Estimate(model, min(tokens, MOST_TOKENS), output)
 
 
 def _media_in(body: bytes) -> tuple[int, int]:

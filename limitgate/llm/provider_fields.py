@@ -16,13 +16,10 @@ from limitgate.limits.limit import MAX_RATE, SECONDS, Limit
 from limitgate.outbound.response_fields import LONGEST, Field, answer_of
 
 Kind = Literal["requests", "tokens", "input_tokens", "output_tokens"]
-Provider = Literal["openai", "azure", "anthropic", "groq"]
 T = TypeVar("T")
 
 MOST_READ = 256
 """Maximum length of a field in characters."""
-OVERLOADED = 529
-"""Status of a provider without capacity, which is no refusal of a limit."""
 IMPLAUSIBLE = 10
 """A limit that changes by this factor is believed if two answers agree."""
 _SKEW = 2.0
@@ -43,11 +40,7 @@ _PER_SECOND = {"ms": 1000, "ns": 1_000_000_000}
 _TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})", re.ASCII
 )
-_OPENAI: tuple[tuple[Kind, str, str], ...] = (
-    ("requests", "requests", ""),
-    ("tokens", "tokens", ""),
-    ("tokens", "project-tokens", "project"),
-)
+_OPENAI: tuple[tuple[Kind, str], ...] = (("requests", "requests"), ("tokens", "tokens"), ("tokens", "project-tokens"))
 _ANTHROPIC: tuple[tuple[Kind, str], ...] = (
     ("requests", "requests"),
     ("tokens", "tokens"),
@@ -72,26 +65,17 @@ class Window(NamedTuple):
     """Seconds until the limit is full again, or until Azure's window ends."""
     period: int | None
     """Seconds; None if unknown."""
-    scope: str = ""
-    """``project`` for the limit of a project, otherwise that of the organization."""
 
 
 class Told(NamedTuple):
     """What a provider said in one response."""
 
     status: int
-    provider: Provider | None
-    """None if no field names a limit."""
     windows: tuple[Window, ...]
     retry_after: float | None
     """Seconds to wait according to ``retry-after-ms`` or ``retry-after``; None for a success."""
     may_retry: bool | None
     """``x-should-retry``."""
-
-    @property
-    def is_overloaded(self) -> bool:
-        """True if the provider lacks capacity."""
-        return self.status == OVERLOADED
 
     @property
     def exhausted(self) -> float | None:
@@ -103,17 +87,15 @@ class Told(NamedTuple):
 
 def told(status: int, field: Field, now: float, host: str = "") -> Told:
     """Read the limits in a response of ``host``, received at ``now`` in Unix seconds."""
-    provider, windows = _anthropic_windows(field, now)
-    if not windows:
-        provider, windows = _openai_windows(field, host)
-    return Told(status, provider if windows else None, windows, _retry_after(status, field, now), _may_retry(field))
+    windows = _anthropic_windows(field, now) or _openai_windows(field, host)
+    return Told(status, windows, _retry_after(status, field, now), _may_retry(field))
 
 
-def limit_of(window: Window) -> str | None:
+def limit_of(window: Window) -> Limit | None:
     """Return a window's limit, such as ``200000/minute``; None if the period is unknown or the rate exceeds `MAX_RATE`."""
     if window.limit is None or window.period is None or window.limit > MAX_RATE * window.period:
         return None
-    return f"{window.limit}/{_UNITS[window.period]}"
+    return Limit(f"{window.limit}/{_UNITS[window.period]}")
 
 
 _UNITS = {seconds: unit for unit, seconds in SECONDS.items() if unit != "week"}
@@ -128,35 +110,30 @@ class ToldLimit:
 
     __slots__ = ("_suspect", "current")
 
-    def __init__(self, current: str | None = None) -> None:
+    def __init__(self, current: Limit | None = None) -> None:
         self.current = current
         """Limit in force; None before the first answer."""
-        self._suspect: str | None = None
+        self._suspect: Limit | None = None
 
-    def hear(self, limit: str | None) -> bool:
-        """Take the result of `limit_of`; return True if the limit in force changes. None says nothing."""
-        if limit is None:
-            self._suspect = None
+    def hear(self, limit: Limit | None, *, twice: bool = False) -> bool:
+        """Take the result of `limit_of`; return True if the limit in force changes. None says nothing.
+
+        With ``twice``, each limit needs two answers.
+        """
+        is_credible = limit is not None and not twice and (self.current is None or _is_plausible(limit, self.current))
+        if limit is None or not (is_credible or limit == self._suspect):
+            self._suspect = limit
             return False
-        if self.current is None or limit == self._suspect or _is_plausible(limit, self.current):
-            self._suspect = None
-            is_new = self.current is None or _rate(limit) != _rate(self.current)
-            if is_new:
-                self.current = limit
-            return is_new
-        self._suspect = limit
-        return False
+        self._suspect = None
+        is_new = self.current is None or (limit.count, limit.period) != (self.current.count, self.current.period)
+        if is_new:
+            self.current = limit
+        return is_new
 
 
-def _is_plausible(limit: str, current: str) -> bool:
-    (count, period), (current_count, current_period) = _rate(limit), _rate(current)
-    ours, theirs = current_count * period, count * current_period
+def _is_plausible(limit: Limit, current: Limit) -> bool:
+    ours, theirs = current.count * limit.period, limit.count * current.period
     return ours == theirs or (ours < IMPLAUSIBLE * theirs and theirs < IMPLAUSIBLE * ours)
-
-
-def _rate(limit: str) -> tuple[int, int]:
-    parsed = Limit(limit)
-    return parsed.count, parsed.period
 
 
 def duration(value: str) -> float | None:
@@ -199,29 +176,28 @@ def _may_retry(field: Field) -> bool | None:
     return _agreed(field("x-should-retry"), {"true": True, "false": False}.get)
 
 
-def _openai_windows(field: Field, host: str) -> tuple[Provider, tuple[Window, ...]]:
+def _openai_windows(field: Field, host: str) -> tuple[Window, ...]:
     is_groq = host.partition(":")[0].endswith("groq.com") or field("x-groq-region") is not None
-    provider: Provider = "groq" if is_groq else "openai"
+    is_azure = False
     windows = []
-    for kind, name, scope in _OPENAI:
+    for kind, name in _OPENAI:
         given, reset = field(f"x-ratelimit-limit-{name}"), field(f"x-ratelimit-reset-{name}")
         limit, remaining = _agreed(given, _count), _agreed(field(f"x-ratelimit-remaining-{name}"), _count)
         if given is not None and not limit:
             # Azure says 0 and -1 for unknown.
             limit, remaining = None, remaining or None
-        if _agreed(reset, _decimal) is not None and not is_groq:
-            provider = "azure"
+        is_azure = is_azure or _agreed(reset, _decimal) is not None
         after = _agreed(reset, _reset)
-        windows.append(Window(kind, limit, remaining, after, None, scope))
+        windows.append(Window(kind, limit, remaining, after, None))
     known = [each for each in windows if _is_sound(each)]
-    if provider == "groq":
+    if is_groq:
         known = [each._replace(period=_DAY if each.kind == "requests" else _MINUTE) for each in known]
-    elif provider == "openai":
+    elif not is_azure:
         known = [each._replace(period=_period(each)) for each in known]
-    return provider, tuple(known)
+    return tuple(known)
 
 
-def _anthropic_windows(field: Field, now: float) -> tuple[Provider, tuple[Window, ...]]:
+def _anthropic_windows(field: Field, now: float) -> tuple[Window, ...]:
     windows, clock = [], _clock(field("date"), now)
     for kind, name in _ANTHROPIC:
         prefix = f"anthropic-ratelimit-{name}-"
@@ -231,7 +207,7 @@ def _anthropic_windows(field: Field, now: float) -> tuple[Provider, tuple[Window
             remaining = limit
         after = None if reset is None or reset - clock < -_PAST else _bounded(max(0.0, reset - clock))
         windows.append(Window(kind, limit or None, remaining, after, _MINUTE))
-    return "anthropic", tuple([each for each in windows if _is_sound(each)])
+    return tuple([each for each in windows if _is_sound(each)])
 
 
 def _is_sound(window: Window) -> bool:

@@ -8,21 +8,26 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from limitgate.errors import StoreError
+from limitgate.limiter.budget_texts import Said
 from limitgate.limiter.holding import NotHeldError
 from limitgate.limiter.limiter import AsyncLimiter
 from limitgate.limits.decision import Decision
+from limitgate.limits.limit import Limit
 from limitgate.llm.estimate import Percentile
 from limitgate.llm.fair_share import FairLine
+from limitgate.llm.keeper import Keeper, keeper_of
 from limitgate.llm.provider_fields import ROUNDING, Told, told
 from limitgate.llm.told_limits import ToldLimits
 from limitgate.llm.usage import Reader, Usage, bounded, usage_in
 from limitgate.llm.windows import Windows
+from limitgate.observing.budget_counts import BudgetCounts
+from limitgate.observing.instruments import Settlement
 from limitgate.outbound.budgets import Flow
 from limitgate.outbound.response_fields import Answer, Field
 from limitgate.outbound.throttle import arun, run
@@ -65,20 +70,24 @@ class Spending:
         windows: Windows,
         answers: Percentile,
         *,
+        name: str | None,
         host: str,
         hold: float | None,
         told_limits: ToldLimits | None,
         share: tuple[FairLine, str],
+        counts: Callable[[Any], BudgetCounts],
     ) -> None:
         self.key = key
+        self.name = name
+        """The key if it may be shown; None if it may be secret."""
         self._host = host
         self.expected = expected
         self._windows = windows
         self._answers = answers
         self._hold = hold
         self._told_limits = told_limits
-        self._share = share
-        """The line of the key, and the tenant."""
+        self._line, self.tenant = share
+        self._counts_of = counts
         self.is_sent = False
         """True once the request may have reached the provider."""
         self._limiter: Any = None
@@ -87,6 +96,13 @@ class Spending:
         """The decision of a budget without limits, before the provider has stated any."""
         self._said: Told | None = None
         self._is_open = False
+        self.is_waiting = False
+        self.renews = False
+        """True if the hold is renewed while the request is alive."""
+        self.renew_at = math.inf
+        """When the hold is due, in seconds of `waiting.monotonic`."""
+        self.reserved: Sequence[int] = ()
+        self._keeper: Keeper | None = None
 
     @property
     def decision(self) -> Decision:
@@ -95,21 +111,47 @@ class Spending:
         return decision
 
     def taking(self, limiter: Any, timeout: float | None) -> Flow:
-        """Reserve the estimate within ``timeout`` seconds; return the decision. Gives back what was reserved before."""
+        """Reserve the estimate within ``timeout`` seconds; return the decision. Gives back what was reserved before.
+
+        If it is interrupted, `giving_back` is due.
+        """
         yield from self.giving_back()
         self._limiter, self.is_sent = limiter, False
         # One waiting request at a time books its turn. If many had booked, their turns would stay where they are when other
         # processes give something back.
         began = waiting.monotonic()
-        line, tenant = self._share
-        ticket = line.join(tenant, self.expected.usage.input + self.expected.usage.output)
+        line, counts = self._line, self._counts
+        self._keeper = keeper = keeper_of(limiter)
+        ticket = line.join(self.tenant, self.expected.usage.input + self.expected.usage.output)
+        self.is_waiting = True
+        keeper.enter(self, self._hold if self.renews else None)
+        counts.wait(1)
         try:
             wait = line.await_ if isinstance(limiter, AsyncLimiter) else line.wait
             is_called = yield wait(ticket, timeout)
             left = timeout if timeout is None else max(0.0, timeout - (waiting.monotonic() - began))
-            return (yield from self._reserving(left if is_called else 0))
+            decision = yield from self._reserving(left if is_called else 0)
         finally:
             line.leave(ticket, is_taken=self._is_open)
+            counts.wait(-1)
+            self.is_waiting = False
+            if not self._is_open:
+                keeper.leave(self)
+        if not decision.allowed:
+            counts.refused("budget")
+        elif self._is_open:
+            counts.reserved(self.expected.usage[:2])
+        yield from keeper.reporting(self)
+        return decision
+
+    @property
+    def _counts(self) -> BudgetCounts:
+        return self._counts_of(self._limiter)
+
+    @property
+    def limits(self) -> list[tuple[str, Limit]]:
+        """The limits with what each counts."""
+        return list(zip(self._windows.kinds(), self._windows.every()))
 
     def _reserving(self, timeout: float | None) -> Flow:
         if self._told_limits is not None:
@@ -118,41 +160,54 @@ class Spending:
         if not limits:
             self._unlimited = yield self._limiter.banned(self.key)
             return self._unlimited
+        is_held = self._hold is not None
         try:
             self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout, hold=self._hold)
         except NotHeldError:
             # If the process dies, the estimate drains.
+            is_held = False
             self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout)
         self._is_open = self.decision.allowed
+        self.reserved = [cost for _, cost in limits]
+        self.renew_at = self._due(0.5) if is_held else math.inf
         return self.decision
+
+    def _due(self, share: float) -> float:
+        """Return when a hold is renewed, after a share of its time; never if the caller does that."""
+        return waiting.monotonic() + self._hold * share if self.renews and self._hold else math.inf
 
     def giving_back(self) -> Flow:
         """Give everything back. If the store fails, the hold ends by itself."""
         if self._is_open:
-            self._is_open = False
+            self._close()
             with suppress(StoreError):
                 yield self.reservation.cancel()
+            yield from self._reporting()
 
-    @property
-    def renew_after(self) -> float:
-        """Seconds after which a hold should be renewed; infinite without one."""
-        return math.inf if self._hold is None else self._hold / 2
+    def _close(self) -> None:
+        self._is_open = False
+        if self._keeper is not None:
+            self._keeper.leave(self)
 
     def leave(self, error: BaseException | None) -> Any:
         """Return the reservation at the end of its block, None without one. An error ends it."""
         if error is not None and not isinstance(error, GeneratorExit):
-            self._is_open = False
+            self._close()
         return self.reservation
 
     def renewing(self) -> Flow:
-        """Renew the hold of a request that takes long."""
-        if self._is_open and self._hold is not None:
-            with suppress(StoreError):
-                yield self.reservation.renew()
+        """Renew the hold of a request that takes long. Raises `StoreError`; then it is due again soon."""
+        self.renew_at = self._due(0.125)
+        # It may be settled meanwhile, by another thread.
+        with suppress(RuntimeError):
+            if self._is_open and self._hold is not None:
+                self.renew_at = self._due(0.5) if (yield self.reservation.renew()) else math.inf
 
     def hear(self, status: int, field: Field) -> Answer:
         """Read the limits in a response that has just been received."""
         said = self._said = told(status, field, time.time(), self._host)
+        if status == 429:
+            self._counts.refused("provider")
         return Answer(status, said.retry_after, said.exhausted)
 
     @property
@@ -171,7 +226,7 @@ class Spending:
         usage = self.expected.bounded(reader.settle(self.expected.usage.input, is_partial=True))
         if reported is not None:
             self.answered(usage)
-        yield from self.settling(usage)
+        yield from self.settling(usage, "arrived" if reported is None else "reported")
 
     def answered(self, usage: Usage) -> None:
         """Remember the output tokens, for the estimates of later requests."""
@@ -180,30 +235,41 @@ class Spending:
 
     def settling_unknown(self) -> Flow:
         """Settle a request whose response is not known: the input as estimated, no output."""
-        yield from self.settling(Usage(self.expected.usage.input, 0))
+        yield from self.settling(Usage(self.expected.usage.input, 0), "arrived")
 
     def settling_nothing(self) -> Flow:
         """Settle a request that cost no tokens. It remains a request."""
-        yield from self.settling(_NOTHING)
+        yield from self.settling(_NOTHING, "nothing")
 
-    def settling(self, usage: Usage) -> Flow:
+    def settling(self, usage: Usage, how: Settlement = "reported") -> Flow:
         """Settle by the tokens that a request has cost. Errors of the store are logged."""
         if not self._is_open:
             return
-        self._is_open = False
+        self._close()
         if usage.is_capped:
             _log.warning("%.260r reported absurd usage, which is cut to %d and %d tokens", self.key, usage.input, usage.output)
         costs = self._windows.costs(usage)
         try:
             yield self.reservation.settle(costs[0] if len(costs) == 1 else costs)
         except StoreError as error:
+            how = "failed"
             _log.warning("the tokens of a request to %.260r could not be settled: %s", self.key, error)
+        self._counts.settled(how, self.expected.usage[:2], usage[:2])
+        yield from self._reporting()
+
+    def _reporting(self) -> Flow:
+        if self._keeper is not None:
+            yield from self._keeper.reporting(self)
 
     def learning(self) -> Flow:
         """Take over what the provider has just said about its limits. Errors of the store are logged."""
         said = self._said
         if said is None or not said.windows:
             return
+        if self._keeper is not None:
+            self._keeper.say(
+                self.key, [Said(each.kind, each.period, each.limit, each.remaining, each.reset_after) for each in said.windows]
+            )
         try:
             if self._told_limits is not None:
                 yield from self._told_limits.hear(self._limiter, self.key, said)
@@ -283,8 +349,9 @@ class BudgetReservation:
         run(self._spending.settling(found))
 
     def renew(self) -> None:
-        """Hold the reservation for another `hold` from now."""
-        run(self._spending.renewing())
+        """Hold the reservation for another `hold` from now, unless the store fails."""
+        with suppress(StoreError):
+            run(self._spending.renewing())
 
     def cancel(self) -> None:
         """Give everything back, the request too."""
@@ -320,8 +387,9 @@ class AsyncBudgetReservation:
         await arun(self._spending.settling(found))
 
     async def renew(self) -> None:
-        """Hold the reservation for another `hold` from now."""
-        await arun(self._spending.renewing())
+        """Hold the reservation for another `hold` from now, unless the store fails."""
+        with suppress(StoreError):
+            await arun(self._spending.renewing())
 
     async def cancel(self) -> None:
         """Give everything back, the request too."""

@@ -7,7 +7,10 @@ from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from limitgate.limits.limit import Limit, as_limit
+from limitgate.limiter.budget_texts import stated_limits, stating_limits
+from limitgate.limiter.calls import carry_out
+from limitgate.limiter.stored_limits import Configuration
+from limitgate.limits.limit import Limit
 from limitgate.llm.provider_fields import Kind, Told, ToldLimit, Window, limit_of
 from limitgate.llm.windows import KINDS, Windows
 from limitgate.outbound.budgets import Flow
@@ -34,8 +37,6 @@ class ToldLimits:
         self._known: WeakKeyDictionary[Any, OrderedDict[str, _Known]] = WeakKeyDictionary()
         """By limiter and key."""
         self._told: dict[tuple[str, Kind, int], ToldLimit] = {}
-        self._new: dict[tuple[str, Kind], Limit] = {}
-        """Stated limits with a new period, until a second response repeats them."""
         self.reset_after_fork()
         reset_in_children(self)
 
@@ -48,42 +49,37 @@ class ToldLimits:
         known = self._of(limiter, key)
         if known is not None and monotonic() - known.read_at < FRESH_S:
             return known.windows
-        found = []
-        for kind in KINDS:
-            stated = yield limiter.configuration(_name(key, kind))
-            found.append(stated or ())
-        return self._note(limiter, key, Windows(*found))
+        found: Configuration | None = yield carry_out(limiter, stated_limits(limiter, key))
+        listed = [] if found is None else list(zip(found.kinds, found.limits))
+        return self._note(limiter, key, Windows(*[tuple([limit for of, limit in listed if of == kind]) for kind in KINDS]))
 
     def hear(self, limiter: Any, key: str, said: Told) -> Flow:
         """Keep the limits in a response in the store. Raises `StoreError`."""
         known = self._of(limiter, key)
         windows, stated = (self._given, Windows()) if known is None else (known.windows, known.stated)
-        for kind in KINDS:
-            said_of_kind = [window for window in said.windows if window.kind == kind]
-            accepted = [self._accepted(key, kind, window, windows.of(kind)) for window in said_of_kind]
-            new = {limit.period: limit for limit in accepted if limit is not None}
-            if new:
-                limits = tuple({**{limit.period: limit for limit in stated.of(kind)}, **new}.values())
-                yield limiter.configure(_name(key, kind), *limits)
-                stated = stated._replace(**{kind: limits})
-                self._note(limiter, key, stated)
+        accepted = [
+            {limit.period: limit for window in said.windows if (limit := self._accepted(key, kind, window, limits)) is not None}
+            for kind, limits in windows.by_kind()
+        ]
+        if any(accepted):
+            before = [{limit.period: limit for limit in limits} for limits in stated]
+            stated = Windows(*[tuple({**old, **new}.values()) for old, new in zip(before, accepted)])
+            yield carry_out(limiter, stating_limits(limiter, key, stated.every(), stated.kinds()))
+            self._note(limiter, key, stated)
 
     def _accepted(self, key: str, kind: Kind, window: Window, limits: tuple[Limit, ...]) -> Limit | None:
-        text = limit_of(window)
-        if text is None:
+        limit = limit_of(window) if window.kind == kind else None
+        if limit is None:
             return None
-        limit = as_limit(text)
-        current = next((str(each) for each in limits if each.period == limit.period), None)
+        current = next((each for each in limits if each.period == limit.period), None)
         with self._lock:
-            if current is None and limits and self._new.get((key, kind)) != limit:
-                # Its period was computed, so it needs a second answer.
-                _remember(self._new, (key, kind), limit)
-                return None
             told = self._told.get((key, kind, limit.period))
             if told is None or told.current != current:
-                told = ToldLimit(current)
-                _remember(self._told, (key, kind, limit.period), told)
-            return limit if told.hear(text) else None
+                told = self._told[key, kind, limit.period] = ToldLimit(current)
+                if len(self._told) > 4 * MOST_KEYS:
+                    del self._told[next(iter(self._told))]
+            # A period that none of the limits has was computed.
+            return limit if told.hear(limit, twice=current is None and bool(limits)) else None
 
     def _of(self, limiter: Any, key: str) -> _Known | None:
         with self._lock:
@@ -91,7 +87,7 @@ class ToldLimits:
             return None if of_limiter is None else of_limiter.get(key)
 
     def _note(self, limiter: Any, key: str, stated: Windows) -> Windows:
-        windows = Windows(*[_merged(self._given.of(kind), stated.of(kind)) for kind in KINDS])
+        windows = Windows(*[_merged(given, new) for given, new in zip(self._given, stated)]).apart()
         with self._lock:
             known = self._known.setdefault(limiter, OrderedDict())
             known[key] = _Known(windows, stated, monotonic())
@@ -99,16 +95,6 @@ class ToldLimits:
             if len(known) > MOST_KEYS:
                 known.popitem(last=False)
         return windows
-
-
-def _remember(known: dict[Any, Any], key: object, value: object) -> None:
-    known[key] = value
-    while len(known) > 4 * MOST_KEYS:
-        del known[next(iter(known))]
-
-
-def _name(key: str, kind: Kind) -> str:
-    return f"{key} {kind}"
 
 
 def _merged(given: tuple[Limit, ...], stated: tuple[Limit, ...]) -> tuple[Limit, ...]:

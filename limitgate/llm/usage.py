@@ -57,13 +57,6 @@ class Usage(NamedTuple):
     """True if the provider reported an absurd number, which was cut."""
 
 
-def usage_of(body: bytes) -> Usage | None:
-    """Return the usage that a JSON response reports."""
-    reader = BodyReader()
-    reader.feed(body)
-    return reader.finish()
-
-
 def usage_in(usage: object) -> Usage | None:
     """Return the tokens in a parsed ``usage`` object of any provider; None if it is incomplete or has a number that is none."""
     into, out = _numbers_in(usage)

@@ -188,5 +188,47 @@ DIAGNOSTICS = Instrument(
     ("code",),
     {"code": tuple(each.code for each in Diagnosis)},
 )
+Direction = Literal["input", "output"]
+BUDGET_TOKENS = Instrument(
+    "limitgate.budget.tokens",
+    "counter",
+    "{token}",
+    "Tokens of budgets: reserved by estimates, and settled by what responses have cost.",
+    ("budget", "direction", "stage"),
+    {"direction": get_args(Direction), "stage": ("reserved", "settled")},
+)
+BUDGET_USAGE_RATIO = Instrument(
+    "limitgate.budget.usage_ratio",
+    "histogram",
+    "1",
+    "Tokens that a response has cost as a share of their estimate.",
+    ("budget", "direction"),
+    bounds=(0.1, 0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0, 10.0),
+)
+Settlement = Literal["reported", "arrived", "nothing", "failed"]
+BUDGET_SETTLEMENTS = Instrument(
+    "limitgate.budget.settlements",
+    "counter",
+    "{request}",
+    "Requests of budgets by how their tokens were known: reported, by what arrived without a report, nothing, or not settled.",
+    ("budget", "usage"),
+    {"usage": get_args(Settlement)},
+)
+Refuser = Literal["provider", "budget"]
+BUDGET_REFUSALS = Instrument(
+    "limitgate.budget.refusals",
+    "counter",
+    "{request}",
+    "Attempts that the provider refused with a 429, and requests that the budget refused.",
+    ("budget", "by"),
+    {"by": get_args(Refuser)},
+)
+BUDGET_WAITING = Instrument(
+    "limitgate.budget.waiting",
+    "up_down",
+    "{request}",
+    "Requests that wait for their turn under a budget.",
+    ("budget",),
+)
 
 INSTRUMENTS = tuple([each for each in list(globals().values()) if isinstance(each, Instrument)])

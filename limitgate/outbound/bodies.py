@@ -12,7 +12,6 @@ from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
 from limitgate.outbound.budgets import Reading, Target
-from limitgate.outbound.response_fields import Field
 from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, run, shut_after
 from limitgate.process.clock import monotonic
 
@@ -50,23 +49,23 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
     def read_along(amt: int | None = None, *args: Any, **options: Any) -> bytes:
         with _over_if_it_fails(reading):
             chunk = read(amt, *args, **options)
-        _feed(reading, chunk)
-        if amt is None or (amt and not chunk):
+        reading.feed(chunk)
+        if amt is None or (amt and not chunk) or _is_read(response):
             run(reading.over())
         return chunk
 
     def read1_along(*args: Any, **options: Any) -> bytes:
         with _over_if_it_fails(reading):
             chunk = read1(*args, **options)
-        _feed(reading, chunk)
-        if not chunk:
+        reading.feed(chunk)
+        if not chunk or _is_read(response):
             run(reading.over())
         return chunk
 
     def read_chunked_along(*args: Any, **options: Any) -> Iterator[bytes]:
         with _over_if_it_fails(reading):
             for chunk in read_chunked(*args, **options):
-                _feed(reading, chunk)
+                reading.feed(chunk)
                 yield chunk
         run(reading.over())
 
@@ -82,6 +81,11 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
     return response
 
 
+def _is_read(response: HTTPResponse) -> bool:
+    """Return True if nothing is left of a body. A body of known length ends without an empty read."""
+    return response.closed and not len(getattr(response, "_decoded_buffer", b""))
+
+
 @contextmanager
 def _over_if_it_fails(reading: Reading) -> Iterator[None]:
     try:
@@ -89,17 +93,6 @@ def _over_if_it_fails(reading: Reading) -> Iterator[None]:
     except BaseException:
         run(reading.over())
         raise
-
-
-def _feed(reading: Reading, chunk: bytes) -> None:
-    flow = reading.feed(chunk)
-    if flow is not None:
-        run(flow)
-
-
-def without_encoding(field: Field) -> Field:
-    """Return the fields of a response whose body is decoded before it is read along."""
-    return lambda name: None if name == "content-encoding" else field(name)
 
 
 def target_of(body: object, url: str, headers: Mapping[str, Any]) -> Target:

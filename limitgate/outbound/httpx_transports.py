@@ -20,22 +20,24 @@ from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
+from limitgate.outbound import throttle
 from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
-from limitgate.outbound.response_fields import Answer, Field, answer_of
+from limitgate.outbound.response_fields import Answer, Field, answer_of, without_encoding
 from limitgate.outbound.throttle import (
     LONGEST_READ,
     MOST_READ,
     OF_BODIES,
     ClientThrottle,
     ThrottledClient,
+    Transport,
     afinish,
     arun,
+    by_method,
     is_idempotent,
     run,
     shut_after,
 )
-from limitgate.process import waiting
 from limitgate.process.clock import monotonic
 
 _LIBRARIES = ("httpx", "httpx2")
@@ -71,6 +73,7 @@ def host(request: AnyRequest) -> str:
     return name.replace(".:", ":").removesuffix(".")
 
 
+@by_method
 def repeatable(request: AnyRequest) -> bool:
     """True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
@@ -261,7 +264,7 @@ def _kinds(library: Any) -> tuple[type, ...]:
     )
 
 
-class _Outbound:
+class _Outbound(Transport):
     def __init__(self, library: Any, transport: Any) -> None:
         self._library = library
         self._transport = transport
@@ -288,7 +291,7 @@ class _Outbound:
 
     def field(self, response: Any) -> Field:
         get: Field = response.headers.get
-        return get
+        return without_encoding(get) if response.is_closed else get
 
     def target(self, request: Any) -> Target:
         # The encodings that can be read along without another library.
@@ -300,10 +303,6 @@ class _Outbound:
     def is_unsent(self, error: BaseException) -> bool:
         library = self._library
         return isinstance(error, library.PoolTimeout | library.LocalProtocolError | library.UnsupportedProtocol)
-
-    def content(self, response: Any) -> bytes | None:
-        # A transport may have read and closed it without keeping it.
-        return getattr(response, "_content", b"") if response.is_closed else None
 
     def refused(self, request: Any, error: RateLimited) -> Any:
         wait = error.retry_after_header
@@ -353,12 +352,7 @@ class _Outbound:
         return False
 
 
-class _AsyncOutbound(_Outbound):
-    finish = staticmethod(afinish)
-
-    async def sleep(self, seconds: float) -> None:
-        await waiting.asleep(seconds)
-
+class _AsyncOutbound(_Outbound, throttle.AsyncTransport):
     async def send(self, request: Any) -> tuple[Any, Answer]:
         return self._answered(request, await self._transport.handle_async_request(request))
 
@@ -379,17 +373,16 @@ class _AsyncOutbound(_Outbound):
     async def close(self, response: Any) -> None:
         await response.aclose()
 
-    def along(self, response: Any, reading: Reading) -> Any:
-        response.stream = _along(self._library.AsyncByteStream, _AsyncAlong)(response.stream, reading)
+    async def along(self, response: Any, reading: Reading) -> Any:
+        if response.is_closed:
+            reading.feed(_content(response))
+            await afinish(reading.over())
+        else:
+            response.stream = _along(self._library.AsyncByteStream, _AsyncAlong)(response.stream, reading)
         return response
 
 
-class _SyncOutbound(_Outbound):
-    finish = staticmethod(run)
-
-    def sleep(self, seconds: float) -> None:
-        waiting.sleep(seconds)
-
+class _SyncOutbound(_Outbound, throttle.SyncTransport):
     def send(self, request: Any) -> tuple[Any, Answer]:
         return self._answered(request, self._transport.handle_request(request))
 
@@ -412,8 +405,17 @@ class _SyncOutbound(_Outbound):
         response.close()
 
     def along(self, response: Any, reading: Reading) -> Any:
-        response.stream = _along(self._library.SyncByteStream, _SyncAlong)(response.stream, reading)
+        if response.is_closed:
+            reading.feed(_content(response))
+            run(reading.over())
+        else:
+            response.stream = _along(self._library.SyncByteStream, _SyncAlong)(response.stream, reading)
         return response
+
+
+def _content(response: Any) -> bytes:
+    """Return the decoded body of a closed response, such as that of a mock. A transport may have read it without keeping it."""
+    return getattr(response, "_content", b"")
 
 
 class _Along:
@@ -425,9 +427,7 @@ class _Along:
 class _AsyncAlong(_Along):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._stream:
-            flow = self._reading.feed(chunk)
-            if flow is not None:
-                await arun(flow)
+            self._reading.feed(chunk)
             yield chunk
         await self._end()
 
@@ -444,9 +444,7 @@ class _AsyncAlong(_Along):
 class _SyncAlong(_Along):
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self._stream:
-            flow = self._reading.feed(chunk)
-            if flow is not None:
-                run(flow)
+            self._reading.feed(chunk)
             yield chunk
         run(self._reading.over())
 

@@ -66,6 +66,11 @@ def answer_of(status: int, field: Field, now: float) -> Answer:
     return Answer(status, wait, _exhausted(field, now))
 
 
+def without_encoding(field: Field) -> Field:
+    """Return the fields of a response whose body is read along decoded."""
+    return lambda name: None if name == "content-encoding" else field(name)
+
+
 def _short(field: Field) -> Field:
     def short(name: str) -> str | None:
         value = field(name)

@@ -11,6 +11,7 @@ import logging
 import math
 import random
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Timer
@@ -25,7 +26,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
 from limitgate.observing.exporter import Observer
-from limitgate.outbound.budgets import Budgets, Flow, Reading, Spends, Target
+from limitgate.outbound.budgets import Flow, Reading, Target
 from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
 from limitgate.outbound.options import CheckedOptions, ClientOptions, check_is_strict, strict as strictly
 from limitgate.outbound.response_fields import Answer, Field
@@ -41,6 +42,7 @@ class Sent(Protocol):
 
 
 Request = TypeVar("Request", bound=Sent)
+T = TypeVar("T")
 Kind = TypeVar("Kind", AsyncLimiter, Limiter)
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
@@ -62,46 +64,79 @@ _LONGEST_BACKOFF = 60.0
 _log = logging.getLogger("limitgate.outbound")
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """A client library's operations on one request. All except those that return a bool may return awaitables."""
 
+    @abstractmethod
     def send(self, request: Any) -> Any:
         """Send a request; return its response and an `Answer`."""
 
+    @abstractmethod
     def discard(self, response: Any) -> Any:
         """Read the rest of a refusal if it is short, to reuse the connection; return the response."""
 
+    @abstractmethod
     def close(self, response: Any) -> Any:
         """Close a response that isn't returned to the caller."""
 
-    def sleep(self, seconds: float) -> Any: ...
-
+    @abstractmethod
     def repeatable(self, request: Any) -> bool:
         """True if the body can be sent again."""
 
+    @abstractmethod
     def is_unanswered(self, error: BaseException) -> bool:
         """True for an error of `send` that means: no connection, no response, or a late one."""
 
-    def is_unsent(self, error: BaseException) -> bool:
-        """True for an error of `send` before anything was sent, known by its kind."""
-
+    @abstractmethod
     def field(self, response: Any) -> Field:
-        """Return the header fields of a response."""
+        """Return the header fields of a response, without the encoding of a body that is read along decoded."""
 
+    @abstractmethod
     def target(self, request: Any) -> Target:
         """Return what a budget reads of a request."""
 
-    def content(self, response: Any) -> bytes | None:
-        """Return the decoded body of a response that is read already, such as that of a mock; else None."""
-
-    def finish(self, flow: Flow) -> Any:
-        """Run a flow to its end, even if the caller is cancelled."""
-
+    @abstractmethod
     def along(self, response: Any, reading: Reading) -> Any:
-        """Return the response, whose body is read along as the caller reads it."""
+        """Return the response, whose body is read along as the caller reads it, or now if it is in memory."""
+
+    def is_unsent(self, error: BaseException) -> bool:
+        """True for an error of `send` before anything was sent, known by its kind."""
+        return False
 
     def refused(self, request: Any, error: RateLimited) -> Any:
         """Return a 429 for a request that was not sent. Raises ``error`` if the library has no such response."""
+        raise error
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> Any: ...
+
+    @abstractmethod
+    def finish(self, flow: Flow) -> Any:
+        """Run a flow to its end, even if the caller is cancelled."""
+
+
+class SyncTransport(Transport):
+    """A `Transport` whose operations block."""
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep in this thread."""
+        waiting.sleep(seconds)
+
+    def finish(self, flow: Flow) -> None:
+        """Run a flow."""
+        run(flow)
+
+
+class AsyncTransport(Transport):
+    """A `Transport` whose operations return awaitables."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the event loop."""
+        await waiting.asleep(seconds)
+
+    async def finish(self, flow: Flow) -> None:
+        """Run a flow to its end, even if the caller is cancelled."""
+        await afinish(flow)
 
 
 _ending: set[asyncio.Future[Any]] = set()
@@ -134,6 +169,15 @@ async def arun(flow: Flow) -> Any:
 
 def _itself(wish: Any) -> Any:
     return wish
+
+
+_by_method: list[Callable[[Any], bool]] = []
+
+
+def by_method(repeatable: Callable[[T], bool]) -> Callable[[T], bool]:
+    """Mark a default for ``repeatable``. With a budget it lets all requests repeat, as a refused one has had no effect."""
+    _by_method.append(repeatable)
+    return repeatable
 
 
 def is_idempotent(method: str, fields: Iterable[str]) -> bool:
@@ -178,7 +222,7 @@ class ClientThrottle(Generic[Request, Kind]):
         self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
         """For limits configured in the store, the ones read last."""
         self._options = checked
-        self._budget: Budgets | None = options.get("budget")
+        self._budget = options.get("budget")
         if self._budget is not None and not callable(getattr(self._budget, "exchange", None)):
             raise ConfigError(f"budget is {self._budget!r:.80}, expected a limitgate.llm.Budget")
         if self._budget is not None and limits:
@@ -218,8 +262,11 @@ class ClientThrottle(Generic[Request, Kind]):
             return (yield from self._budget.exchange(self, transport, request, key))
         return (yield from self.attempts(transport, request, key))
 
-    def attempts(self, transport: Transport, request: Request, key: str, spending: Spends | None = None) -> Flow:
-        """Send a request in its turn under ``key``, retrying after a refusal. ``spending`` charges it in place of limits."""
+    def attempts(self, transport: Transport, request: Request, key: str, spending: Any = None) -> Flow:
+        """Send a request in its turn under ``key``, retrying after a refusal.
+
+        ``spending``, a `limitgate.llm.spending.Spending`, charges it in place of limits.
+        """
         deadline = waiting.monotonic() + self._options.timeout
         load = None if self._loads is None else self._loads[_short(key)]
         refusals, refused = 0, None
@@ -253,7 +300,7 @@ class ClientThrottle(Generic[Request, Kind]):
                 yield transport.sleep(wait)
 
     def _heard(  # noqa: PLR0917 - one call, in the order of its use
-        self, transport: Transport, key: str, response: Any, answer: Answer, full_in: float, spending: Spends | None
+        self, transport: Transport, key: str, response: Any, answer: Answer, full_in: float, spending: Any
     ) -> Generator[Any, Any, tuple[float, float]]:
         """Return the pause that a response asks for, in seconds, and the one that is kept."""
         if spending is not None:
@@ -265,11 +312,10 @@ class ClientThrottle(Generic[Request, Kind]):
             yield from self._heed(key, pause, answer)
         return told, pause
 
-    def _may_repeat(self, transport: Transport, request: Request, spending: Spends | None) -> bool:
+    def _may_repeat(self, transport: Transport, request: Request, spending: Any) -> bool:
         is_wanted = self._repeatable(request)
         if spending is not None:
-            # A refused question has done nothing.
-            is_wanted = spending.may_retry and (is_wanted or self._repeatable.__module__.startswith("limitgate."))
+            is_wanted = spending.may_retry and (is_wanted or any(self._repeatable is each for each in _by_method))
         return is_wanted and transport.repeatable(request)
 
     def _attempt(self, transport: Transport, request: Request, load: HostLoad, refused: Any) -> Flow:
@@ -303,7 +349,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return min(told, longest)
 
     def _turn(  # noqa: PLR0917 - one call, in the order of its use
-        self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None, spending: Spends | None
+        self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None, spending: Any
     ) -> Flow:
         """Wait for the next turn outside of any pause; ``refused`` is the service's previous refusal, if any."""
         if load is not None and (refusal := load.refusal()) is not None:
@@ -328,7 +374,7 @@ class ClientThrottle(Generic[Request, Kind]):
             # Poll, because the ban or pause may be lifted.
             yield transport.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)
 
-    def _taking(self, key: str, left: float, spending: Spends | None) -> Generator[Any, Any, Decision | None]:
+    def _taking(self, key: str, left: float, spending: Any) -> Generator[Any, Any, Decision | None]:
         """Book the next turn within ``left`` seconds; None if ``on_error`` is open."""
         if spending is not None:
             decision = yield from self._asking(lambda limiter, _: spending.taking(limiter, left))

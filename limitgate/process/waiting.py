@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextvars import Context
+from threading import TIMEOUT_MAX, Event
 
 from limitgate.errors import ConfigError
 from limitgate.process import clock
@@ -31,10 +32,13 @@ def require_running_clock() -> None:
         )
 
 
-def sleep(seconds: float) -> None:
-    """Sleep in this thread."""
+def sleep(seconds: float, wake: Event | None = None) -> None:
+    """Sleep in this thread, at most until ``wake`` is set."""
     require_running_clock()
-    time.sleep(seconds)
+    if wake is None:
+        time.sleep(seconds)
+    else:
+        wake.wait(min(seconds, TIMEOUT_MAX))
 
 
 async def asleep(seconds: float) -> None:

@@ -19,13 +19,12 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
-from limitgate.limits.limit import Limit, limit_of_rule
-from limitgate.limits.plan import has_own_cost
+from limitgate.limits.limit import limit_of_rule
+from limitgate.limits.plan import NO_COST, own_cost
 from limitgate.process import switch
 from limitgate.rules.options import (
-    Costed,
+    AnyLimit,
     LimitOptions,
-    LimitsBy,
     check_names,
     check_takes_request,
     gives_limits,
@@ -78,9 +77,7 @@ class _Everything:
 EVERYTHING: Container[Mark] = _Everything()
 
 
-def limit(
-    *limits: Limit | str | Costed | LimitsBy, name: str | None = None, **options: Unpack[LimitOptions]
-) -> Callable[[F], F]:
+def limit(*limits: AnyLimit, name: str | None = None, **options: Unpack[LimitOptions]) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based view, or one of its methods.
 
     Takes the arguments of `Rule`, and stacks. Without ``name``, each endpoint has its own limit, such as ``login-3f9ac1``.
@@ -93,7 +90,7 @@ def limit(
             check_takes_request(given)
         except ConfigError as error:
             raise ConfigError(f"@limit: {error}, or a limit; {_PARENTHESES}") from error
-    parsed = tuple(limit if gives_limits(limit) or has_own_cost(limit) else limit_of_rule(limit) for limit in limits)
+    parsed = tuple(limit if gives_limits(limit) else _parsed(limit) for limit in limits)
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)
@@ -105,6 +102,12 @@ def limit(
 
     decorate.__annotations__["endpoint"] = _Endpoint
     return decorate
+
+
+def _parsed(value: Any) -> Any:
+    """Return a limit, with its own cost if it has one."""
+    limit, cost = own_cost(value)
+    return limit_of_rule(limit) if cost is NO_COST else (limit_of_rule(limit), cost)
 
 
 class _Endpoint:

@@ -133,6 +133,8 @@ When = Callable[[Request], bool]
 Given = str | Limit | Sequence[str | Limit] | None
 """Limits given at run time; None if the rule does not limit a request."""
 LimitsBy = Callable[[Request], Given | Awaitable[Given]]
+AnyLimit = Limit | str | LimitsBy | Costed | Mapping[str, Any]
+"""A limit, also as a mapping, a limit with its own cost, or a callable that returns limits."""
 """Returns the limits of a request. May be async on ASGI only."""
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})

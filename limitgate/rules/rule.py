@@ -38,10 +38,10 @@ from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.options import (
+    AnyLimit,
     Ban,
     ChargeIf,
     Cost,
-    Costed,
     LimitsBy,
     OnError,
     Per,
@@ -238,7 +238,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     _own_costs: Mapping[int, Cost] = PrivateAttr({})
     """Costs of limits that have their own, by place."""
 
-    def __init__(self, /, name: str, *limits: Limit | str | Costed | LimitsBy, **options: Unpack[RuleOptions]) -> None:
+    def __init__(self, /, name: str, *limits: AnyLimit, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
         more = fields.get("limits", ())
         if limits or gives_limits(more):

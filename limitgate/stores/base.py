@@ -20,10 +20,12 @@ class ConfigRequest(NamedTuple):
     text: str | None = None
     version: int | None = None
     """Replace only this version; 0: no text yet; None: any."""
+    lasts: float | None = None
+    """Seconds after which a text that replaces another one is deleted; None: never."""
 
 
 class StoredConfig(NamedTuple):
-    """The text under a key after a request. Stored until it is replaced."""
+    """The text under a key after a request. Stored until it is replaced, or as long as the request says."""
 
     version: int
     """Number of replacements; 0 without a text that LimitGate wrote."""

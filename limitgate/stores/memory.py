@@ -7,6 +7,7 @@ last cost: new keys then share an overflow bucket, so a flood of new keys cannot
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from bisect import bisect_left
@@ -58,6 +59,10 @@ _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
 """Dictionary, key, value and entry (None if new) of a charge's bucket; its layout if the states are plain numbers."""
 
 
+_NO_CONFIG = StoredConfig(0, None), math.inf
+_FEW_CONFIGS = 100
+
+
 class MemoryStore(Remade):
     """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
 
@@ -86,7 +91,10 @@ class MemoryStore(Remade):
         self._max_buckets = max_buckets
         self._most_bans = max(1, max_buckets // _BANNED)
         self._few = min(_FEW, max_buckets // 64)
-        self._configs: dict[str, StoredConfig] = {}
+        self._configs: dict[str, tuple[StoredConfig, float]] = {}
+        """Texts with the Unix µs of their deletion."""
+        self._most_configs = _FEW_CONFIGS
+        """Texts beyond which expired ones are deleted."""
         self._lock = RLock()
         self._busy = False
         self._now = 0
@@ -283,11 +291,18 @@ class MemoryStore(Remade):
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
         """Carry out ``request`` under the lock and return the resulting text."""
-        key, text, expected, nothing = *request, StoredConfig(0, None)
+        key, text, expected, lasts = request
         with self._lock:
-            kept = self._configs.get(key, nothing)
+            kept, until = self._configs.get(key, _NO_CONFIG)
+            if until <= (now := self._clock()):
+                kept, _ = _NO_CONFIG
+                self._configs.pop(key, None)
             if text is not None and expected in (None, kept.version):
-                kept = self._configs[key] = StoredConfig(kept.version + 1, text)
+                kept = StoredConfig(kept.version + 1, text)
+                self._configs[key] = kept, math.inf if lasts is None else now + lasts * 1_000_000
+                if len(self._configs) > self._most_configs:
+                    self._configs = {key: each for key, each in self._configs.items() if each[1] > now}
+                    self._most_configs = 2 * len(self._configs) + _FEW_CONFIGS
             return kept
 
     async def aconfig(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:

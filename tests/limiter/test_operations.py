@@ -328,7 +328,7 @@ def test_a_wait_that_is_interrupted_gives_its_turn_back(monkeypatch: pytest.Monk
     limiter = Limiter(MemoryStore(Clock()))
     limiter.hit("key", "1/minute")
 
-    def interrupted(_: float) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(waiting, "sleep", interrupted)
@@ -343,7 +343,7 @@ def test_a_turn_cannot_be_given_back_to_a_store_that_fails(monkeypatch: pytest.M
     limiter = Limiter(store)
     limiter.hit("key", "1/minute")
 
-    def interrupted(_: float) -> None:
+    def interrupted(*_: object) -> None:
         store.fails = ("correct",)
         raise KeyboardInterrupt
 

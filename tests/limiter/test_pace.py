@@ -468,7 +468,7 @@ def test_what_was_interrupted_comes_next(world: World, monkeypatch: pytest.Monke
     it = Limiter(MemoryStore(world)).pace("abc", "1/minute")
     assert next(it) == "a"
 
-    def interrupted(_: float) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

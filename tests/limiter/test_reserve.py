@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from limitgate import AsyncLimiter, ConfigError, Limit, Limiter, MemoryStore, StoreError
+from limitgate import AsyncLimiter, ConfigError, Limit, Limiter, MemoryStore, RedisStore, StoreError
 from tests.limiter.test_operations import Subject
+from tests.support.doors import PATIENCE, until
+from tests.support.redis_server import RedisServer
 from tests.support.virtual import World
 
 LIMIT = "100 per 100 seconds"
@@ -422,3 +427,118 @@ def test_what_is_never_settled_is_forgotten_with_its_reservation(here: Async) ->
         assert len(here.limiter._bookings) == 0
 
     here.world.run(main())
+
+
+class Threads:
+    """A sync limiter whose threads really sleep, on a store of real time."""
+
+    def __init__(self, store: Any) -> None:
+        self.limiter = Limiter(store, timeout=5, key_prefix=uuid4().hex)
+        self.came: list[str] = []
+        self.threads: list[threading.Thread] = []
+
+    def take(self, name: str, cost: int, *limits: Any, **options: Any) -> None:
+        """Reserve in a thread, once those before it have booked their turns."""
+
+        def work() -> None:
+            reservation = self.limiter.reserve("key", *limits, cost=cost, timeout=None, **options)
+            self.came.append(name)
+            reservation.settle(cost)
+
+        asleep = len(self.limiter._sleepers)
+        self.threads.append(threading.Thread(target=work, daemon=True))
+        self.threads[-1].start()
+        until(lambda: len(self.limiter._sleepers) > asleep)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(PATIENCE)
+        assert not any(thread.is_alive() for thread in self.threads)
+
+
+@pytest.mark.parametrize("held", [None, 3600])
+@pytest.mark.parametrize("kept", ["memory", "redis"])
+def test_threads_that_sleep_move_up(kept: str, held: float | None, redis_server: RedisServer) -> None:
+    """Without a poll; without the refund, they would sleep for up to an hour. Those whose turn is now wake in any order."""
+    store = MemoryStore() if kept == "memory" else RedisStore(redis_server.url)
+    here = Threads(store)
+    first = here.limiter.reserve("key", "100/hour", cost=100)
+    for name in ("second", "third", "fourth"):
+        here.take(name, 30, "100/hour", hold=held)
+    assert here.came == []
+    first.settle(5)
+    here.join()
+    assert sorted(here.came) == ["fourth", "second", "third"]
+    assert here.limiter.peek("key", "100/hour").windows[0].used == 95
+    assert not here.limiter._sleepers
+    store.close()
+
+
+def test_threads_move_up_by_a_part(world: World) -> None:
+    """Time goes on only as the sleeper sleeps: it wakes for the refund, and sleeps for the rest."""
+    limiter = Limiter(MemoryStore(world))
+    first = limiter.reserve("key", LIMIT, cost=100)
+    sleep, slept = world.sleep, []
+
+    def sleeping(seconds: float, wake: threading.Event | None = None) -> None:
+        slept.append(round(seconds))
+        if len(slept) == 1:
+            sleep(10)
+            first.settle(80)
+            assert wake is not None
+            assert wake.is_set()
+        else:
+            sleep(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("limitgate.process.waiting.sleep", sleeping)
+        second = limiter.reserve("key", LIMIT, cost=60, timeout=None)
+    assert slept == [60, 30]
+    assert round(world.now) == 40
+    second.settle(0)
+    assert limiter.peek("key", LIMIT).windows[0].used == 40
+
+
+def test_a_thread_that_is_interrupted_lets_the_others_move_up() -> None:
+    here = Threads(MemoryStore())
+    first = here.limiter.reserve("key", "100/hour", cost=100)
+    here.take("second", 100, "100/hour")
+    with pytest.MonkeyPatch.context() as patch:
+        here.take("third", 20, "100/hour")
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("limitgate.process.waiting.sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            here.limiter.reserve("key", "100/hour", cost=50, timeout=None)
+    first.cancel()
+    until(lambda: here.came == ["second"])
+    assert 119 <= here.limiter.peek("key", "100/hour").windows[0].used <= 121
+    assert len(here.limiter._sleepers) == 1
+
+
+def test_no_thread_passes_too_early_whatever_is_given_back() -> None:
+    """Many threads reserve, settle less, and give back; the sum that passed never exceeds the limit."""
+    limiter, passed, lock = Limiter(MemoryStore()), [0], threading.Lock()
+    began = time.monotonic()
+
+    def work(seed: int) -> None:
+        rnd = random.Random(seed)
+        for _ in range(10):
+            cost = rnd.randint(1, 50)
+            reservation = limiter.reserve("key", "1000/second burst 100", cost=cost, timeout=None)
+            used = rnd.randint(0, cost)
+            reservation.settle(used)
+            with lock:
+                passed[0] += used
+
+    threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    assert passed[0] <= 100 + 1000 * (time.monotonic() - began)
+    assert not limiter._sleepers
+    assert not len(limiter._bookings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from math import ceil
 from typing import Any
 from weakref import ref
 
@@ -104,7 +103,7 @@ def test_a_plain_plan_is_carried_out_like_any_other(charges: list[Charge], visit
             assert template.has_room(found.states) is template.fits(found.states)[1]
             if decision.allowed and (template.is_enforced or template.is_of_shadows):
                 assert template.tightest(found.states)[:2] == (whole.limit, whole.remaining)
-                resets = [ceil(each.reset_after) if each.period else None for each in whole.windows]
+                resets = [round(each.reset_after * 1_000_000) if each.period else None for each in whole.windows]
                 assert template.windows(found.states) == [*zip([each.remaining for each in whole.windows], resets)]
         elif isinstance(found, PlainSpend):
             assert expected.admitted

@@ -38,7 +38,7 @@ from tests.support.redis_server import RedisServer
 
 QUESTION: Any = [{"role": "user", "content": "How many roads must a man walk down?"}]
 ASKED = 9
-DAY = "100000/day"
+DAY = Limit("100000/day").in_series(1)
 
 
 class Client:
@@ -230,7 +230,7 @@ def test_without_a_maximum_answers_of_the_key_are_the_estimate(made: Made) -> No
 def test_an_estimate_beyond_the_burst_is_cut_to_it(made: Made) -> None:
     client = made(Provider(), Budget(tokens="100/day", key=lambda _: "k"))
     client.chat(max_tokens=5_000)
-    assert client.used("k", "100/day") == [ASKED + 5]
+    assert client.used("k", Limit("100/day").in_series(1)) == [ASKED + 5]
 
 
 def test_a_refusal_of_the_provider_is_waited_for(made: Made) -> None:
@@ -313,13 +313,40 @@ def test_limits_that_the_provider_states_hold_in_every_process(made: Made) -> No
     client = made(provider, Budget(requests="10/minute", limits="told", key=lambda _: "k"))
     client.chat()
     client.chat()
-    kept = [client.run(client.limiter.configuration(f"k {kind}")) for kind in ("requests", "tokens")]
-    assert [[str(limit) for limit in limits] for limits in kept] == [["600/minute"], ["90000/minute"]]
+    kept = client.run(client.limiter.configuration("k told"))
+    assert [str(limit) for limit in kept] == ["600/minute", "90000/minute"]
     # A new process reads them.
     other = Budget(requests="10/minute", limits="told", key=lambda _: "k", hold=None)
     reserve = other.areserve if client.runner else other.reserve
     reservation = client.run(reserve(client.limiter, {"messages": QUESTION}))
     assert [window.limit for window in reservation.decision.windows] == [600, 90_000]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_limits_that_are_told_take_one_call_a_second(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    config = MemoryStore.config
+    monkeypatch.setattr(MemoryStore, "config", lambda store, request, *_: calls.append(request.key) or config(store, request))
+    limiter: Any = Limiter(MemoryStore()) if kind == "sync" else AsyncLimiter(MemoryStore())
+    plan = Budget(requests="10/minute", limits="told", key=lambda _: "k", hold=None)
+    with asyncio.Runner() as runner:
+        for _ in range(3):
+            reserved = (plan.reserve if kind == "sync" else plan.areserve)(limiter, {"messages": QUESTION})
+            if kind == "async":
+                runner.run(reserved)
+    assert len([key for key in calls if "configured" in key]) == 1
+
+
+def test_a_kind_that_is_added_does_not_take_over_the_usage_of_another_one() -> None:
+    """Tokens are many more than requests, which would wait for hours."""
+    limiter, body = Limiter(MemoryStore()), {"messages": QUESTION, "max_tokens": 50_000}
+    options: Any = {"key": lambda _: "k", "hold": None}
+    for _ in range(2):
+        assert Budget(tokens="200000/minute", **options).reserve(limiter, body).decision.allowed
+    both = Budget(requests="500/minute", tokens="200000/minute", **options).reserve(limiter, body).decision
+    assert [window.used for window in both.windows] == [1, pytest.approx(150_000, abs=500)]
+    three = Budget(requests="500/minute", input_tokens="9000/minute", **options).reserve(limiter, body).decision
+    assert [window.used for window in three.windows] == [2, ASKED]
 
 
 def test_told_limits_need_no_limits_of_their_own(made: Made) -> None:
@@ -328,7 +355,7 @@ def test_told_limits_need_no_limits_of_their_own(made: Made) -> None:
     for _ in range(3):
         with contextlib.suppress(openai.RateLimitError):
             client.chat()
-    kept = client.run(client.limiter.configuration("k requests"))
+    kept = client.run(client.limiter.configuration("k told"))
     assert [str(limit) for limit in kept] == ["5/minute"]
 
 
@@ -337,7 +364,7 @@ def test_a_told_limit_keeps_the_burst_and_other_limits_of_ours(made: Made) -> No
     client = made(provider, Budget(requests=["60/minute burst 5", "9000/day"], limits="told", key=lambda _: "k"))
     for _ in range(2):
         client.chat()
-    kept = client.run(client.limiter.configuration("k requests"))
+    kept = client.run(client.limiter.configuration("k told"))
     assert [str(limit) for limit in kept] == ["120/minute"]
     other = Budget(requests=["60/minute burst 5", "8000/day"], limits="told", key=lambda _: "k", hold=None)
     reservation = client.run((other.areserve if client.runner else other.reserve)(client.limiter, {"messages": QUESTION}))
@@ -364,7 +391,7 @@ def test_a_store_that_holds_no_more_counts_without_a_hold(kind: str, monkeypatch
         with pytest.raises(StoreError, match="cannot be held"):
             client.run(limiter.reserve("other", "1000/day", hold=60))
         client.chat(max_tokens=100)
-        assert client.used("k", "1000/day") == [ASKED + 5]
+        assert client.used("k", Limit("1000/day").in_series(1)) == [ASKED + 5]
         client.close()
 
 
@@ -382,7 +409,7 @@ def test_an_implausible_limit_needs_two_answers(made: Made) -> None:
     client = made(provider, Budget(requests="6000/minute", limits="told", key=lambda _: "k"))
     for expected in (None, None, "60/minute"):
         client.chat()
-        kept = client.run(client.limiter.configuration("k requests"))
+        kept = client.run(client.limiter.configuration("k told"))
         assert (kept and str(kept[0])) == expected
 
 
@@ -414,7 +441,7 @@ def test_keys_are_by_host_credential_and_model(redis_server: RedisServer) -> Non
 def test_a_budget_without_a_client(kind: str) -> None:
     plan = Budget(requests="10/day", input_tokens="1000/day", output_tokens="500/day", key=lambda _: "k", hold=None)
     body = {"model": "m", "messages": QUESTION, "max_tokens": 100}
-    limits = "10/day", "1000/day", "500/day"
+    limits = "10/day", Limit("1000/day").in_series(2), Limit("500/day").in_series(3)
     if kind == "sync":
         limiter = Limiter(MemoryStore())
         reservation = plan.reserve(limiter, body)

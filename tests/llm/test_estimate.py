@@ -147,7 +147,7 @@ def test_output(fields: dict[str, Any], output: int | None) -> None:
 def test_a_number_that_python_does_not_parse() -> None:
     """A body with an integer of more than 4,300 digits is searched."""
     body = b'{"messages": "hello", "max_tokens": ' + b"9" * 5000 + b', "model": "m"}'
-    assert estimate_of(body) == Estimate("m", math.ceil(len(body) / 4), None, streams=False)
+    assert estimate_of(body) == Estimate("m", math.ceil(len(body) / 4), None)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_requests_without_output(body: dict[str, Any], path: str, output: int | 
     assert of(body, path=path).output == output
 
 
-def test_model_and_stream() -> None:
-    assert of({"model": "m", "stream": True, "messages": []})[::3] == ("m", True)
-    assert of({"model": 5, "stream": 1, "messages": []})[::3] == (None, False)
+def test_model() -> None:
+    assert of({"model": "m", "messages": []})[0] == "m"
+    assert of({"model": 5, "messages": []})[0] is None
     assert of({"model": "m" * 999})[0] == "m" * LONGEST_MODEL
 
 
@@ -200,15 +200,15 @@ def test_input_that_is_elsewhere(fields: dict[str, Any]) -> None:
 
 def test_other_bodies() -> None:
     """They count as text; a compressed one by the byte, one in parts as a file; none is free that has text."""
-    assert estimate_of(b"") == (None, 0, 0, False, False)
-    assert estimate_of(b"hello") == (None, 2, None, False, False)
-    assert estimate_of(b"\xff\xfe\xfd") == (None, 1, None, False, False)
-    assert estimate_of(b'["hello"]') == (None, 3, None, False, False)
+    assert estimate_of(b"") == (None, 0, 0, False)
+    assert estimate_of(b"hello") == (None, 2, None, False)
+    assert estimate_of(b"\xff\xfe\xfd") == (None, 1, None, False)
+    assert estimate_of(b'["hello"]') == (None, 3, None, False)
     packed = gzip.compress(b'{"messages": "hello"}')
-    assert estimate_of(packed, content_encoding="gzip") == (None, len(packed), None, False, False)
+    assert estimate_of(packed, content_encoding="gzip") == (None, len(packed), None, False)
     assert estimate_of(packed) == estimate_of(packed, content_encoding="br")
     assert estimate_of(b'{"input": "hello"}', content_encoding="Identity").input == 2
-    assert estimate_of(b"--b" * 9999, content_type="multipart/form-data; boundary=b") == (None, MEDIA_TOKENS, None, False, True)
+    assert estimate_of(b"--b" * 9999, content_type="multipart/form-data; boundary=b") == (None, MEDIA_TOKENS, None, True)
 
 
 def test_encodings() -> None:
@@ -232,7 +232,7 @@ UNPARSED = [
 @pytest.mark.parametrize("body", [each[1] for each in UNPARSED], ids=[each[0] for each in UNPARSED])
 def test_what_is_not_parsed_is_searched(body: bytes) -> None:
     """For the same fields; all bytes count as text."""
-    assert estimate_of(body) == ("m", math.ceil(min(len(body), MOST_BYTES) / 4), 140, True, False)
+    assert estimate_of(body) == ("m", math.ceil(min(len(body), MOST_BYTES) / 4), 140, False)
 
 
 def test_images_in_a_body_that_is_not_parsed() -> None:
@@ -297,7 +297,6 @@ def is_sane(found: Estimate) -> bool:
         0 <= found.input <= MOST_TOKENS
         and (found.output is None or 0 <= found.output <= MOST_TOKENS)
         and (found.model is None or len(found.model) <= LONGEST_MODEL)
-        and isinstance(found.streams, bool)
         and isinstance(found.is_partial, bool)
     )
 

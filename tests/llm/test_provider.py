@@ -110,7 +110,7 @@ def test_what_passes_is_what_was_counted(use: Uses, form: str, *, streams: bool)
         if streams:
             list(opened.enter_context(answer))
     path, body = seen[-1]
-    assert estimate_of(body, path=path) == ("m", ASKED, 50, streams, False)
+    assert estimate_of(body, path=path) == ("m", ASKED, 50, False)
     url = str(client.anthropic.base_url).rstrip("/") + path
     with client.http.stream("POST", url, content=body) as response:
         reader = reader_for(response.headers["content-type"])
@@ -134,7 +134,7 @@ def test_a_refusal(use: Uses, style: str, error: Any) -> None:
         ask()
     response = refused.value.response
     said = told(429, response.headers.get, provider.clock())
-    assert (said.provider, provider.refused) == (style, 1)
+    assert provider.refused == 1
     requests, *tokens = said.windows
     assert (requests.kind, requests.limit, requests.remaining) == ("requests", 2, 0)
     assert requests.reset_after == pytest.approx(60, abs=3)
@@ -152,7 +152,9 @@ def test_limits_are_told(use: Uses) -> None:
         client = use(provider)
         asking = client.anthropic.messages if style == "anthropic" else client.openai.chat.completions
         raw = asking.with_raw_response.create(model="m", messages=QUESTION, max_tokens=9)
-        found[style] = [limit_of(each) for each in told(200, raw.headers.get, provider.clock()).windows]
+        found[style] = [
+            (limit := limit_of(each)) and str(limit) for each in told(200, raw.headers.get, provider.clock()).windows
+        ]
     assert found == {
         "openai": [None, "200000/minute"],  # one of 86,400 requests is less than the resolution
         "azure": [None, None],

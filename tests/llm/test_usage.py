@@ -27,9 +27,16 @@ from limitgate.llm.usage import (
     bounded,
     reader_for,
     usage_in,
-    usage_of,
 )
 from tests.support.provider import TOKEN, Act, Provider, _Asked
+
+
+def usage_of(body: bytes) -> Usage | None:
+    """The usage that a JSON response reports."""
+    reader = BodyReader()
+    reader.feed(body)
+    return reader.finish()
+
 
 # --- one object -------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -441,13 +442,14 @@ def _meanwhile(store: MemoryStore, wait: Any) -> Any:
         return await task
 
     def blocking(*args: Any, **options: Any) -> Any:
-        sleeping = waits.sleep_until
+        sleeping = waits.sleep
 
-        def sleep_until(due_at: float) -> None:
-            Limiter(store).ban("shop", 8)
-            sleeping(due_at)
+        def sleep(seconds: float, wake: threading.Event | None = None) -> None:
+            if Limiter(store).banned("shop").allowed:  # it is told once
+                Limiter(store).ban("shop", 8)
+            sleeping(seconds, wake)
 
-        with mock.patch.object(waits, "sleep_until", sleep_until):
+        with mock.patch.object(waits, "sleep", sleep):
             return wait(*args, **options)
 
     return waiting if inspect.iscoroutinefunction(wait) else blocking

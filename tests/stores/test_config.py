@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -16,6 +17,8 @@ from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig,
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.cluster import hash_slot
 from tests.stores.test_stores import REDIS, STORES, AsyncDoor, Door
+from tests.support.clock import Clock
+from tests.support.doors import until
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
@@ -69,6 +72,34 @@ def test_only_the_expected_version_is_replaced(door: Door, key: str) -> None:
     assert ask(door, key, "second", 1) == (2, "second")
     assert ask(door, key, "late", 1) == (2, "second")
     assert ask(door, key) == (2, "second")
+
+
+def test_a_text_lasts_as_long_as_its_request_says(door: Door, key: str) -> None:
+    """It is deleted then, and its version begins anew; another text lasts as long as its own request says."""
+
+    def keep(text: str, version: int | None, lasts: float | None) -> tuple[Any, ...]:
+        request = ConfigRequest(key, text, version, lasts)
+        store = door.store
+        return (door.run(store.aconfig(request, PATIENT)) if isinstance(door, AsyncDoor) else store.config(request, PATIENT))[
+            :2
+        ]
+
+    assert keep("first", 0, 60) == (1, "first")
+    assert keep("late", 0, 60) == (1, "first")
+    assert keep("second", None, 0.05) == (2, "second")
+    until(lambda: ask(door, key) == (0, None))
+    assert keep("third", 0, 0.001) == (1, "third")
+    assert keep("for ever", None, None)[1] == "for ever"
+    time.sleep(0.01)
+    assert ask(door, key)[1] == "for ever"
+
+
+def test_memory_does_not_keep_texts_that_have_ended() -> None:
+    store = MemoryStore(Clock())
+    for number in range(10_000):
+        store.config(ConfigRequest(str(number), "text", None, 60))
+        store._clock.advance(1)  # type: ignore[attr-defined]
+    assert len(store._configs) < 500
 
 
 def _in_threads(works: list[Callable[[], Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from threading import Event
 from typing import Any, TypeVar
 
 import pytest
@@ -48,7 +49,7 @@ class World:
     def advance(self, seconds: float) -> None:
         self.us += round(seconds * 1_000_000)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, wake: Event | None = None) -> None:
         self.slept.append(seconds)
         self.us += round(seconds * 1_000_000) + 1
 

@@ -241,9 +241,13 @@ def _packed_charges(plan: Plan) -> Sequence[bytes]:
 
 
 def config_arguments(request: ConfigRequest) -> list[str | bytes]:
-    """Arguments after the script: one key, then the text and the version if given."""
-    key, text, version = request
-    return ["1", key, *([] if text is None else [text]), *([] if text is None or version is None else [str(version)])]
+    """Arguments after the script: one key, then the text if given, its version, and the milliseconds that it lasts."""
+    key, text, version, lasts = request
+    if text is None:
+        return ["1", key]
+    if lasts is None:
+        return ["1", key, text, *([] if version is None else [str(version)])]
+    return ["1", key, text, "" if version is None else str(version), str(max(1, round(lasts * 1000)))]
 
 
 def stored_config(reply: object) -> StoredConfig:

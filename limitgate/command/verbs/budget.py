@@ -1,0 +1,150 @@
+"""The verb ``budget``: what is used and reserved of a budget for a language model."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from limitgate.command.client_state import on_store, store_options
+from limitgate.command.output import FOUND, ban_in_force, print_json, print_table, say, seconds
+from limitgate.limiter.budget_texts import Budget, Said, matching, names, state_of_budget
+from limitgate.limiter.calls import carry_out
+from limitgate.limiter.limiter import Limiter
+from limitgate.limits.decision import SECOND
+from limitgate.messages.text import listed
+
+_DIGEST = re.compile(r"(?<= )([0-9a-f]{6})[0-9a-f]{18}(?= )")
+"""That of a credential in a key, which tells enough by its beginning."""
+
+
+@click.command("budget")
+@click.argument("key", metavar="[KEY]", required=False)
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.pass_context
+def verb(ctx: click.Context, /, *, key: str | None, as_json: bool, **options: Any) -> None:
+    """Show a budget for a language model: what is used and reserved, what the provider says, and how many requests wait.
+
+    KEY is the host, the digest of the credential, and the model, or words of these, such as gpt-5; or what the option key of
+    the Budget returns. Without KEY, lists the keys of the last day. Exit status 1: a request would have to wait.
+
+    For example: limitgate budget --store redis://localhost 'api.openai.com gpt-5'
+    """
+    with on_store(options) as opened:
+        if key is None:
+            _print_names(carry_out(opened.limiter, names(opened.limiter)), as_json=as_json)
+            return
+        name, budget = _found(opened.limiter, key)
+    if as_json:
+        print_json(_fields(budget))
+    else:
+        _print(name, budget)
+    ctx.exit(0 if budget.decision.allowed else FOUND)
+
+
+def _print_names(found: list[str], *, as_json: bool) -> None:
+    if as_json:
+        print_json([*map(_short, found)])
+    elif found:
+        say(*map(_short, found))
+    else:
+        say("the store has no budgets of the last day")
+
+
+def _found(limiter: Limiter, key: str) -> tuple[str, Budget]:
+    """Return the budget of a key, or of the only one that has its words. Raises `click.UsageError`."""
+    budget: Budget | None = carry_out(limiter, state_of_budget(limiter, key))
+    if budget is not None:
+        return key, budget
+    known: list[str] = carry_out(limiter, names(limiter))
+    found = matching(key, known)
+    budget = carry_out(limiter, state_of_budget(limiter, found[0])) if len(found) == 1 else None
+    if budget is not None:
+        return found[0], budget
+    if not known:
+        raise click.UsageError(f"the store has no budget of {key!r:.80}, nor any other of the last day")
+    what = f"{len(found)} budgets have the words {key!r:.80}" if found else f"the store has no budget of {key!r:.80}"
+    raise click.UsageError(f"{what}, expected one of: {listed([_short(name) for name in found or known], '; ')}")
+
+
+def _short(name: str) -> str:
+    return _DIGEST.sub(r"\1*", name)
+
+
+def _fields(budget: Budget) -> dict[str, Any]:
+    reserved, waiting, tenants = _under_way(budget)
+    windows = [
+        {
+            "kind": kind,
+            "period": window.period,
+            "limit": window.limit,
+            "used": window.used,
+            "reserved": held,
+            "told": _told(budget, said),
+            "reset_after": window.reset_after,
+        }
+        for (kind, _), window, held, said in zip(budget.limits, budget.decision.windows, reserved, _said(budget))
+    ]
+    return {
+        "windows": windows,
+        "waiting": waiting,
+        "tenants": dict(tenants),
+        "held": budget.held,
+        "pause": ban_in_force(budget.decision),
+    }
+
+
+def _print(name: str, budget: Budget) -> None:
+    reserved, waiting, tenants = _under_way(budget)
+    rows = []
+    for (kind, limit), window, held, said in zip(budget.limits, budget.decision.windows, reserved, _said(budget)):
+        told = _told(budget, said)
+        remaining = None if told is None else told["remaining"]
+        says = "-" if remaining is None else f"{remaining:,} remaining"
+        if told is not None and told["reset_after"] is not None:
+            says += f", full in {seconds(told['reset_after'])}"
+        rows.append((kind, limit, f"{window.used:,}", f"{held:,}", f"{window.remaining:,}", seconds(window.reset_after), says))
+    say(f"{_short(name)}:")
+    print_table(("Counts", "Limit", "Used", "Reserved", "Remaining", "Full in", "Provider says"), rows)
+    who = f", of {listed([f'{tenant} ({many:,})' for tenant, many in tenants.most_common()])}" if tenants else ""
+    say(f"{waiting:,} {'request waits' if waiting == 1 else 'requests wait'}{who}")
+    if pause := ban_in_force(budget.decision):
+        say(f"paused for {seconds(pause)}, as the provider asked or after a ban")
+    left = budget.held - sum([row.held for row in budget.live])
+    if left > 0:
+        say(f"{left:,} more {'reservation' if left == 1 else 'reservations'} may be of processes that have ended")
+
+
+def _under_way(budget: Budget) -> tuple[list[int], int, Counter[str]]:
+    """Return what is reserved of each limit, how many requests wait, and how many of them by tenant."""
+    reserved, waiting, tenants = [0] * len(budget.limits), 0, Counter[str]()
+    for row in budget.live:
+        waiting += row.waiting
+        tenants.update(row.tenants)
+        reserved = [total + more for total, more in zip(reserved, _as_many(row.reserved, len(reserved)))]
+    return reserved, waiting, tenants
+
+
+def _as_many(numbers: Iterable[int], many: int) -> list[int]:
+    """Other versions of a program may have other limits meanwhile."""
+    return [*numbers, *[0] * many][:many]
+
+
+def _said(budget: Budget) -> list[Said | None]:
+    """Return what the provider has said about each limit."""
+    return [
+        next((each for each in budget.said if each.kind == kind and each.period in (None, limit.period)), None)
+        for kind, limit in budget.limits
+    ]
+
+
+def _told(budget: Budget, said: Said | None) -> dict[str, Any] | None:
+    if said is None:
+        return None
+    ago = max(0.0, (budget.now - budget.said_at) / SECOND)
+    reset_after = None if said.reset_after is None else max(0.0, said.reset_after - ago)
+    return {"limit": said.limit, "remaining": said.remaining, "reset_after": reset_after, "ago": ago}

@@ -1,0 +1,237 @@
+"""Texts about budgets of language models that processes keep for each other in the store.
+
+A key has a text with its limits, with what the provider has said last, and with a row of each process: how many requests wait,
+and what is reserved. An index lists the keys. Both are deleted after `LASTS` seconds without a change.
+"""
+
+# ruff: noqa: SLF001 - a part of the limiter
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from limitgate.gate.flow import ConfigFlow
+from limitgate.limiter.holding import Hold, state_of as hold_state_of, without_hold
+from limitgate.limiter.operations import Operations
+from limitgate.limiter.stored_limits import Configuration
+from limitgate.limits.decision import SECOND, Decision, decide
+from limitgate.limits.limit import Limit, as_limit
+from limitgate.limits.plan import Reading
+from limitgate.stores.base import ConfigRequest, StoredConfig
+
+LASTS = 86_400.0
+MOST_KEYS = 1_000
+"""Keys in the index. The one that was used least recently is dropped."""
+MOST_ROWS = 500
+"""Processes of a key. The one that wrote least recently is dropped."""
+PER_SECOND = 20
+"""Processes of a key that write in a second."""
+LEAST_S = 1.0
+"""Shortest time between two texts of a process about a key."""
+_LONGEST = 600
+"""Characters of a key in the index."""
+_TRIES = 3
+_BEATS = 4
+"""A process that has missed this many texts is gone."""
+_INDEX_LASTS = 30 * LASTS
+
+
+class Said(NamedTuple):
+    """What a provider has said about one limit."""
+
+    kind: str
+    period: int | None
+    """Seconds."""
+    limit: int | None
+    remaining: int | None
+    reset_after: float | None
+    """Seconds from then on."""
+
+
+class Row(NamedTuple):
+    """One process and key. Seconds and µs are of the store's clock."""
+
+    at: int = 0
+    """Unix µs of writing."""
+    lasts: float = 0.0
+    """Seconds until the process has written again, or is gone."""
+    waiting: int = 0
+    held: int = 0
+    """Reservations."""
+    reserved: Sequence[int] = ()
+    """Sum of each limit's reservations."""
+    tenants: Mapping[str, int] = {}
+    """Waiting requests by masked tenant, if there are several."""
+
+
+class Report(NamedTuple):
+    """What a process reports about a key."""
+
+    name: str
+    """The key, or its first and last characters if it may be secret."""
+    is_full: bool
+    """True if the name is the key."""
+    limits: Sequence[tuple[str, Limit]]
+    """With what each counts."""
+    row: Row
+    said: Sequence[Said] = ()
+    """What the provider has just said; empty if nothing is new."""
+
+
+class Budget(NamedTuple):
+    """State of a budget in the store."""
+
+    limits: Sequence[tuple[str, Limit]]
+    said: Sequence[Said]
+    said_at: int
+    """Unix µs by the store's clock."""
+    rows: Mapping[str, Row]
+    decision: Decision
+    held: int
+    """Reservations that the store holds, those of processes that have ended included."""
+    now: int
+    """Unix µs by the store's clock."""
+
+    @property
+    def live(self) -> list[Row]:
+        """Rows of processes that are alive."""
+        return [row for row in self.rows.values() if -row.lasts * SECOND < self.now - row.at < row.lasts * SECOND]
+
+
+def stated_limits(limiter: Operations, key: str) -> ConfigFlow[Configuration | None]:
+    """Return the limits that a provider has stated for a key, with what each counts."""
+    return limiter._reading(f"{key} told")
+
+
+def stating_limits(limiter: Operations, key: str, limits: Sequence[Limit], kinds: Sequence[str]) -> ConfigFlow[Any]:
+    """Keep the limits that a provider has stated for a key."""
+    return limiter._configuring(f"{key} told", limits, per_process=False, replace=True, kinds=kinds)
+
+
+def reporting(limiter: Operations, key: str, process: str, report: Report) -> ConfigFlow[float]:
+    """Keep a report about a key; return the seconds after which the next one may follow. Raises `StoreError`."""
+    # For the store's clock, as those of processes differ.
+    reading: Reading = yield limiter._plans.plan("peek", key, (report.limits[0][1],), 1), limiter._timeout
+    wait, now, place = LEAST_S, reading.now, _place(limiter, key)
+    for _ in range(_TRIES):
+        stored: StoredConfig = yield ConfigRequest(place), limiter._timeout
+        kept = _parsed(stored.text)
+        rows = {name: row for name, row in _rows(kept).items() if now - row.at < LASTS * SECOND}
+        wait = max(LEAST_S, len(rows) / PER_SECOND)
+        rows[process] = report.row._replace(at=now, lasts=_BEATS * wait)
+        latest = sorted(rows.items(), key=lambda each: -each[1].at)[:MOST_ROWS]
+        text = json.dumps(
+            {
+                "name": report.name,
+                "limits": [[kind, limit.given, limit.series] for kind, limit in report.limits],
+                "said": [now, report.said] if report.said else kept.get("said"),
+                "rows": dict(latest),
+            },
+            separators=(",", ":"),
+        )
+        if (yield ConfigRequest(place, text, stored.version, LASTS), limiter._timeout).text == text:
+            break
+    return wait
+
+
+def listing(limiter: Operations, key: str, report: Report) -> ConfigFlow[None]:
+    """Add a key to the index, unless it is among its latest. Raises `StoreError`."""
+    index, place = _index(limiter), _place(limiter, key)
+    for _ in range(_TRIES):
+        stored: StoredConfig = yield ConfigRequest(index), limiter._timeout
+        keys = _parsed(stored.text)
+        if place in [*keys][-MOST_KEYS // 2 :]:
+            return
+        keys.pop(place, None)
+        keys[place] = [report.name[:_LONGEST], report.is_full]
+        text = json.dumps(dict([*keys.items()][-MOST_KEYS:]), separators=(",", ":"))
+        if (yield ConfigRequest(index, text, stored.version, _INDEX_LASTS), limiter._timeout).text == text:
+            return
+
+
+def names(limiter: Operations) -> ConfigFlow[list[str]]:
+    """Return the names of the keys in the store, those of keys first. Raises `StoreError`."""
+    stored: StoredConfig = yield ConfigRequest(_index(limiter)), limiter._timeout
+    full: list[str] = []
+    other: list[str] = []
+    for place, entry in _parsed(stored.text).items():
+        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
+            text: StoredConfig = yield ConfigRequest(place), limiter._timeout
+            if text.text:
+                (full if entry[1] is True else other).append(entry[0])
+    return [*full, *other]
+
+
+def matching(wanted: str, listed: Iterable[str]) -> list[str]:
+    """Return the names that have every word of a text, in which ``*`` stands for anything."""
+    words = wanted.split()
+    return [name for name in listed if all(any(fnmatchcase(part, word) for part in name.split()) for word in words)]
+
+
+def state_of_budget(limiter: Operations, key: str) -> ConfigFlow[Budget | None]:
+    """Return the state of the budget of a key; None if the store has none. Raises `StoreError`."""
+    stored: StoredConfig = yield ConfigRequest(_place(limiter, key)), limiter._timeout
+    kept = _parsed(stored.text)
+    limits = _limits(kept)
+    if not limits:
+        return None
+    # With own costs, as in reservations, whose holds are found by that. What has expired is given back first.
+    plan = limiter._plans.plan("peek", key, tuple([(limit, 1) for _, limit in limits]), 1)
+    reading: Reading = yield Hold(plan.charges, 1).charging(plan), limiter._timeout
+    said, said_at = _said(kept)
+    decision = decide(plan, without_hold(reading))
+    held = hold_state_of(reading).held
+    return Budget(limits, said, said_at, _rows(kept), decision, held, reading.now)
+
+
+def _place(limiter: Operations, key: str) -> str:
+    return limiter._plans.budget_key(key)
+
+
+def _index(limiter: Operations) -> str:
+    return limiter._plans.budgets_key
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    """Return the object in a text; empty if it has none, as in a text that is not LimitGate's."""
+    try:
+        parsed = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _limits(kept: Mapping[str, Any]) -> list[tuple[str, Limit]]:
+    try:
+        return [(str(kind), as_limit(given).in_series(int(series))) for kind, given, series in kept["limits"]]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _rows(kept: Mapping[str, Any]) -> dict[str, Row]:
+    rows = kept.get("rows")
+    return {name: Row(*row) for name, row in rows.items() if _is_row(row)} if isinstance(rows, dict) else {}
+
+
+def _is_row(row: Any) -> bool:
+    match row:
+        case [int(), int() | float(), int(), int(), [*reserved], dict(tenants)]:
+            return all(isinstance(each, int) for each in (*reserved, *tenants.values()))
+    return False
+
+
+def _said(kept: Mapping[str, Any]) -> tuple[list[Said], int]:
+    match kept.get("said"):
+        case [int(at), [*said]]:
+            return [Said(*each) for each in said if _is_said(each)], at
+    return [], 0
+
+
+def _is_said(said: Any) -> bool:
+    match said:
+        case [str(), int() | None, int() | None, int() | None, int() | float() | None]:
+            return True
+    return False

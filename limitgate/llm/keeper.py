@@ -1,0 +1,240 @@
+"""Watches requests under way: renews their holds, and reports them to other processes.
+
+A limiter has a keeper for each event loop, and one for all threads. It has a timer or a thread only while requests are under
+way, so that it calls no store that has been closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+from uuid import uuid4
+from weakref import WeakKeyDictionary, ref
+
+from limitgate.errors import ConfigError, StoreError
+from limitgate.internal_errors import logged_errors
+from limitgate.limiter.budget_texts import LEAST_S, Report, Row, Said, listing, reporting
+from limitgate.limiter.calls import carry_out
+from limitgate.limiter.limiter import AsyncLimiter, Limiter
+from limitgate.limits.limit import Limit
+from limitgate.messages.text import masked
+from limitgate.outbound.budgets import Flow
+from limitgate.outbound.throttle import begin_to_finish, run
+from limitgate.process import waiting
+from limitgate.process.background import daemon
+from limitgate.process.clock import call_later
+from limitgate.process.forking import reset_in_children
+
+MOST_KEYS = 1_000
+"""Keys whose reports are remembered. The least recently used one is dropped."""
+MOST_REPORTS = 50
+"""Reports at a time; the others follow a second later."""
+SELDOM_S = 10.0
+"""Seconds between reports about a key whose requests are short."""
+_LONGEST_S = 1.0
+"""Seconds between two looks at requests under way."""
+_LOOKS = 10
+"""Looks without a request under way after which a thread ends."""
+_MOST_TENANTS = 10
+
+
+class UnderWay(Protocol):
+    """A request, see `limitgate.llm.spending`."""
+
+    key: str
+    name: str | None
+    """The key if it may be shown; None if it may be secret."""
+    tenant: str
+    is_waiting: bool
+    reserved: Sequence[int]
+    """What is reserved of each limit."""
+    renew_at: float
+    """Seconds of `waiting.monotonic`."""
+
+    @property
+    def limits(self) -> list[tuple[str, Limit]]:
+        """The limits with what each counts."""
+
+    def renewing(self) -> Flow:
+        """Renew the hold. Raises `StoreError`."""
+
+
+class _Known:
+    """What was reported about a key."""
+
+    def __init__(self) -> None:
+        self.row = Row()
+        self.limits: list[tuple[str, Limit]] = []
+        self.next_at = -1.0
+        """When the next report may follow; negative before the first one."""
+        self.said: tuple[Said, ...] = ()
+        """What the provider has said since the last report."""
+
+
+class Keeper:
+    """The keeper of a limiter's requests on one event loop, or in all threads."""
+
+    def __init__(self, limiter: AsyncLimiter | Limiter, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._limiter = ref(limiter)
+        self._loop = None if loop is None else ref(loop)
+        self._interval = _LONGEST_S
+        self.reset_after_fork()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the requests of the parent of a fork, which keeps them."""
+        self._process = uuid4().hex[:12]
+        self._under_way: dict[str, dict[int, ref[UnderWay]]] = {}
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_timed = False
+
+    def enter(self, request: UnderWay, hold: float | None) -> None:
+        """Watch a request until it leaves or is garbage collected."""
+        number, key = id(request), request.key
+        reference = ref(request, lambda _: self._forget(key, number))
+        if hold is not None:
+            self._interval = min(self._interval, hold / 8)
+        with self._lock:
+            self._under_way.setdefault(key, {})[number] = reference
+            if self._loop is not None:
+                self._set_timer()
+            elif self._thread is None:
+                # Without a thread, holds are not renewed.
+                with suppress(RuntimeError):
+                    self._thread = daemon("budgets", self._watch)
+
+    def leave(self, request: UnderWay) -> None:
+        """Watch a request no more."""
+        self._forget(request.key, id(request))
+
+    def _forget(self, key: str, number: int) -> None:
+        """Takes no lock, because the garbage collector may call this at any time."""
+        requests = self._under_way.get(key)
+        if requests is not None:
+            requests.pop(number, None)
+
+    def say(self, key: str, said: Iterable[Said]) -> None:
+        """Take note of what a provider has said."""
+        self._of(key).said = tuple(said)
+
+    def reporting(self, request: UnderWay) -> Flow:
+        """Report at once if the key is new here, if its last request is over, or if all requests are short."""
+        known = self._of(request.key)
+        now = waiting.monotonic()
+        is_over = not self._requests(request.key) and (known.row.held or known.row.waiting)
+        if known.next_at < 0 or is_over or now > known.next_at + SELDOM_S:
+            yield from self._reporting(request.key, request, now)
+
+    def looking(self) -> Flow:
+        """Renew holds and report, as often as is due. Failures of the store are repeated soon."""
+        now = waiting.monotonic()
+        reports = 0
+        for key in list(self._under_way):
+            requests = self._requests(key)
+            for request in requests:
+                if request.renew_at <= now:
+                    with suppress(StoreError):
+                        yield from request.renewing()
+            known = self._of(key)
+            if requests and now >= known.next_at and reports < MOST_REPORTS:
+                reports += 1
+                yield from self._reporting(key, requests[0], now)
+
+    def _reporting(self, key: str, request: UnderWay, now: float) -> Flow:
+        """No request fails for a report, whatever its store is."""
+        with logged_errors(), suppress(StoreError, ConfigError):
+            yield from self._keeping_report(key, request, now)
+
+    def _keeping_report(self, key: str, request: UnderWay, now: float) -> Flow:
+        known, limiter = self._of(key), self._limiter()
+        limits = request.limits
+        if limiter is None or not limits:
+            return
+        is_new, said = known.next_at < 0, known.said
+        name = masked(key) if request.name is None else request.name
+        report = Report(name, request.name is not None, limits, self._row(key, len(limits)), said)
+        # Before the store answers, so that no other report is due.
+        known.next_at, known.row = now + LEAST_S, report.row
+        wait = yield carry_out(limiter, reporting(limiter, key, self._process, report))
+        known.next_at = now + wait
+        if known.said is said:
+            known.said = ()
+        if is_new:
+            yield carry_out(limiter, listing(limiter, key, report))
+
+    def _row(self, key: str, limits: int) -> Row:
+        requests = self._requests(key)
+        held = [request.reserved for request in requests if not request.is_waiting]
+        waits = Counter([request.tenant for request in requests if request.is_waiting])
+        tenants = {masked(tenant): many for tenant, many in waits.most_common(_MOST_TENANTS) if tenant}
+        reserved = [sum(costs) for costs in zip(*held)] or [0] * limits
+        return Row(waiting=waits.total(), held=len(held), reserved=reserved, tenants=tenants)
+
+    def _requests(self, key: str) -> list[UnderWay]:
+        found = [reference() for reference in list(self._under_way.get(key, {}).values())]
+        return [request for request in found if request is not None]
+
+    def _of(self, key: str) -> _Known:
+        with self._lock:
+            known = self._known.setdefault(key, _Known())
+            self._known.move_to_end(key)
+            if len(self._known) > MOST_KEYS:
+                self._known.popitem(last=False)
+            return known
+
+    def _is_idle(self) -> bool:
+        """Drop keys without requests."""
+        with self._lock:
+            self._under_way = {key: requests for key, requests in self._under_way.items() if requests}
+            return not self._under_way
+
+    def _set_timer(self) -> None:
+        loop = None if self._loop is None else self._loop()
+        if loop is not None and not self._is_timed:
+            self._is_timed = True
+            call_later(loop, self._interval, self._begin_to_look)
+
+    def _begin_to_look(self) -> None:
+        with logged_errors():
+            begin_to_finish(self.looking()).add_done_callback(self._go_on)
+
+    def _go_on(self, looked: asyncio.Future[Any]) -> None:
+        self._is_timed = False
+        with logged_errors():
+            if not looked.cancelled():
+                looked.result()
+        if not self._is_idle():
+            self._set_timer()
+
+    def _watch(self) -> None:
+        pause, idle = threading.Event(), 0
+        while True:
+            pause.wait(self._interval)
+            with logged_errors():
+                run(self.looking())
+            idle = idle + 1 if self._is_idle() else 0
+            with self._lock:
+                if idle >= _LOOKS and not any(self._under_way.values()):
+                    self._thread = None
+                    return
+
+
+_keepers: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Keeper]] = WeakKeyDictionary()
+
+
+def keeper_of(limiter: AsyncLimiter | Limiter) -> Keeper:
+    """Return the keeper of a limiter on the running event loop, or in all threads."""
+    loop = asyncio.get_running_loop() if isinstance(limiter, AsyncLimiter) else None
+    keepers = _keepers.setdefault(limiter, WeakKeyDictionary())
+    place = limiter if loop is None else loop
+    keeper = keepers.get(place)
+    if keeper is None:
+        # Threads may race: each request stays with the keeper that it enters.
+        keeper = keepers[place] = Keeper(limiter, loop)
+    return keeper
