@@ -13,9 +13,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from limitgate.algorithms.line import State
 from limitgate.errors import StoreError
 from limitgate.limiter.holding import NotHeldError
-from limitgate.limiter.limiter import AsyncLimiter
+from limitgate.limiter.limiter import AsyncLimiter, carry_out
+from limitgate.limiter.lining import Place
 from limitgate.limits.decision import Decision
 from limitgate.llm.estimate import Percentile
 from limitgate.llm.fair_share import FairLine
@@ -25,10 +27,20 @@ from limitgate.llm.usage import Reader, Usage, bounded, usage_in
 from limitgate.llm.windows import Windows
 from limitgate.outbound.budgets import Flow
 from limitgate.outbound.response_fields import Answer, Field
-from limitgate.outbound.throttle import arun, run
+from limitgate.outbound.throttle import afinish, arun, banned_for, run
 from limitgate.process import waiting
 
 _NOTHING = Usage(0, 0)
+_NOBODY = State()
+_POLL = 0.25
+"""Seconds between two attempts of a waiting request."""
+_STAYS = 5.0
+"""Seconds after which the line forgets a request whose process doesn't attempt any more."""
+_EARLIER = 60.0
+"""Seconds by which a turn may come earlier than it seems."""
+_SHORTEST = 0.001
+REFUSED = 429
+_MINUTE = 60
 _log = logging.getLogger("limitgate.outbound")
 
 
@@ -98,31 +110,93 @@ class Spending:
         """Reserve the estimate within ``timeout`` seconds; return the decision. Gives back what was reserved before."""
         yield from self.giving_back()
         self._limiter, self.is_sent = limiter, False
-        # One waiting request at a time books its turn. If many had booked, their turns would stay where they are when other
-        # processes give something back.
-        began = waiting.monotonic()
+        deadline = math.inf if timeout is None else waiting.monotonic() + timeout
         line, tenant = self._share
+        is_alone = not line
         ticket = line.join(tenant, self.expected.usage.input + self.expected.usage.output)
         try:
-            wait = line.await_ if isinstance(limiter, AsyncLimiter) else line.wait
+            wait = line.await_ if self._is_async else line.wait
             is_called = yield wait(ticket, timeout)
-            left = timeout if timeout is None else max(0.0, timeout - (waiting.monotonic() - began))
-            return (yield from self._reserving(left if is_called else 0))
+            if is_alone or not is_called:
+                decision = yield from self._reserving()
+                if decision.allowed or not (is_called and self._pause(decision, deadline)):
+                    return decision
+            return (yield from self._in_line(tenant, deadline))
         finally:
             line.leave(ticket, is_taken=self._is_open)
 
-    def _reserving(self, timeout: float | None) -> Flow:
+    def _in_line(self, tenant: str, deadline: float) -> Flow:
+        """Wait in the line of all processes, which keeps the order; the limits decide when there is room."""
+        place = Place(self._limiter, self.key, tenant, self.expected.usage[:2], _STAYS)
+        try:
+            while True:
+                ahead = yield carry_out(self._limiter, place.joining())
+                pause = yield from self._later(ahead, deadline)
+                if not pause:
+                    decision = yield from self._reserving(ahead)
+                    pause = self._pause(decision, deadline)
+                if not pause:
+                    break
+                if self._is_async:
+                    yield waiting.asleep(pause)
+                else:
+                    waiting.sleep(pause)
+            yield self._finish(self._leaving(place))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield self._finish(self._leaving(place, gives_back=True))
+            raise
+        return decision
+
+    def _later(self, ahead: State, deadline: float) -> Flow:
+        """Return the seconds until the next attempt if the requests ahead need all the room; 0 if one is due now."""
+        longer = self._windows.takes_longer(self.expected.usage, ahead)
+        if not longer:
+            return 0.0
+        wait = (yield self._limiter.peek(self.key, *self._windows.costed(self.expected.usage))).retry_after + longer
+        left = deadline - waiting.monotonic()
+        return 0.0 if left <= 0 or wait > left + _EARLIER else min(wait, _POLL, left)
+
+    def _leaving(self, place: Place, *, gives_back: bool = False) -> Flow:
+        is_taken = self._is_open and not gives_back
+        if gives_back:
+            yield from self.giving_back()
+        # Otherwise the ticket leaves by itself.
+        with suppress(StoreError):
+            yield carry_out(self._limiter, place.leaving(is_taken=is_taken))
+
+    def _finish(self, flow: Flow) -> Any:
+        """Run a flow to its end, even if the caller is cancelled."""
+        return afinish(flow) if self._is_async else run(flow)
+
+    def _pause(self, decision: Decision, deadline: float) -> float:
+        """Seconds until the next attempt; 0 if there is none.
+
+        Requests under way give back what they don't need, so that a turn may come earlier than it seems.
+        """
+        left = deadline - waiting.monotonic()
+        wait = decision.retry_after
+        if decision.allowed or left <= 0 or wait > left + (0 if banned_for(decision) else _EARLIER):
+            return 0.0
+        return max(_SHORTEST, min(wait, _POLL, left))
+
+    @property
+    def _is_async(self) -> bool:
+        return isinstance(self._limiter, AsyncLimiter)
+
+    def _reserving(self, ahead: State = _NOBODY) -> Flow:
         if self._told_limits is not None:
             self._windows = yield from self._told_limits.read(self._limiter, self.key)
-        limits = self._windows.costed(self.expected.usage)
+        limits = self._windows.costed(self.expected.usage, ahead)
         if not limits:
             self._unlimited = yield self._limiter.banned(self.key)
             return self._unlimited
         try:
-            self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout, hold=self._hold)
+            self.reservation = yield self._limiter.reserve(self.key, *limits, hold=self._hold)
         except NotHeldError:
             # If the process dies, the estimate drains.
-            self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout)
+            self.reservation = yield self._limiter.reserve(self.key, *limits)
         self._is_open = self.decision.allowed
         return self.decision
 
@@ -202,13 +276,15 @@ class Spending:
     def learning(self) -> Flow:
         """Take over what the provider has just said about its limits. Errors of the store are logged."""
         said = self._said
-        if said is None or not said.windows:
+        if said is None or not (said.windows or said.status == REFUSED):
             return
         try:
             if self._told_limits is not None:
                 yield from self._told_limits.hear(self._limiter, self.key, said)
             if self._is_open and self._lower(said):
                 yield from self._drawing(said)
+            if self._is_open and said.status == REFUSED:
+                yield from self._emptying(said)
         except StoreError as error:
             _log.warning("what %.260r said about its limits could not be kept: %s", self.key, error)
 
@@ -232,6 +308,29 @@ class Spending:
         if any(many > 0 for many in back.values()):
             given = [(limit, max(0, back.get(place, 0))) for place, limit in enumerate(limits)]
             yield self._limiter.refund(self.key, *given, cost=0)
+
+    def _emptying(self, said: Told) -> Flow:
+        """Empty the buckets that may have caused a refusal, for the time when the pause is over.
+
+        The provider does not count by buckets, or other programs use the account. From then on requests pass at the rate of
+        the limits, which every way of counting admits.
+        """
+        limits, costs = self._windows.every(), self._windows.costs(self.expected.usage)
+        windows = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
+        over = []
+        for kind, limit, cost, window in zip(self._windows.kinds(), limits, costs, windows):
+            known = [each.remaining for each in said.windows if each.kind == kind and each.period in (None, limit.period)]
+            left = [many for many in known if many is not None]
+            is_suspect = min(left) < cost if left else limit.period <= _MINUTE
+            empty_at = min(said.retry_after or 0.0, limit.period) + limit.burst * limit.period / max(1, limit.count)
+            missing = math.ceil((empty_at - window.reset_after) * limit.count / limit.period)
+            # Its own tokens will be given back.
+            own = 0 if kind == "requests" else cost
+            over.append(missing + own if is_suspect and limit.algorithm == "gcra" and missing > 0 else 0)
+        if any(over):
+            emptied = yield self._limiter.reserve(self.key, *[(limit, 0) for limit in limits], cost=0)
+            if emptied.decision.allowed:
+                yield emptied.settle(over[0] if len(over) == 1 else over)
 
     def _lower(self, said: Told) -> list[tuple[int, int]]:
         """Return the place of each window in which the provider reports less than this process knew, and what it reports.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from limitgate.algorithms.line import State
 from limitgate.limits.limit import Limit
 from limitgate.llm.provider_fields import Kind
 from limitgate.llm.usage import Usage
 
 KINDS: tuple[Kind, ...] = ("requests", "tokens", "input_tokens", "output_tokens")
+
+
+_NOBODY = State()
 
 
 class Windows(NamedTuple):
@@ -19,17 +23,32 @@ class Windows(NamedTuple):
     input_tokens: tuple[Limit, ...] = ()
     output_tokens: tuple[Limit, ...] = ()
 
-    def costed(self, usage: Usage) -> list[Any]:
-        """Return the limits for `Limiter.reserve`, each with its cost. A cost beyond a burst is cut to it, so that it fits."""
+    def costed(self, usage: Usage, ahead: State = _NOBODY) -> list[Any]:
+        """Return the limits for `Limiter.reserve`, each with its cost. A cost beyond a burst is cut to it, so that it fits.
+
+        The limits keep room for the requests ahead in the line, as far as they have any.
+        """
+        kept = self.costs(Usage(ahead.input, ahead.output), ahead.requests)
+        costs = [
+            min(cost, limit.burst) if limit.burst else max(1, cost) for limit, cost in zip(self.every(), self.costs(usage))
+        ]
         return [
-            (limit, min(cost, limit.burst) if limit.burst else max(1, cost))
-            for limit, cost in zip(self.every(), self.costs(usage))
+            (limit.less(min(less, limit.burst - cost)) if less > 0 and cost < limit.burst else limit, cost)
+            for limit, cost, less in zip(self.every(), costs, kept)
         ]
 
-    def costs(self, usage: Usage) -> list[int]:
+    def takes_longer(self, usage: Usage, ahead: State) -> float:
+        """Return the seconds in which room for the requests ahead comes, if a bucket never has it beside this one; else 0."""
+        kept = self.costs(Usage(ahead.input, ahead.output), ahead.requests)
+        limits = [(limit, min(cost, limit.burst), less) for limit, cost, less in zip(self.every(), self.costs(usage), kept)]
+        if not any(0 < limit.burst < cost + less for limit, cost, less in limits if less):
+            return 0.0
+        return max([less * limit.period / limit.count for limit, _, less in limits if limit.count])
+
+    def costs(self, usage: Usage, requests: int = 1) -> list[int]:
         """Return the cost of each limit, in the order of `every`."""
         costs = {
-            "requests": 1,
+            "requests": requests,
             "tokens": usage.input + usage.output,
             "input_tokens": usage.input,
             "output_tokens": usage.output,
