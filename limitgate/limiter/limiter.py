@@ -505,8 +505,3 @@ class Limiter(Calls):
 
     if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
         __aenter__ = __aexit__ = wrong_way("a Limiter was entered by async with, expected with, or an AsyncLimiter")
-
-
-def carry_out(limiter: AsyncLimiter | Limiter, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T] | T:
-    """Run a flow on the store of a limiter; return its result, or an awaitable of it."""
-    return limiter._arun(flow) if isinstance(limiter, AsyncLimiter) else limiter._run(flow)  # noqa: SLF001 - same module

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from hashlib import blake2b
+from typing import Any, TypeVar
 
 from limitgate.algorithms import line
 from limitgate.gate.flow import Flow
+from limitgate.limiter.calls import AsyncCalls, Calls
 from limitgate.limiter.operations import Operations
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND
 from limitgate.limits.limit import kept_as
 from limitgate.limits.plan import Charge, Plan, Reading, new_slot
 
+T = TypeVar("T")
 _LINES = Bucket((kept_as("line"),))
 
 
@@ -21,7 +25,7 @@ class Place:
     def __init__(self, limiter: Operations, key: str, tenant: str, tokens: tuple[int, int], stays: float) -> None:
         digest = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=6).digest()
         into, output = [min(many, line.MAX_TOKENS) for many in tokens]
-        name = limiter._name(key)  # noqa: SLF001 - a part of the limiter
+        name = limiter._plans.name(key)  # noqa: SLF001 - a part of the limiter
         self._timeout = limiter._timeout  # noqa: SLF001 - a part of the limiter
         self._joining = line.Action(
             line.JOIN, new_slot(), int.from_bytes(digest, "little"), into, output, round(stays * SECOND)
@@ -41,3 +45,8 @@ class Place:
         reading: Reading = yield plan, self._timeout
         state: line.State = reading.buckets[0].before[0]
         return state
+
+
+def carry_out(limiter: AsyncCalls | Calls, flow: Flow[T]) -> Coroutine[Any, Any, T] | T:
+    """Run a flow on the store of a limiter; return its result, or an awaitable of it."""
+    return limiter._arun(flow) if isinstance(limiter, AsyncCalls) else limiter._run(flow)  # noqa: SLF001 - a part of the limiter

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self
 from limitgate.algorithms.line import State
 from limitgate.errors import StoreError
 from limitgate.limiter.holding import NotHeldError
-from limitgate.limiter.limiter import AsyncLimiter, carry_out
-from limitgate.limiter.lining import Place
+from limitgate.limiter.limiter import AsyncLimiter
+from limitgate.limiter.lining import Place, carry_out
 from limitgate.limits.decision import Decision
 from limitgate.llm.estimate import Percentile
 from limitgate.llm.fair_share import FairLine

@@ -12,8 +12,7 @@ import pytest
 
 from limitgate import Limiter, MemoryStore, RedisStore
 from limitgate.algorithms.line import KEPT_US, MAX_TICKETS, State
-from limitgate.limiter.limiter import carry_out
-from limitgate.limiter.lining import Place
+from limitgate.limiter.lining import Place, carry_out
 from tests.support.redis_server import RedisServer
 
 

@@ -30,8 +30,7 @@ import limitgate.requests
 import limitgate.urllib3
 from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, Limit, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
-from limitgate.limiter.limiter import carry_out
-from limitgate.limiter.lining import Place
+from limitgate.limiter.lining import Place, carry_out
 from limitgate.llm import Budget, Usage
 from tests.support.doors import PATIENCE, until
 from tests.support.provider import Act, Provider, serving
