@@ -1,111 +1,145 @@
 """A budget for language models, shared by processes, against a provider that counts: ``python -m benchmarks.budgets``.
 
 Prints how much of the provider's limit was used, and how many requests it refused. Answers have 1 to 30 times as many tokens as
-the input. With ``--streams`` it prints what reading a stream of 10,000 events along costs.
+the input. ``--limiter`` measures a peer, with ``--python`` of the environment in which it is installed; there, and with
+``--maximum 300``, requests name a maximum of output tokens. With ``--streams`` it prints what reading a stream of 10,000 events
+along costs.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
 import multiprocessing
+import os
 import random
+import socket
+import subprocess
+import sys
 import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 
-from limitgate import AsyncLimiter, Limiter, MemoryStore
-from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
+from benchmarks.budget_worker import INPUT, LIMITERS, QUESTION
+from limitgate import Limiter, MemoryStore
+from limitgate.httpx2 import RateLimitTransport
 from limitgate.llm import Budget
 from tests.support.provider import Provider, serving
 from tests.support.redis_server import RedisServer
 
 TOKENS = 50_000
 """Tokens per minute."""
-QUESTION: Any = [{"role": "user", "content": "abcd" * 10}]
-INPUT = 10
+WORKER = Path(__file__).with_name("budget_worker.py")
 
 
-def work(url: str, store: str, seconds: float, tasks: int) -> None:
-    """Ask as often as the budget allows."""
+@contextlib.contextmanager
+def provider_elsewhere(**options: Any) -> Iterator[tuple[str, Any]]:
+    """Serve a provider in a process of its own; yield its URL, and a connection that answers anything with the calls."""
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe()
+    process = context.Process(target=provide, args=(its, options))
+    process.start()
+    its.close()
+    try:
+        yield ours.recv(), ours
+    finally:
+        ours.close()
+        process.join()
 
-    async def main() -> None:
-        limiter = AsyncLimiter(store, timeout=1)
-        budget = Budget(tokens=f"{TOKENS}/minute")
-        transport = AsyncRateLimitTransport(budget=budget, limiter=limiter, timeout=seconds)
-        until = time.monotonic() + seconds
-        async with httpx2.AsyncClient(transport=transport, timeout=120) as client:
 
-            async def ask() -> None:
-                while time.monotonic() < until:
-                    response = await client.post(f"{url}/v1/chat/completions", json={"model": "m", "messages": QUESTION})
-                    if response.status_code == 429:
-                        return
-
-            await asyncio.gather(*[ask() for _ in range(tasks)])
-        await limiter.aclose()
-
-    asyncio.run(main())
+def provide(asked: Any, options: dict[str, Any]) -> None:
+    """Serve a provider until nobody can ask for its calls any more."""
+    dice = random.Random(1)
+    is_limited = "limits" in options
+    provider = Provider(
+        output=lambda body: INPUT * dice.randint(1, 30) if is_limited else body["max_tokens"],
+        latency=lambda status: dice.uniform(0.2, 2.0) if is_limited and status == 200 else 0.0,
+        **options,
+    )
+    with serving(provider) as url, contextlib.suppress(EOFError):
+        asked.send(url)
+        while True:
+            asked.recv()
+            asked.send([(call.at, call.status, call.input + call.output) for call in provider.calls])
 
 
 def share(arguments: argparse.Namespace) -> None:
     """Measure what several processes use of one limit."""
-    dice = random.Random(1)
-    provider = Provider(
-        limits={"tokens": (TOKENS, 60.0)},
-        counting=arguments.counting,
-        output=lambda _: INPUT * dice.randint(1, 30),
-        latency=lambda status: dice.uniform(0.2, 2.0) if status == 200 else 0.0,
-    )
-    server = RedisServer()
-    with serving(provider) as url:
-        began = time.time()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = RedisServer(port=str(port))
+    with provider_elsewhere(limits={"tokens": (TOKENS, 60.0)}, counting=arguments.counting) as (url, provider):
+        numbers = [arguments.seconds, arguments.tasks // arguments.processes, TOKENS, arguments.maximum]
+        command = [arguments.python, str(WORKER), arguments.limiter, url, f"redis://127.0.0.1:{port}/0", *map(str, numbers)]
+        # The peers' environments have no LimitGate.
+        environment = dict(os.environ) if arguments.limiter != "limitgate" else {**os.environ, "PYTHONPATH": str(Path.cwd())}
         workers = [
-            multiprocessing.get_context("spawn").Process(
-                target=work, args=(url, server.url, arguments.seconds, arguments.tasks // arguments.processes)
-            )
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
             for _ in range(arguments.processes)
         ]
+        pipes = [(worker.stdin, worker.stdout) for worker in workers if worker.stdin and worker.stdout]
+        for _, out in pipes:
+            if out.readline() != "ready\n":
+                raise RuntimeError("a worker did not get ready")
+        began = time.time()
+        for into, _ in pipes:
+            into.write("\n")
+            into.flush()
         for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(arguments.seconds + 60)
+            worker.communicate(timeout=arguments.seconds + 60)
+        provider.send("calls")
+        calls = [call for call in provider.recv() if began <= call[0] < began + arguments.seconds]
     server.stop()
-    calls = [call for call in provider.calls if call.at < began + arguments.seconds]
-    first = min(call.at for call in calls)
-    took = arguments.seconds - (first - began)
-    spent = sum(call.input + call.output for call in calls)
-    burst = 0 if arguments.counting == "sliding" else TOKENS
-    could = TOKENS * took / 60 + burst
+    refused = sum(status == 429 for _, status, _ in calls)
+    spent = sum(tokens for *_, tokens in calls)
+    limit = TOKENS * arguments.seconds / 60
     print(
-        f"{arguments.counting}: {len(calls)} requests in {took:.1f} s, {spent:,} of {could:,.0f} tokens ({spent / could:.1%})"
+        f"{arguments.limiter}, {arguments.counting}: {len(calls)} requests in {arguments.seconds:.0f} s, {spent:,} tokens, "
+        f"{spent / limit:.1%} of the limit; a full bucket and the limit are {limit + TOKENS:,.0f} tokens, "
+        f"{spent / (limit + TOKENS):.1%} used"
     )
-    print(f"refused by the provider: {provider.refused} ({provider.refused / len(calls):.2%})")
+    print(f"refused by the provider: {refused} ({refused / len(calls):.2%})")
 
 
 def streams() -> None:
-    """Measure a stream of 10,000 events by OpenAI's client, with and without a budget, in alternating rounds."""
-    with serving(Provider(output=lambda _: 10_000)) as url:
+    """Measure streams by OpenAI's client, with and without a budget, in alternating rounds."""
+    with provider_elsewhere() as (url, _):
 
-        def read(transport: Any) -> tuple[float, float]:
+        def read(events: int, *, is_ours: bool) -> tuple[float, float]:
+            limiter = Limiter(MemoryStore())
+            transport: Any = (
+                RateLimitTransport(budget=Budget(tokens="1000000000/day"), limiter=limiter)
+                if is_ours
+                else httpx2.HTTPTransport()
+            )
             with httpx2.Client(transport=transport) as http:
                 client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", http_client=http, max_retries=0, timeout=120)
                 began, cpu, first = time.perf_counter(), time.thread_time(), 0.0
-                for _ in client.chat.completions.create(model="m", messages=QUESTION, stream=True):
+                for _ in client.chat.completions.create(model="m", messages=QUESTION, max_tokens=events, stream=True):
                     first = first or time.perf_counter() - began
                 return time.thread_time() - cpu, first
 
-        rounds = []
-        for _ in range(15):
-            limiter = Limiter(MemoryStore())
-            with_budget = read(RateLimitTransport(budget=Budget(tokens="1000000000/day"), limiter=limiter))
-            rounds.append((with_budget, read(httpx2.HTTPTransport())))
-        middle = len(rounds) // 2
-        cpu = sorted(ours[0] / theirs[0] for ours, theirs in rounds)[middle]
-        first = sorted(ours[1] - theirs[1] for ours, theirs in rounds)[middle]
+        def rounds(many: int, events: int) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+            return [(read(events, is_ours=True), read(events, is_ours=False)) for _ in range(many)]
+
+        def peak(events: int) -> int:
+            tracemalloc.start()
+            read(events, is_ours=True)
+            most = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            return most
+
+        rounds(2, 100)
+        cpu = sorted(ours[0] / theirs[0] for ours, theirs in rounds(15, 10_000))[7]
+        # The provider writes a stream before it sends it, so a long one hides the difference.
+        first = sorted(ours[1] - theirs[1] for ours, theirs in rounds(201, 10))[100]
         print(f"a stream of 10,000 events: {cpu:.3f} times the CPU, first byte {first * 1000:+.2f} ms")
+        print(f"memory at its peak: {peak(1_000):,} bytes with 1,000 events, {peak(10_000):,} with 10,000")
 
 
 def main() -> None:
@@ -116,7 +150,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=200)
     parser.add_argument("--counting", default="bucket", choices=["bucket", "fixed", "sliding"])
+    parser.add_argument("--limiter", default="limitgate", choices=list(LIMITERS))
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--maximum", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.limiter != "limitgate" and not arguments.maximum:
+        arguments.maximum = 30 * INPUT
     if arguments.streams:
         streams()
     else:

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, concurrency, fixed_window, gcra, holds, refusals, sliding_log, sliding_window, warm_up
+from limitgate.algorithms import (
+    ban,
+    concurrency,
+    fixed_window,
+    gcra,
+    holds,
+    line,
+    refusals,
+    sliding_log,
+    sliding_window,
+    warm_up,
+)
 from limitgate.algorithms.base import Algorithm, Each
 
 SCRIPTS: Final[dict[str, Algorithm]] = {
@@ -19,6 +30,7 @@ SCRIPTS: Final[dict[str, Algorithm]] = {
     "warm_up": warm_up,
     "refusals": refusals,
     "holds": holds,
+    "line": line,
 }
 """Algorithms by the name of their Lua twin."""
 
@@ -37,6 +49,7 @@ STORED_AS: Final[dict[str, int]] = {
     "warm_up": 9,
     "refusals": 10,
     "holds": 11,
+    "line": 12,
 }
 """Numbers in the ids of windows. They are stored, so never reuse one."""
 
@@ -68,9 +81,9 @@ def plain_pieces() -> Mapping[Algorithm, Mapping[str, Sequence[str]]]:
 def _pieces(text: str) -> Mapping[str, Sequence[str]]:
     pieces: dict[str, list[str]] = {}
     piece: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("--") and line[2:].isalpha():
-            pieces[line] = piece = []
+    for row in text.splitlines():
+        if row.startswith("--") and row[2:].isalpha():
+            pieces[row] = piece = []
         else:
-            piece.append(line)
+            piece.append(row)
     return pieces

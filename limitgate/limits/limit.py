@@ -104,7 +104,7 @@ class Limit:
     most: int = field(compare=False)
     """Maximum cost of a request."""
     series: int
-    """Limits of equal periods and different series have different windows, whatever their order. Budgets use 0 to 3."""
+    """Limits of equal periods and different series have different windows, whatever their order. Told limits use 0 to 3."""
 
     @called_as("Limit('5/minute', burst=10), or in text '5 per 15 minutes burst 10'")
     def __init__(

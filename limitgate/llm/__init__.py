@@ -5,7 +5,7 @@ windows.py          the limits of a budget by kind, and what a request costs of 
 spending.py         one request: reserves the estimate, settles what was used
 outgoing.py         a request of a throttled client, whose response is read along
 keeper.py           renews holds of requests under way, and reports them to other processes
-fair_share.py       turns for the tenants of a process
+fair_share.py       the requests of a process that wait, by tenant; the line of all processes is in the store
 told_limits.py      limits that a provider states
 costs.py            costs of rules in tokens, for requests behind a gate
 metering.py         reads the response of such a request along

@@ -17,7 +17,7 @@ from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
 from limitgate.llm.estimate import Answers, Estimate, estimate_of
-from limitgate.llm.fair_share import FairLine
+from limitgate.llm.fair_share import HEADS, FairLine
 from limitgate.llm.outgoing import exchange
 from limitgate.llm.spending import AsyncBudgetReservation, BudgetReservation, Expected, Spending
 from limitgate.llm.told_limits import ToldLimits
@@ -53,8 +53,8 @@ class Budget(Remade):
     never. With ``limits="told"``, limits that the provider states in its responses replace those given, in every process that
     shares the store.
 
-    ``share`` returns the tenant of a request, from what ``key`` gets. Tenants of a process that wait take turns by tokens, so
-    that one with many requests does not keep the others waiting.
+    ``share`` returns the tenant of a request, from what ``key`` gets. Tenants that wait, in any process, take turns by tokens,
+    so that one with many requests does not keep the others waiting.
 
     ``name`` labels the metrics of the budget. Budgets of the same name add up.
 
@@ -76,12 +76,14 @@ class Budget(Remade):
         share: Callable[[Any], str] | None = None,
         name: str = "budget",
     ) -> None:
-        self._windows = Windows(
+        windows = Windows(
             _limits("requests", requests),
             _limits("tokens", tokens),
             _limits("input_tokens", input_tokens),
             _limits("output_tokens", output_tokens),
-        ).apart()
+        )
+        # A provider may state limits of further kinds at any time.
+        self._windows = windows.apart() if limits == "told" else windows
         if limits not in ("given", "told"):
             raise ConfigError(f"limits is {limits!r:.40}, expected 'given' or 'told'")
         if limits == "given" and not any(self._windows):
@@ -215,7 +217,7 @@ class Budget(Remade):
 
     def _line(self, key: str) -> FairLine:
         with self._lock:
-            return self._lines.setdefault(key, FairLine())
+            return self._lines.setdefault(key, FairLine(HEADS))
 
     def _tenant(self, request: Any) -> str:
         tenant = "" if self._share is None else self._share(request)

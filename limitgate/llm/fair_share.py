@@ -1,8 +1,7 @@
-"""Fair shares of a budget among the tenants of a process: who waits takes turns by tokens.
+"""The requests of a process that wait for a budget, by tenant.
 
-Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996), with equal weights: a request starts, in virtual time, when the one
-before it in its tenant's queue ends, but not before the line's present. The least start goes first. So a tenant with many
-requests delays the first request of another one by a single request.
+The first request of each tenant, of up to `HEADS` tenants, waits in the line of all processes, see `limitgate.algorithms.line`.
+The others wait here. Tenants beyond `HEADS` take turns by start-time fair queueing as well.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from heapq import heapify, heappop, heappush
 from threading import TIMEOUT_MAX, Event, Lock
 from typing import Any
 
+HEADS = 16
+"""Tenants of a process in the line of all processes."""
 _LONGEST_TENANT = 256
 """Characters of a tenant's name that are told apart."""
 
-
 _FEW = 64
-"""Entries of requests that have left are dropped once there are more of them than others, and than this."""
+"""Entries of requests that have left are dropped if there are more of them than others, and than this."""
 
 
 class Ticket:
@@ -40,11 +40,19 @@ class Ticket:
 
 
 class FairLine:
-    """The line before one key of a budget. One request at a time books its turn; the others wait here. Thread-safe."""
+    """The line before one key of a budget. Up to ``heads`` requests, of different tenants, are called; the others wait here.
 
-    def __init__(self) -> None:
-        self._waiting: list[Ticket] = []
-        self._first: Ticket | None = None
+    Thread-safe.
+    """
+
+    def __init__(self, heads: int = 1) -> None:
+        self._heads = heads
+        self._called: dict[str, Ticket] = {}
+        """By tenant."""
+        self._queues: dict[str, dict[Ticket, None]] = {}
+        """Tickets that are not called, by tenant, in their order."""
+        self._next: list[Ticket] = []
+        """A heap of the first tickets of the queues of tenants of which none is called, and of some that have left."""
         self._ends: dict[str, int] = {}
         """Virtual end of each tenant's last request, in tokens."""
         self._now = 0
@@ -63,43 +71,61 @@ class FairLine:
             self._many += 1
             ticket = Ticket(tenant, start, start + max(1, tokens), self._number)
             self._ends[tenant] = ticket.end
-            if self._first is None:
-                self._call(ticket)
-            else:
-                heappush(self._waiting, ticket)
+            queue = self._queues.setdefault(tenant, {})
+            queue[ticket] = None
+            if len(queue) == 1 and tenant not in self._called:
+                heappush(self._next, ticket)
+                self._call_next()
         return ticket
 
     def leave(self, ticket: Ticket, *, is_taken: bool) -> None:
         """Leave the line, so that the next one is called. A request that took nothing doesn't count for its tenant."""
+        tenant = ticket.tenant
         with self._lock:
-            if not is_taken and self._ends.get(ticket.tenant) == ticket.end:
-                self._ends[ticket.tenant] = ticket.start
+            if not is_taken and self._ends.get(tenant) == ticket.end:
+                self._ends[tenant] = ticket.start
             ticket.has_left = True
             self._many -= 1
-            if len(self._waiting) > 2 * self._many + _FEW:
-                self._waiting = [each for each in self._waiting if not each.has_left]
-                heapify(self._waiting)
-            if len(self._ends) > 2 * self._many + _FEW:
-                self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._now}
-            if ticket is self._first:
-                self._call_next()
+            queue = self._queues.get(tenant, {})
+            was_next = ticket is next(iter(queue), None)
+            queue.pop(ticket, None)
+            if self._called.get(tenant) is ticket:
+                del self._called[tenant]
+                was_next = True
+            if was_next and queue and tenant not in self._called:
+                heappush(self._next, next(iter(queue)))
+            if not queue:
+                self._queues.pop(tenant, None)
+            self._tidy()
+            self._call_next()
+
+    def _tidy(self) -> None:
+        if len(self._next) > 2 * len(self._queues) + _FEW:
+            self._next = [each for each in self._next if not each.has_left]
+            heapify(self._next)
+        if len(self._ends) > 2 * self._many + _FEW:
+            self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._now}
 
     def _call_next(self) -> None:
-        self._first = None
-        while self._first is None and self._waiting:
-            ticket = heappop(self._waiting)
+        while len(self._called) < self._heads and self._next:
+            ticket = heappop(self._next)
+            if ticket.has_left:
+                continue
+            queue = self._queues[ticket.tenant]
+            del queue[ticket]
             # Its event loop may have ended.
             with suppress(RuntimeError):
-                if not ticket.has_left:
-                    self._call(ticket)
-        if self._first is None:
+                ticket.wake()
+                self._called[ticket.tenant] = ticket
+                self._now, ticket.is_called = ticket.start, True
+            if not queue:
+                del self._queues[ticket.tenant]
+            elif not ticket.is_called:
+                heappush(self._next, next(iter(queue)))
+        if not self._called:
             # While no request waits, no tenant has an advantage.
             self._ends.clear()
             self._now = 0
-
-    def _call(self, ticket: Ticket) -> None:
-        ticket.wake()
-        self._first, self._now, ticket.is_called = ticket, ticket.start, True
 
     def wait(self, ticket: Ticket, timeout: float | None) -> bool:
         """Wait in this thread until a ticket is called, at most ``timeout`` seconds."""

@@ -21,6 +21,7 @@ from limitgate.limiter.budget_texts import LEAST_S, Report, Row, Said, listing, 
 from limitgate.limiter.calls import carry_out
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limits.limit import Limit
+from limitgate.llm.windows import Windows
 from limitgate.messages.text import masked
 from limitgate.outbound.budgets import Flow
 from limitgate.outbound.throttle import begin_to_finish, run
@@ -50,14 +51,11 @@ class UnderWay(Protocol):
     """The key if it may be shown; None if it may be secret."""
     tenant: str
     is_waiting: bool
+    windows: Windows
     reserved: Sequence[int]
     """What is reserved of each limit."""
     renew_at: float
     """Seconds of `waiting.monotonic`."""
-
-    @property
-    def limits(self) -> list[tuple[str, Limit]]:
-        """The limits with what each counts."""
 
     def renewing(self) -> Flow:
         """Renew the hold. Raises `StoreError`."""
@@ -153,7 +151,7 @@ class Keeper:
 
     def _keeping_report(self, key: str, request: UnderWay, now: float) -> Flow:
         known, limiter = self._of(key), self._limiter()
-        limits = request.limits
+        limits = request.windows.with_kinds()
         if limiter is None or not limits:
             return
         is_new, said = known.next_at < 0, known.said

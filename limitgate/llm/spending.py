@@ -13,12 +13,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from limitgate.algorithms.line import State
 from limitgate.errors import StoreError
 from limitgate.limiter.budget_texts import Said
 from limitgate.limiter.holding import NotHeldError
 from limitgate.limiter.limiter import AsyncLimiter
+from limitgate.limiter.lining import Place, carry_out
 from limitgate.limits.decision import Decision
-from limitgate.limits.limit import Limit
 from limitgate.llm.estimate import Percentile
 from limitgate.llm.fair_share import FairLine
 from limitgate.llm.keeper import Keeper, keeper_of
@@ -30,10 +31,20 @@ from limitgate.observing.budget_counts import BudgetCounts
 from limitgate.observing.instruments import Settlement
 from limitgate.outbound.budgets import Flow
 from limitgate.outbound.response_fields import Answer, Field
-from limitgate.outbound.throttle import arun, run
+from limitgate.outbound.throttle import afinish, arun, banned_for, run
 from limitgate.process import waiting
 
 _NOTHING = Usage(0, 0)
+_NOBODY = State()
+_POLL = 0.25
+"""Seconds between two attempts of a waiting request."""
+_STAYS = 5.0
+"""Seconds after which the line forgets a request whose process doesn't attempt any more."""
+_EARLIER = 60.0
+"""Seconds by which a turn may come earlier than it seems."""
+_SHORTEST = 0.001
+REFUSED = 429
+_MINUTE = 60
 _log = logging.getLogger("limitgate.outbound")
 
 
@@ -82,7 +93,7 @@ class Spending:
         """The key if it may be shown; None if it may be secret."""
         self._host = host
         self.expected = expected
-        self._windows = windows
+        self.windows = windows
         self._answers = answers
         self._hold = hold
         self._told_limits = told_limits
@@ -117,20 +128,21 @@ class Spending:
         """
         yield from self.giving_back()
         self._limiter, self.is_sent = limiter, False
-        # One waiting request at a time books its turn. If many had booked, their turns would stay where they are when other
-        # processes give something back.
-        began = waiting.monotonic()
-        line, counts = self._line, self._counts
+        deadline = math.inf if timeout is None else waiting.monotonic() + timeout
+        line, tenant = self._line, self.tenant
+        is_alone = not line
+        counts = self._counts
         self._keeper = keeper = keeper_of(limiter)
-        ticket = line.join(self.tenant, self.expected.usage.input + self.expected.usage.output)
+        ticket = line.join(tenant, self.expected.usage.input + self.expected.usage.output)
         self.is_waiting = True
         keeper.enter(self, self._hold if self.renews else None)
         counts.wait(1)
         try:
-            wait = line.await_ if isinstance(limiter, AsyncLimiter) else line.wait
+            wait = line.await_ if self._is_async else line.wait
             is_called = yield wait(ticket, timeout)
-            left = timeout if timeout is None else max(0.0, timeout - (waiting.monotonic() - began))
-            decision = yield from self._reserving(left if is_called else 0)
+            decision = yield from self._reserving() if is_alone or not is_called else self._in_line(tenant, deadline)
+            if is_alone and is_called and not decision.allowed and self._pause(decision, deadline):
+                decision = yield from self._in_line(tenant, deadline)
         finally:
             line.leave(ticket, is_taken=self._is_open)
             counts.wait(-1)
@@ -148,25 +160,80 @@ class Spending:
     def _counts(self) -> BudgetCounts:
         return self._counts_of(self._limiter)
 
-    @property
-    def limits(self) -> list[tuple[str, Limit]]:
-        """The limits with what each counts."""
-        return list(zip(self._windows.kinds(), self._windows.every()))
+    def _in_line(self, tenant: str, deadline: float) -> Flow:
+        """Wait in the line of all processes, which keeps the order; the limits decide when there is room."""
+        place = Place(self._limiter, self.key, tenant, self.expected.usage[:2], _STAYS)
+        try:
+            while True:
+                ahead = yield carry_out(self._limiter, place.joining())
+                pause = yield from self._later(ahead, deadline)
+                if not pause:
+                    decision = yield from self._reserving(ahead)
+                    pause = self._pause(decision, deadline)
+                if not pause:
+                    break
+                if self._is_async:
+                    yield waiting.asleep(pause)
+                else:
+                    waiting.sleep(pause)
+            yield self._finish(self._leaving(place))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield self._finish(self._leaving(place, gives_back=True))
+            raise
+        return decision
 
-    def _reserving(self, timeout: float | None) -> Flow:
+    def _later(self, ahead: State, deadline: float) -> Flow:
+        """Return the seconds until the next attempt if the requests ahead need all the room; 0 if one is due now."""
+        longer = self.windows.takes_longer(self.expected.usage, ahead)
+        if not longer:
+            return 0.0
+        wait = (yield self._limiter.peek(self.key, *self.windows.costed(self.expected.usage))).retry_after + longer
+        left = deadline - waiting.monotonic()
+        return 0.0 if left <= 0 or wait > left + _EARLIER else min(wait, _POLL, left)
+
+    def _leaving(self, place: Place, *, gives_back: bool = False) -> Flow:
+        is_taken = self._is_open and not gives_back
+        if gives_back:
+            yield from self.giving_back()
+        # Otherwise the ticket leaves by itself.
+        with suppress(StoreError):
+            yield carry_out(self._limiter, place.leaving(is_taken=is_taken))
+
+    def _finish(self, flow: Flow) -> Any:
+        """Run a flow to its end, even if the caller is cancelled."""
+        return afinish(flow) if self._is_async else run(flow)
+
+    def _pause(self, decision: Decision, deadline: float) -> float:
+        """Seconds until the next attempt; 0 if there is none.
+
+        Requests under way give back what they don't need, so that a turn may come earlier than it seems.
+        """
+        left = deadline - waiting.monotonic()
+        wait = decision.retry_after
+        if decision.allowed or left <= 0 or wait > left + (0 if banned_for(decision) else _EARLIER):
+            return 0.0
+        return max(_SHORTEST, min(wait, _POLL, left))
+
+    @property
+    def _is_async(self) -> bool:
+        return isinstance(self._limiter, AsyncLimiter)
+
+    def _reserving(self, ahead: State = _NOBODY) -> Flow:
         if self._told_limits is not None:
-            self._windows = yield from self._told_limits.read(self._limiter, self.key)
-        limits = self._windows.costed(self.expected.usage)
+            self.windows = yield from self._told_limits.read(self._limiter, self.key)
+        limits = self.windows.costed(self.expected.usage, ahead)
         if not limits:
             self._unlimited = yield self._limiter.banned(self.key)
             return self._unlimited
         is_held = self._hold is not None
         try:
-            self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout, hold=self._hold)
+            self.reservation = yield self._limiter.reserve(self.key, *limits, hold=self._hold)
         except NotHeldError:
             # If the process dies, the estimate drains.
             is_held = False
-            self.reservation = yield self._limiter.reserve(self.key, *limits, timeout=timeout)
+            self.reservation = yield self._limiter.reserve(self.key, *limits)
         self._is_open = self.decision.allowed
         self.reserved = [cost for _, cost in limits]
         self.renew_at = self._due(0.5) if is_held else math.inf
@@ -248,7 +315,7 @@ class Spending:
         self._close()
         if usage.is_capped:
             _log.warning("%.260r reported absurd usage, which is cut to %d and %d tokens", self.key, usage.input, usage.output)
-        costs = self._windows.costs(usage)
+        costs = self.windows.costs(usage)
         try:
             yield self.reservation.settle(costs[0] if len(costs) == 1 else costs)
         except StoreError as error:
@@ -264,7 +331,7 @@ class Spending:
     def learning(self) -> Flow:
         """Take over what the provider has just said about its limits. Errors of the store are logged."""
         said = self._said
-        if said is None or not said.windows:
+        if said is None or not (said.windows or said.status == REFUSED):
             return
         if self._keeper is not None:
             self._keeper.say(
@@ -275,6 +342,8 @@ class Spending:
                 yield from self._told_limits.hear(self._limiter, self.key, said)
             if self._is_open and self._lower(said):
                 yield from self._drawing(said)
+            if self._is_open and said.status == REFUSED:
+                yield from self._emptying(said)
         except StoreError as error:
             _log.warning("what %.260r said about its limits could not be kept: %s", self.key, error)
 
@@ -283,7 +352,7 @@ class Spending:
 
         Processes may charge the same tokens at once. A process that then finds less left gives the difference back.
         """
-        limits = self._windows.every()
+        limits = self.windows.every()
         now = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
         theirs = dict(self._lower(said))
         over = {place: now[place].remaining - left for place, left in theirs.items() if now[place].remaining > left}
@@ -299,13 +368,36 @@ class Spending:
             given = [(limit, max(0, back.get(place, 0))) for place, limit in enumerate(limits)]
             yield self._limiter.refund(self.key, *given, cost=0)
 
+    def _emptying(self, said: Told) -> Flow:
+        """Empty the buckets that may have caused a refusal, for the time when the pause is over.
+
+        The provider does not count by buckets, or other programs use the account. From then on requests pass at the rate of
+        the limits, which every way of counting admits.
+        """
+        limits, costs = self.windows.every(), self.windows.costs(self.expected.usage)
+        windows = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
+        over = []
+        for kind, limit, cost, window in zip(self.windows.kinds(), limits, costs, windows):
+            known = [each.remaining for each in said.windows if each.kind == kind and each.period in (None, limit.period)]
+            left = [many for many in known if many is not None]
+            is_suspect = min(left) < cost if left else limit.period <= _MINUTE
+            empty_at = min(said.retry_after or 0.0, limit.period) + limit.burst * limit.period / max(1, limit.count)
+            missing = math.ceil((empty_at - window.reset_after) * limit.count / limit.period)
+            # Its own tokens will be given back.
+            own = 0 if kind == "requests" else cost
+            over.append(missing + own if is_suspect and limit.algorithm == "gcra" and missing > 0 else 0)
+        if any(over):
+            emptied = yield self._limiter.reserve(self.key, *[(limit, 0) for limit in limits], cost=0)
+            if emptied.decision.allowed:
+                yield emptied.settle(over[0] if len(over) == 1 else over)
+
     def _lower(self, said: Told) -> list[tuple[int, int]]:
         """Return the place of each window in which the provider reports less than this process knew, and what it reports.
 
         Other programs use the same account.
         """
         found = []
-        for place, (kind, limit, window) in enumerate(zip(self._windows.kinds(), self._windows.every(), self.decision.windows)):
+        for place, (kind, limit, window) in enumerate(zip(self.windows.kinds(), self.windows.every(), self.decision.windows)):
             for theirs in said.windows:
                 same = theirs.kind == kind and theirs.period in (None, limit.period) and theirs.limit in (None, limit.count)
                 if (

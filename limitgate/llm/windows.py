@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from limitgate.algorithms.line import State
 from limitgate.limits.limit import Limit
 from limitgate.llm.provider_fields import Kind
 from limitgate.llm.usage import Usage
+
+_NOBODY = State()
 
 
 class Windows(NamedTuple):
@@ -21,16 +24,31 @@ class Windows(NamedTuple):
         """Return the same limits with windows apart by kind: otherwise requests might take over the usage of tokens."""
         return Windows(*[tuple([limit.in_series(n) for limit in limits]) for n, limits in enumerate(self)])
 
-    def costed(self, usage: Usage) -> list[Any]:
-        """Return the limits for `Limiter.reserve`, each with its cost. A cost beyond a burst is cut to it, so that it fits."""
+    def costed(self, usage: Usage, ahead: State = _NOBODY) -> list[Any]:
+        """Return the limits for `Limiter.reserve`, each with its cost. A cost beyond a burst is cut to it, so that it fits.
+
+        The limits keep room for the requests ahead in the line, as far as they have any.
+        """
+        kept = self.costs(Usage(ahead.input, ahead.output), ahead.requests)
+        costs = [
+            min(cost, limit.burst) if limit.burst else max(1, cost) for limit, cost in zip(self.every(), self.costs(usage))
+        ]
         return [
-            (limit, min(cost, limit.burst) if limit.burst else max(1, cost))
-            for limit, cost in zip(self.every(), self.costs(usage))
+            (limit.less(min(less, limit.burst - cost)) if less > 0 and cost < limit.burst else limit, cost)
+            for limit, cost, less in zip(self.every(), costs, kept)
         ]
 
-    def costs(self, usage: Usage) -> list[int]:
+    def takes_longer(self, usage: Usage, ahead: State) -> float:
+        """Return the seconds in which room for the requests ahead comes, if a bucket never has it beside this one; else 0."""
+        kept = self.costs(Usage(ahead.input, ahead.output), ahead.requests)
+        limits = [(limit, min(cost, limit.burst), less) for limit, cost, less in zip(self.every(), self.costs(usage), kept)]
+        if not any(0 < limit.burst < cost + less for limit, cost, less in limits if less):
+            return 0.0
+        return max([less * limit.period / limit.count for limit, _, less in limits if limit.count])
+
+    def costs(self, usage: Usage, requests: int = 1) -> list[int]:
         """Return the cost of each limit, in the order of `every`."""
-        costs = 1, usage.input + usage.output, usage.input, usage.output
+        costs = requests, usage.input + usage.output, usage.input, usage.output
         return [cost for cost, limits in zip(costs, self) for _ in limits]
 
     def kinds(self) -> list[Kind]:
@@ -40,6 +58,10 @@ class Windows(NamedTuple):
     def by_kind(self) -> list[tuple[Kind, tuple[Limit, ...]]]:
         """Return each kind with its limits."""
         return list(zip(KINDS, self))
+
+    def with_kinds(self) -> list[tuple[str, Limit]]:
+        """Return all limits with what each counts."""
+        return [(kind, limit) for kind, limits in self.by_kind() for limit in limits]
 
     def every(self) -> list[Limit]:
         """Return all limits."""

@@ -361,7 +361,7 @@ class ClientThrottle(Generic[Request, Kind]):
                 decision = yield from self._taking(key, max(0.0, deadline - waiting.monotonic()), spending)
                 if decision is None:
                     return
-                banned = _banned_for(decision)
+                banned = banned_for(decision)
                 if math.isinf(banned):
                     raise RateLimited(decision, refused)
                 pause = max(banned, self._paused_for(key))
@@ -498,7 +498,8 @@ def _counted(decision: Decision) -> tuple[Limit, ...]:
     return tuple([limit for each in charges if each.bucket.algorithm.IS_LIMIT for limit in each.bucket.limits])
 
 
-def _banned_for(decision: Decision) -> float:
+def banned_for(decision: Decision) -> float:
+    """Seconds until the ban ends that a decision has met; 0 without one."""
     banned = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT and not each.fits]
     return max([window.retry_after for each in banned for window in each.windows()], default=0.0)
 

@@ -30,6 +30,7 @@ import limitgate.requests
 import limitgate.urllib3
 from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, Limit, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
+from limitgate.limiter.lining import Place, carry_out
 from limitgate.llm import Budget, Usage
 from tests.support.doors import PATIENCE, until
 from tests.support.provider import Act, Provider, serving
@@ -38,7 +39,7 @@ from tests.support.redis_server import RedisServer
 
 QUESTION: Any = [{"role": "user", "content": "How many roads must a man walk down?"}]
 ASKED = 9
-DAY = Limit("100000/day").in_series(1)
+DAY = "100000/day"
 
 
 class Client:
@@ -230,7 +231,7 @@ def test_without_a_maximum_answers_of_the_key_are_the_estimate(made: Made) -> No
 def test_an_estimate_beyond_the_burst_is_cut_to_it(made: Made) -> None:
     client = made(Provider(), Budget(tokens="100/day", key=lambda _: "k"))
     client.chat(max_tokens=5_000)
-    assert client.used("k", Limit("100/day").in_series(1)) == [ASKED + 5]
+    assert client.used("k", "100/day") == [ASKED + 5]
 
 
 def test_a_refusal_of_the_provider_is_waited_for(made: Made) -> None:
@@ -337,10 +338,10 @@ def test_limits_that_are_told_take_one_call_a_second(kind: str, monkeypatch: pyt
     assert len([key for key in calls if "configured" in key]) == 1
 
 
-def test_a_kind_that_is_added_does_not_take_over_the_usage_of_another_one() -> None:
+def test_a_kind_that_a_provider_adds_does_not_take_over_the_usage_of_another_one() -> None:
     """Tokens are many more than requests, which would wait for hours."""
     limiter, body = Limiter(MemoryStore()), {"messages": QUESTION, "max_tokens": 50_000}
-    options: Any = {"key": lambda _: "k", "hold": None}
+    options: Any = {"key": lambda _: "k", "hold": None, "limits": "told"}
     for _ in range(2):
         assert Budget(tokens="200000/minute", **options).reserve(limiter, body).decision.allowed
     both = Budget(requests="500/minute", tokens="200000/minute", **options).reserve(limiter, body).decision
@@ -391,7 +392,7 @@ def test_a_store_that_holds_no_more_counts_without_a_hold(kind: str, monkeypatch
         with pytest.raises(StoreError, match="cannot be held"):
             client.run(limiter.reserve("other", "1000/day", hold=60))
         client.chat(max_tokens=100)
-        assert client.used("k", Limit("1000/day").in_series(1)) == [ASKED + 5]
+        assert client.used("k", "1000/day") == [ASKED + 5]
         client.close()
 
 
@@ -441,7 +442,7 @@ def test_keys_are_by_host_credential_and_model(redis_server: RedisServer) -> Non
 def test_a_budget_without_a_client(kind: str) -> None:
     plan = Budget(requests="10/day", input_tokens="1000/day", output_tokens="500/day", key=lambda _: "k", hold=None)
     body = {"model": "m", "messages": QUESTION, "max_tokens": 100}
-    limits = "10/day", Limit("1000/day").in_series(2), Limit("500/day").in_series(3)
+    limits = "10/day", "1000/day", "500/day"
     if kind == "sync":
         limiter = Limiter(MemoryStore())
         reservation = plan.reserve(limiter, body)
@@ -616,6 +617,59 @@ def test_a_small_tenant_does_not_wait_for_a_large_one(kind: str) -> None:
     assert max(place for place, user in enumerate(order) if user == "small") < 35
 
 
+@pytest.mark.parametrize("hold", ["2m", None])
+@pytest.mark.parametrize("kept", ["memory", "redis", "cluster"])
+def test_tenants_take_turns_across_processes(
+    kept: str, hold: str | None, redis_server: RedisServer, request: pytest.FixtureRequest
+) -> None:
+    """As many budgets and limiters as there are processes; the small tenant is in one of them."""
+    bodies = [[{"user": "large"}] * 20, [{"user": "large"}] * 20, [*[{"user": "large"}] * 20, *[{"user": "small"}] * 5]]
+    order: list[str] = []
+
+    async def main() -> None:
+        shared, prefix = MemoryStore(), uuid4().hex
+        url = redis_server.url if kept == "redis" else request.getfixturevalue("redis_cluster").url if kept == "cluster" else ""
+
+        async def process(bodies: list[dict[str, str]]) -> None:
+            limiter = AsyncLimiter(url or shared, key_prefix=prefix, timeout=5)
+            plan = Budget(requests="20/second burst 1", key=lambda _: "k", share=lambda body: body["user"], hold=hold)
+
+            async def one(body: dict[str, str]) -> None:
+                assert (await plan.areserve(limiter, body, timeout=PATIENCE)).decision.allowed
+                order.append(body["user"])
+
+            await asyncio.gather(*map(one, bodies))
+            await limiter.aclose()
+
+        await asyncio.gather(*map(process, bodies))
+
+    asyncio.run(main())
+    assert len(order) == 65
+    # By turns of processes it would be the last one of about 35.
+    assert max(place for place, user in enumerate(order) if user == "small") < 20
+
+
+def test_a_refusal_of_the_provider_empties_the_bucket(made: Made) -> None:
+    """The provider has less room than its limit says, so that requests pass at the rate of the limit from then on."""
+    provider = Provider(script=[Act(), Act(status=429, fields={"retry-after-ms": "1"})])
+    client = made(provider, Budget(tokens="600/minute", requests="1000/day", key=lambda _: "k"), timeout=PATIENCE)
+    client.chat(max_tokens=50)
+    assert client.used("k", "600/minute")[0] < 100
+    client.chat(max_tokens=1)
+    assert client.used("k", "600/minute")[0] > 550
+    # A day is too long to be guilty without a word of the provider.
+    assert client.used("k", "1000/day")[0] == 3
+    assert [call.status for call in provider.calls] == [200, 429, 200]
+
+
+def test_a_refusal_with_room_left_empties_no_bucket(made: Made) -> None:
+    plenty = {"retry-after-ms": "1", "x-ratelimit-limit-tokens": "600", "x-ratelimit-remaining-tokens": "500"}
+    provider = Provider(script=[Act(status=429, fields={**plenty, "x-ratelimit-reset-tokens": "10s"})])
+    client = made(provider, Budget(tokens="600/minute", key=lambda _: "k"), timeout=PATIENCE)
+    client.chat(max_tokens=1)
+    assert client.used("k", "600/minute")[0] <= 100 + ASKED + 5
+
+
 def test_a_tenant_that_is_no_text_is_an_error() -> None:
     plan = Budget(requests="5/minute", key=lambda _: "k", share=lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(ConfigError, match="share returned None, expected text"):
@@ -676,17 +730,26 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_no_reservation(*, wait: 
     assert ends == {0} if wait else len(ends) >= 3, ends
 
 
-def test_a_turn_that_meets_a_pause_is_given_back() -> None:
+def waiting_in(limiter: Limiter, key: str) -> int:
+    """The requests that wait in the line of a key."""
+    place = Place(limiter, key, "", (0, 0), 60)
+    carry_out(limiter, place.joining())
+    state: Any = carry_out(limiter, place.leaving(is_taken=False))
+    return state.waiting
+
+
+def test_a_request_that_waits_meets_a_pause_and_has_reserved_nothing() -> None:
     limiter = Limiter(MemoryStore())
     plan = Budget(requests="1 per 2 seconds burst 1", tokens=DAY, key=lambda _: "k")
     with serving(Provider()) as url, ThreadPoolExecutor(1) as pool:
         client = Client("sync", url, plan, limiter, timeout=5)
         client.chat()
         waiting = pool.submit(client.chat, max_tokens=500)
-        until(lambda: client.used("k", DAY)[0] > 100)
+        until(lambda: waiting_in(limiter, "k") > 0)
         limiter.ban("k", 60)
         with pytest.raises(openai.RateLimitError):
             waiting.result()
+        assert waiting_in(limiter, "k") == 0
         # Tokens drain meanwhile.
         assert client.used("k", DAY)[0] <= ASKED + 5
         client.close()

@@ -141,3 +141,40 @@ def test_threads_and_tasks_share_a_line() -> None:
             each.result()
     assert sum(served.values()) == 600
     assert len(line) == 0
+
+
+def test_several_tenants_are_called_at_once_and_each_only_once() -> None:
+    line = FairLine(2)
+    first, again, second, third = line.join("a", 10), line.join("a", 10), line.join("b", 10), line.join("c", 10)
+    assert [each.is_called for each in (first, again, second, third)] == [True, False, True, False]
+    # Those who wait take turns by tokens: c's first is before a's second.
+    line.leave(first, is_taken=True)
+    assert third.is_called
+    assert not again.is_called
+    line.leave(second, is_taken=True)
+    assert again.is_called
+    for each in (third, again):
+        line.leave(each, is_taken=True)
+    assert len(line) == 0
+
+
+def test_a_tenant_whose_first_leaves_keeps_its_place() -> None:
+    line = FairLine()
+    head, gone, next_one = line.join("x", 10), line.join("a", 10), line.join("a", 10)
+    line.leave(gone, is_taken=False)
+    line.leave(head, is_taken=True)
+    assert next_one.is_called
+
+
+def test_a_tenant_keeps_its_turn_though_an_event_loop_has_ended() -> None:
+    line = FairLine()
+    head, gone, last = line.join("x", 1), line.join("a", 1), line.join("a", 1)
+    waiting: Any = line.await_(gone, None)
+
+    async def begin() -> None:
+        waiting.send(None)
+
+    asyncio.run(begin())
+    line.leave(head, is_taken=True)
+    assert last.is_called
+    waiting.close()

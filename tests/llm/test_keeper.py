@@ -240,7 +240,7 @@ def test_redis_comes_back_empty_while_a_request_is_under_way(own_redis: RedisSer
     own_redis.start()
     until(lambda: _quiet(lambda: limiter.banned("k").allowed))
     run(spending.settling(Usage(4, 96)))
-    assert limiter.peek("k", *[limit for _, limit in spending.limits]).windows[0].used == 100
+    assert limiter.peek("k", *spending.windows.every()).windows[0].used == 100
     store.close()
 
 

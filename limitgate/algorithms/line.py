@@ -1,0 +1,214 @@
+"""The line of the requests that wait for a budget, in every process: tenants take turns by tokens.
+
+Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with equal weights. A ticket starts, in virtual time, when the one
+before it of its tenant ends, but not before the present of the line, which is the start of the ticket that was served last. The
+least start goes first. So a tenant with many requests delays the first request of another one by a single request.
+
+A line admits nothing by itself: it reports what the tickets ahead of one cost, for which the limits have to keep room. A ticket
+that is not renewed leaves the line, so that a process that has died delays nobody for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, never
+
+REPLY_FIELDS = 4
+CAN_WAIT = False
+MAX_TURNS = 0
+refusal_is_stable = never
+left_after = None
+STRAIGHT: Straight | None = None
+IS_LIMIT = False
+RESCALES = False
+
+JOIN, LEAVE, TAKE = 1, 2, 3
+"""Actions: join the line, or renew the ticket; leave it; leave it because the request is admitted."""
+MAX_TICKETS = 256
+"""Maximum number of tickets, and of tenants whose last ticket ends in the future. Other requests come after all tickets."""
+KEPT_US = 60_000_000
+"""Microseconds without an action after which a line is forgotten."""
+MAX_TOKENS = 2**40
+"""Maximum tokens of a ticket; keeps Lua's doubles exact."""
+LOAD = Load(20, 1, 120)
+"""Measured with 256 tickets."""
+
+
+class Action(NamedTuple):
+    """Amount of an adjustment."""
+
+    what: int
+    name: int
+    tenant: int = 0
+    input: int = 0
+    """Tokens."""
+    output: int = 0
+    held_us: int = 0
+    """Time until the ticket leaves unless it is renewed."""
+
+
+class Ticket(NamedTuple):
+    """A request in a line."""
+
+    name: int
+    tenant: int
+    start: int
+    """In virtual time, which is counted in tokens."""
+    input: int
+    output: int
+    left_us: int
+
+    @property
+    def end(self) -> int:
+        """The earliest start of the tenant's next ticket."""
+        return self.start + max(1, self.input + self.output)
+
+
+class State(NamedTuple):
+    """State of a line."""
+
+    now: int = 0
+    """Virtual time."""
+    tickets: tuple[Ticket, ...] = ()
+    """In the order of their turns."""
+    ends: tuple[tuple[int, int], ...] = ()
+    """Tenants whose last ticket ends in the future, and when; the latest change last."""
+    requests: int = 0
+    """Tickets ahead of the one that has joined."""
+    input: int = 0
+    """Tokens of these."""
+    output: int = 0
+    waiting: int = 0
+    """Number of tickets."""
+
+    def end_of(self, tenant: int) -> int:
+        """Return when a tenant's last ticket ends, at least now."""
+        return next((end for each, end in self.ends if each == tenant), self.now)
+
+    def having(self, tickets: Sequence[Ticket], tenant: int, end: int) -> State:
+        """Return the state with these tickets, and another end for a tenant."""
+        others = [(each, till) for each, till in self.ends if each != tenant]
+        ends = [(each, till) for each, till in (*others, (tenant, end)) if till > self.now]
+        return State(self.now, tuple(tickets), tuple(ends[-MAX_TICKETS:]))
+
+    def telling(self, place: int) -> State:
+        """Return the state that reports what is ahead of a place."""
+        ahead = self.tickets[:place]
+        return self._replace(
+            requests=len(ahead),
+            input=sum([each.input for each in ahead]),
+            output=sum([each.output for each in ahead]),
+            waiting=len(self.tickets),
+        )
+
+    def carried_out(self, action: Action) -> State:
+        """Carry out an action."""
+        place = next((place for place, each in enumerate(self.tickets) if each.name == action.name), -1)
+        if action.what == JOIN:
+            return self._joined(place, action)
+        if place < 0:
+            return self.telling(0)
+        ticket = self.tickets[place]
+        rest = (*self.tickets[:place], *self.tickets[place + 1 :])
+        if action.what == TAKE:
+            later = self._replace(now=max(self.now, ticket.start))
+            return later.having(rest, ticket.tenant, self.end_of(ticket.tenant)).telling(0)
+        end = self.end_of(ticket.tenant)
+        return self.having(rest, ticket.tenant, ticket.start if end == ticket.end else end).telling(0)
+
+    def _joined(self, place: int, action: Action) -> State:
+        tickets = list(self.tickets)
+        if place >= 0:
+            tickets[place] = tickets[place]._replace(left_us=action.held_us)
+            return self._replace(tickets=tuple(tickets)).telling(place)
+        if len(tickets) >= MAX_TICKETS:
+            return self.telling(len(tickets))
+        ticket = Ticket(action.name, action.tenant, self.end_of(action.tenant), action.input, action.output, action.held_us)
+        place = sum([each.start <= ticket.start for each in tickets])
+        tickets.insert(place, ticket)
+        return self.having(tickets, ticket.tenant, ticket.end).telling(place)
+
+    def later(self, elapsed_us: int) -> State:
+        """Return the state after a time."""
+        if elapsed_us >= KEPT_US:
+            return State()
+        elapsed_us = max(0, elapsed_us)
+        staying = [each._replace(left_us=each.left_us - elapsed_us) for each in self.tickets if each.left_us > elapsed_us]
+        return State(self.now, tuple(staying), self.ends, waiting=len(staying))
+
+
+def check(limit: LimitNumbers) -> str | None:
+    return None
+
+
+def load(limit: LimitNumbers) -> Load:
+    return LOAD
+
+
+def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
+    return [State()]
+
+
+def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:
+    return [state.later(elapsed_us) for state in states]
+
+
+def rescaled(state: State, limit: LimitNumbers) -> State:
+    return state
+
+
+def try_charge(
+    states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
+) -> Sequence[State] | None:
+    return states
+
+
+def apply_adjustment(
+    states: Sequence[State], back: Sequence[Action], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
+) -> Sequence[State]:
+    return [state.carried_out(action) for state, action in zip(states, back, strict=True)]
+
+
+def refund_amount(
+    states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
+) -> tuple[Sequence[int], Sequence[int]]:
+    return [0] * len(states), [0] * len(states)
+
+
+def remaining(state: State, limit: LimitNumbers) -> int:
+    return 0
+
+
+def used(state: State, limit: LimitNumbers) -> int:
+    return state.waiting
+
+
+def wait_us(state: State, cost: int, limit: LimitNumbers) -> int:
+    return 0
+
+
+def ttl_us(state: State, limit: LimitNumbers) -> int:
+    return KEPT_US if state.tickets or state.ends else 0
+
+
+refill_us = ttl_us
+
+
+def date(limit: LimitNumbers) -> int:
+    return 0
+
+
+def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
+    return ()
+
+
+def encode_adjustment(limit: LimitNumbers, back: Action, grace_us: int) -> Sequence[int]:
+    """Return the action."""
+    return back
+
+
+def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
+    requests, into, output, waiting = facts
+    return [State(requests=requests, input=into, output=output, waiting=waiting)]
