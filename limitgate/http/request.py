@@ -435,6 +435,8 @@ class Request:
     """The parsed JSON body, None without one, `UNREAD` before it is read."""
     source: Callable[[int], Awaitable[bytes]] | None = None
     """Reads at most this many bytes of the body, and keeps them for the application. None if `read_body_here` does."""
+    cost: int | None = None
+    """Replaces the cost of every rule, if the request was described with one."""
     is_over = False
     _shows_json = False
     resolve_client: Callable[[Request], str | None] | None = None
