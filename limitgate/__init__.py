@@ -21,6 +21,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     limiter/         limits without HTTP: limiter, calls, operations, plans, slots, pace, adaptive work, stored limits
     outbound/        limits for HTTP clients: httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
     llm/             budgets for language models: estimates, usage in responses, fields of providers, turns of tenants
+    forward/         decides for proxies, which ask before they pass a request on; ForwardGate
     fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics
     command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
     replay/          runs access logs through rules
