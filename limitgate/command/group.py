@@ -30,6 +30,7 @@ VERBS = {
     "ban": "Ban one client.",
     "pardon": "Lift a ban.",
     "bans": "List banned clients, and why.",
+    "serve": "Decide for a proxy: nginx, Caddy, Traefik, Envoy or HAProxy.",
 }
 """Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``, except ``schema``, which is below."""
 _OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})
