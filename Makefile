@@ -15,19 +15,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
+.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool proxies clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
-test: .venv/dev redis valgrind promtool
+test: .venv/dev redis valgrind promtool proxies
 	$(BIN)/pytest -n 4 --dist worksteal -m "not alone"    # for two cores: tests wait for half of the time
 	$(BIN)/pytest -m alone
 
 quick: .venv/dev
 	$(BIN)/pytest -n 2 --dist worksteal --quick
 
-coverage: .venv/dev redis
+coverage: .venv/dev redis proxies
 	$(BIN)/pytest -n 3 --dist worksteal -m "not alone" --cov --cov-report=
 	$(BIN)/pytest -m alone --cov --cov-append --cov-report=term-missing:skip-covered --cov-fail-under=95
 
@@ -82,12 +82,13 @@ site: .venv/site
 demo: .venv/dev redis
 	$(BIN)/python -m tests.access_log
 
-fuzz: .venv/dev redis
+fuzz: .venv/dev redis proxies
 	$(BIN)/python -m tests.attacks.fuzz --inputs 1000000
 	$(BIN)/python -m tests.attacks.path_fuzz --paths 50000
 	$(BIN)/python -m tests.attacks.cpu --seconds 300
 	-$(BIN)/pip install --quiet --editable '.[dev,fuzz]'
 	$(BIN)/python -m tests.attacks.atheris_fuzz --seconds 300
+	LIMITGATE_TEST_EXAMPLES=100000 $(BIN)/pytest tests/forward
 	LIMITGATE_TEST_EXAMPLES=100000 $(BIN)/pytest -k "differential or property or fuzz"
 
 redis:
@@ -98,6 +99,9 @@ valgrind:    # without it, instructions are not counted
 
 promtool:    # without it, alerts are not tested
 	-@scripts/ensure-promtool
+
+proxies: .venv/dev    # without them, their tests are skipped
+	-@scripts/ensure-proxies $(BIN)
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "LimitGate needs Python 3.11 or newer, not %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'

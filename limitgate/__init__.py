@@ -22,6 +22,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     outbound/        limits for HTTP clients: httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
     llm/             budgets for language models: estimates, usage in responses, fields of providers, turns of tenants; costs of
                      rules in tokens (costs.py, metering.py), which the gate uses
+    forward/         decides for proxies, which ask before they pass a request on; ForwardGate
     fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics
     command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
     replay/          runs access logs through rules

@@ -24,6 +24,7 @@ from limitgate.gate.lifecycle.start import arequire, ashutdown, astartup
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.request import ASGIRequest, Scope, WSGIRequest
 from limitgate.limits.decision import RateLimited
+from limitgate.routes import Routes
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes, is_inside_starlette
 from limitgate.rules import decorators
@@ -65,7 +66,7 @@ class LimitGate(Around):
         try:
             if accepts(app, 2) and not accepts(app, 3):
                 raise ConfigError(f"{_name_of(app)} is called as WSGI has it, expected LimitGateWSGI around it")  # noqa: TRY301
-            built = build_gate(asgi_routes(app), open_store, **options)
+            built = build_gate(self.routes_of(app), open_store, **options)
             check_refuses(built.on_denied, "scope", "receive", "send")
         except (ConfigError, TypeError) as error:
             _tell_server(error)
@@ -85,6 +86,10 @@ class LimitGate(Around):
             fastapi_openapi.document()
             if self._gate_to_be is not None:
                 self._gate_to_be.at_other_rules.append(fastapi_openapi.forget_documents)
+
+    def routes_of(self, app: ASGIApp) -> Routes:
+        """Return the routes of an application."""
+        return asgi_routes(app)
 
     async def __call__(  # noqa: C901, PLR0912, PLR0915 - each extra coroutine slows down all requests
         self, scope: Any, receive: Any, send: Any

@@ -160,7 +160,7 @@ def check_typing(wheel: Path, folder: Path) -> None:
     """Type completeness of the installed wheel, as others see it."""
     python = folder / "bin" / "python"
     run(sys.executable, "-m", "venv", folder)
-    extras = "fastapi,flask,django,rest,httpx,httpx2,aiohttp,requests,urllib3,cli,prometheus,opentelemetry"
+    extras = "fastapi,flask,django,rest,httpx,httpx2,aiohttp,requests,urllib3,cli,serve,envoy,prometheus,opentelemetry"
     run(python, "-m", "pip", "install", "--quiet", f"{wheel}[{extras}]", "mypy==2.4.1")
     where = run(python, "-c", "import limitgate; print(limitgate.__file__)", env={"PATH": os.environ["PATH"]}).strip()
     if ROOT in Path(where).parents and folder not in Path(where).parents:

@@ -26,7 +26,7 @@ LAYERS = (
     "gate.lifecycle",
     "exchange",
     "middleware limiter",
-    "llm outbound django fastapi flask opentelemetry prometheus",
+    "llm outbound django fastapi flask forward opentelemetry prometheus",
     "aiohttp httpx httpx2 requests urllib3 testing",
     "replay",
     "command",

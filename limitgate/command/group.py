@@ -31,6 +31,7 @@ VERBS = {
     "pardon": "Lift a ban.",
     "bans": "List banned clients, and why.",
     "budget": "Show how much of a language model budget is used and reserved.",
+    "serve": "Decide for a proxy: nginx, Caddy, Traefik, Envoy or HAProxy.",
 }
 """Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``, except ``schema``, which is below."""
 _OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})

@@ -439,6 +439,8 @@ class Request:
     """Estimated tokens, see `limitgate.llm.costs`; None before they are needed."""
     source: Callable[[int], Awaitable[bytes]] | None = None
     """Reads at most this many bytes of the body, and keeps them for the application. None if `read_body_here` does."""
+    cost: int | None = None
+    """Replaces the cost of every rule, if the request was described with one."""
     is_over = False
     _shows_json = False
     resolve_client: Callable[[Request], str | None] | None = None

@@ -203,6 +203,12 @@ def body_unread(status: int, detail: str) -> Refusal:
 
 
 @cache
+def bad_request(detail: str) -> Refusal:
+    """Return the 400 for a subrequest that describes no request. ``detail`` is one of few texts."""
+    return _problem(400, "Bad Request", detail, [], type="about:blank")
+
+
+@cache
 def unavailable() -> Refusal:
     """Return the 503 of ``on_error: closed``."""
     detail = "The rate limit cannot be checked at the moment. Try again shortly."

@@ -122,6 +122,21 @@ class Diagnosis(Enum):
     NO_FIELDS = "LG073", "x-ratelimit-windows sends no field for rule %s, as no limit is per %s; use x-ratelimit or draft-11"
     UNKNOWN_TIER = "LG074", "identify returned a Caller of tier %s, which no rule names, so the default rules apply; %s"
 
+    DISAGREEING = (
+        "LG080",
+        "a proxy's subrequest at %s got 400, because %s; to declare the proxy, let it ask one of the paths %s",
+        logging.ERROR,
+    )
+    NO_METHOD = (
+        "LG081",
+        "a proxy's subrequest at %s named no method, so every rule applies there, whatever its methods; set %s",
+    )
+    NO_CLIENT = (
+        "LG083",
+        "a trusted proxy's subrequest at %s named no client, so all its clients count as one; let the proxy send %s",
+    )
+    NO_URI = "LG082", "a proxy's subrequest at %s got 400, because it named no URI; expected %s", logging.ERROR
+
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
         self.level = level

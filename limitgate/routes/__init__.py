@@ -12,6 +12,7 @@ from limitgate.errors import LimitGateError
 from limitgate.http.request import Request
 from limitgate.limits.decision import RateLimited
 from limitgate.rules.decorators import Mark
+from limitgate.rules.rule import RuleSet
 
 Pattern = tuple[str, ...]
 """Segments from `limitgate.http.paths.segments`."""
@@ -49,6 +50,12 @@ def fills_with_nothing(routes: Routes) -> bool:
     """True if placeholders match empty segments, as ``/items/{id}`` for ``/items/``."""
     fills: bool = getattr(routes, "fills_with_nothing", False)
     return fills
+
+
+def check_of(routes: Routes) -> Callable[[RuleSet], None]:
+    """Return the check of rules that these routes need; it raises `ConfigError`."""
+    check: Callable[[RuleSet], None] = getattr(routes, "check", lambda _: None)
+    return check
 
 
 class NoRoutes:

@@ -525,8 +525,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return Terms(self.adaptive or Adaptive(), self.max_delay or 0.0, self.reserve)
 
     def applies_to(self, method: str) -> bool:
-        """True if the rule applies to this method. HEAD has become GET."""
-        return self.methods is None or method in self.methods
+        """True if the rule applies to this method. HEAD has become GET.
+
+        The empty method stands for one that a proxy doesn't name: every limit applies to it, and no exemption by method.
+        """
+        return self.methods is None or method in self.methods or not (method or self.exempt)
 
     def misspelt_methods(self) -> Iterator[tuple[str, str]]:
         """Yield methods that are probably misspelt, each with a suggestion."""

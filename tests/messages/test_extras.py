@@ -29,6 +29,7 @@ MODULES = [
     ("limitgate.urllib3", "http_sf", "urllib3"),
     ("limitgate.prometheus", "prometheus_client", "prometheus"),
     ("limitgate.opentelemetry", "opentelemetry", "opentelemetry"),
+    ("limitgate.forward.rate_limit_service", "grpc", "envoy"),
 ]
 WITHOUT = """
 import sys

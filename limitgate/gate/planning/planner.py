@@ -194,6 +194,8 @@ class Planner:
                     return None
                 prepared = limited if limited.is_ready else limited.with_costs(request)
         plan: PreparedPlan = prepared  # type: ignore[assignment]  # No other is direct or ready.
+        if request.cost is not None:
+            plan = plan.costing(request.cost)
         if plan.is_by_address:
             proxies = identities.proxies
             if proxies.take_peers and proxies.until_sample > 0:

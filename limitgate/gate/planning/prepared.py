@@ -286,6 +286,15 @@ class PreparedPlan:
             known.costs, known.is_ready = costs, True
         return known
 
+    def costing(self, cost: int) -> PreparedPlan:
+        """Return the plan with another cost for every limit. It isn't plain, because such costs seldom recur."""
+        known = copy(self)
+        known.costs = tuple([(cost,) * len(each) if isinstance(each, tuple) else cost for each in self.costs])
+        known.template = known.counter = known.suffixes = None
+        known.charged_rules = self.compiled_rules
+        known.is_simple = False
+        return known
+
     def keys_of(self, subject: Subject) -> Sequence[str]:
         keys = [key.of(subject) for key in self.keys]
         for place, compiled_rule in self.guarded:

@@ -1,0 +1,143 @@
+"""The verb ``serve``: the gate for a proxy, on uvicorn."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from limitgate.command.applications import RULES
+from limitgate.command.output import logs_from
+from limitgate.errors import ConfigError
+from limitgate.forward.gate import ForwardGate
+from limitgate.forward.served import GRPC
+from limitgate.messages.text import extra
+from limitgate.rules.settings import PREFIX, GateSettings
+
+KEEP_ALIVE_S = 3700
+"""Longer than proxies keep idle connections: Envoy an hour, Go's client 90 s, nginx 60 s. They close them first, which avoids
+the race between a close and the next subrequest."""
+GRACE_S = 10
+"""Seconds for subrequests under way after SIGTERM."""
+_HERE = ("127.0.0.1", "::1")
+_MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@click.command("serve")
+@click.option("--rules", metavar="PATH", help=f"{RULES}.  [env var: LIMITGATE_RULES]")
+@click.option("--store", metavar="URL", help="Store of the limits.  [env var: LIMITGATE_STORE]")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="Address to listen at.")
+@click.option("--port", default=9382, type=click.IntRange(0, 65535), show_default=True, help="Port to listen at.")
+@click.option("--uds", metavar="PATH", help="Unix socket to listen at, instead of a port.")
+@click.option("--grpc", type=click.IntRange(1, 65535), metavar="PORT", help="Port of Envoy's rate limit service (extra envoy).")
+@click.option(
+    "--trusted-proxy",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Trusted proxy: address, CIDR, list or unix. Default: unix with --uds, 127.0.0.1 and ::1 if --host is one of them.  "
+    "[env var: LIMITGATE_TRUSTED_PROXIES]",
+)
+@click.option("--reload", metavar="SECONDS", help="Polling interval of rule files.  [env var: LIMITGATE_RELOAD]")
+@click.option("--workers", default=1, type=click.IntRange(1, 256), show_default=True, help="Number of processes.")
+def verb(  # noqa: PLR0917 - click passes them by name
+    rules: str | None,
+    store: str | None,
+    host: str,
+    port: int,
+    uds: str | None,
+    grpc: int | None,
+    trusted_proxy: tuple[str, ...],
+    reload: str | None,
+    workers: int,
+) -> None:
+    """Serve the rules to nginx, Caddy, Traefik, Envoy or HAProxy, which ask before they pass a request on.
+
+    docs/proxies.md has a configuration for each. Other options come from LIMITGATE_*. /healthz answers without the store, and
+    /metrics is for Prometheus, if prometheus-client is installed. SIGTERM finishes the requests under way.
+
+    For example: limitgate serve --rules config/ --store redis://localhost:6379/0 --uds /run/limitgate/gate.sock
+    """
+    try:
+        with extra("serve", "uvicorn"):
+            import uvicorn  # noqa: PLC0415 - an extra
+            from uvicorn.config import LOGGING_CONFIG  # noqa: PLC0415 - an extra
+        if grpc is not None:
+            from limitgate.forward import rate_limit_service  # noqa: F401, PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise click.UsageError(str(error)) from error
+    given = {"rules": rules, "store": store, "reload": reload, "trusted_proxies": ",".join(trusted_proxy) or None}
+    os.environ.update({f"{PREFIX}{name}".upper(): value for name, value in given.items() if value is not None})
+    settings = GateSettings()
+    if not settings.trusted_proxies:
+        os.environ[f"{PREFIX}TRUSTED_PROXIES"] = _trusted(host, uds)
+    if not settings.observers and find_spec("prometheus_client") is not None:
+        os.environ[f"{PREFIX}OBSERVERS"] = "prometheus"
+    if grpc is not None:
+        os.environ[GRPC] = f"[{host}]:{grpc}" if ":" in host else f"{host}:{grpc}"
+    _check()
+    where: dict[str, Any] = {"uds": uds} if uds else {"host": host, "port": port}
+    with _multiprocess_metrics(workers), _lines_at_once():
+        uvicorn.run(
+            "limitgate.forward.served:application",
+            factory=True,
+            workers=workers,
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+            log_config={
+                **LOGGING_CONFIG,
+                "loggers": {
+                    **LOGGING_CONFIG["loggers"],
+                    "limitgate": {"handlers": ["default"], "level": "INFO", "propagate": False},
+                },
+            },
+            **where,
+        )
+
+
+def _trusted(host: str, uds: str | None) -> str:
+    """Only processes of this machine reach a unix socket or a loopback address."""
+    if uds:
+        return "unix"
+    return ",".join(_HERE) if host in (*_HERE, "localhost") else ""
+
+
+def _check() -> None:
+    """Report an invalid configuration here, because each worker would end with it and be restarted."""
+    with logs_from(logging.CRITICAL):
+        if not GateSettings().rules:
+            raise ConfigError("no rules are given, expected --rules PATH, or the variable LIMITGATE_RULES")
+        ForwardGate(reload=0, observers=())
+
+
+@contextmanager
+def _multiprocess_metrics(workers: int) -> Iterator[None]:
+    """Let several workers keep their metrics in files, which any of them adds up."""
+    is_needed = workers > 1 and not os.environ.get(_MULTIPROCESS)
+    with TemporaryDirectory(prefix="limitgate-") if is_needed else nullcontext() as folder:
+        if folder is not None:
+            os.environ[_MULTIPROCESS] = str(Path(folder))
+        yield
+
+
+@contextmanager
+def _lines_at_once() -> Iterator[None]:
+    """Other verbs print log lines when they end."""
+    log = logging.getLogger("limitgate")
+    kept, log.handlers[:] = log.handlers[:], []
+    try:
+        yield
+    finally:
+        log.handlers[:] = kept
