@@ -106,6 +106,11 @@ class JournalFlows:
 
         return self._changing(change)
 
+    def listing(self) -> ConfigFlow[list[Ban]]:
+        """See `Journal.bans`."""
+        _, listed, _ = yield from self._reading()
+        return sorted(listed.values(), key=lambda ban: ban.until)
+
     def removing(self, keys: Sequence[str]) -> ConfigFlow[None]:
         _, listed, _ = yield from self._reading()
         if not listed.keys().isdisjoint(keys):
@@ -150,7 +155,7 @@ class Journal(JournalFlows):
 
     def bans(self) -> list[Ban]:
         """Return the bans in force, in order of their end."""
-        return sorted(run(self._store, self._reading())[1].values(), key=lambda ban: ban.until)
+        return run(self._store, self.listing())
 
     def events(self) -> list[Event]:
         """Return the latest changes, newest first."""

@@ -1,0 +1,279 @@
+"""The snapshot of one process: one compact value with a version. Pure.
+
+The bytes are ``LG``, a version, and JSON compressed by zlib. Readers skip what they cannot read, and never trust it: other
+programs may write to the store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from limitgate.fleet.sketch import NOBODY, SIZE, Entry, Top
+from limitgate.messages.text import printable, shortened
+from limitgate.stores.base import LONGEST_SNAPSHOT
+
+VERSION = 1
+_HEAD = b"LG%c" % VERSION
+_MOST_JSON = 1_048_576
+"""Bytes of JSON in a snapshot; a longer one is not unpacked."""
+LONGEST_NAME = 128
+MOST_RULES = 1_000
+T = TypeVar("T")
+
+Labels = tuple[str, ...]
+Value = tuple[str, Labels, Sequence[float]]
+"""Name of an instrument, labels, and its value; for a histogram the counts of its buckets and then the sum."""
+
+
+class UnreadableError(ValueError):
+    """A value that is no snapshot of this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """A rule in one process."""
+
+    name: str
+    tier: str
+    admitted: int
+    refused: int
+    utilization: float
+    used: Top = NOBODY
+    refusals: Top = NOBODY
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of clients by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The store, as one process sees it."""
+
+    up: bool
+    latency: float | None
+    """Mean seconds of the calls of the last period; None without any."""
+    breaker: str
+    """``closed``, ``open`` or ``half-open``."""
+    scheme: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """The last load of rules."""
+
+    ok: bool
+    at: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One process at a moment. Times are Unix seconds of its own clock."""
+
+    id: str
+    """16 hex digits that another process or a later start does not have."""
+    host: str
+    pid: int
+    start: float
+    at: float
+    version: str
+    revision: int | None
+    source: str
+    """Where the rules come from."""
+    requests: int
+    refused: int
+    store: StoreState
+    load: LoadState
+    last_error: str | None = None
+    last_error_at: float | None = None
+    rules: Sequence[RuleState] = ()
+    adaptive: Sequence[tuple[str, str, int, int]] = ()
+    """Rule, tier, limit in force and requests in flight."""
+    counters: Sequence[Value] = ()
+    gauges: Sequence[Value] = ()
+    ended: bool = False
+    """The process has stopped and counts no more."""
+    names: str = "masked"
+    rates: tuple[float, float] = (0.0, 0.0)
+    """Requests and refusals per second, over the last period."""
+    history: Sequence[tuple[int, int, int]] = ()
+    """Of the last 15 minutes: Unix time by `STEP`, requests and refusals in that step."""
+
+
+STEP = 30
+"""Seconds of a step of the history."""
+STEPS = 30
+
+
+def encode(snapshot: Snapshot, budget: int = LONGEST_SNAPSHOT) -> bytes:
+    """Return the bytes of a snapshot, at most ``budget`` if cutting its sketches can bring it about."""
+    most = SIZE
+    while True:
+        packed = _HEAD + zlib.compress(json.dumps(_plain(snapshot, most), separators=(",", ":")).encode(), 1)
+        if len(packed) <= budget or most == 0:
+            break
+        most = min(most // 2, most * budget // len(packed))
+    # A process of thousands of rules.
+    return packed if len(packed) <= LONGEST_SNAPSHOT else _HEAD + zlib.compress(json.dumps(_bare(snapshot)).encode(), 9)
+
+
+def _bare(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot without its rules."""
+    bare = {**_plain(snapshot, 0), "k": [], "c": [], "g": [], "a": []}
+    return {name: value[:LONGEST_NAME] if isinstance(value, str) else value for name, value in bare.items()}
+
+
+def _plain(snapshot: Snapshot, most: int) -> dict[str, Any]:
+    return {
+        "i": snapshot.id,
+        "h": snapshot.host,
+        "p": snapshot.pid,
+        "s": round(snapshot.start, 3),
+        "t": round(snapshot.at, 3),
+        "v": snapshot.version,
+        "r": snapshot.revision,
+        "o": snapshot.source,
+        "q": snapshot.requests,
+        "f": snapshot.refused,
+        "st": [snapshot.store.up, snapshot.store.latency, snapshot.store.breaker, snapshot.store.scheme],
+        "l": [snapshot.load.ok, round(snapshot.load.at, 3), snapshot.load.error],
+        "e": [snapshot.last_error, snapshot.last_error_at],
+        "k": [_plain_rule(each, most) for each in snapshot.rules[:MOST_RULES]],
+        "a": snapshot.adaptive,
+        "c": snapshot.counters,
+        "g": snapshot.gauges,
+        "x": snapshot.ended,
+        "n": snapshot.names,
+        "w": [round(each, 3) for each in snapshot.rates],
+        "y": snapshot.history,
+    }
+
+
+def _plain_rule(rule: RuleState, most: int) -> list[Any]:
+    used, refusals = rule.used.cut(most), rule.refusals.cut(most)
+    keys = dict.fromkeys([entry.key for each in (used, refusals) for entry in each.entries])
+    places = {key: place for place, key in enumerate(keys)}
+    return [
+        rule.name,
+        rule.tier,
+        rule.admitted,
+        rule.refused,
+        round(rule.utilization, 4),
+        [[key, rule.names.get(key, "")[:LONGEST_NAME]] for key in keys],
+        *[
+            [
+                each.floor,
+                [[places[entry.key], entry.hits, entry.error, int(entry.since), int(entry.last)] for entry in each.entries],
+            ]
+            for each in (used, refusals)
+        ],
+    ]
+
+
+def decode(packed: bytes) -> Snapshot:
+    """Read a snapshot. Raises `UnreadableError`, whatever the bytes are."""
+    if not packed.startswith(b"LG"):
+        raise UnreadableError("it is no snapshot")
+    if not packed.startswith(_HEAD):
+        raise UnreadableError(f"it has version {packed[2]}, expected {VERSION}" if len(packed) > 2 else "it is cut off")
+    if len(packed) > LONGEST_SNAPSHOT:
+        raise UnreadableError(f"it has {len(packed):,} bytes, expected at most {LONGEST_SNAPSHOT:,}")
+    try:
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(packed[len(_HEAD) :], _MOST_JSON)
+        if unpacking.eof:
+            return _snapshot(json.loads(text))
+    except (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        raise UnreadableError(f"it is damaged ({type(error).__name__})") from error
+    raise UnreadableError("it is cut off or too long")
+
+
+def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
+    up, latency, breaker, scheme = kept["st"]
+    is_loaded, loaded_at, load_error = kept["l"]
+    error, error_at = kept["e"]
+    return Snapshot(
+        id=_text(kept["i"], 32),
+        host=_text(kept["h"]),
+        pid=_whole(kept["p"]),
+        start=_number(kept["s"]),
+        at=_number(kept["t"]),
+        version=_text(kept["v"]),
+        revision=None if kept["r"] is None else _whole(kept["r"]),
+        source=_text(kept["o"], 500),
+        requests=_whole(kept["q"]),
+        refused=_whole(kept["f"]),
+        store=StoreState(bool(up), None if latency is None else _number(latency), _text(breaker), _text(scheme)),
+        load=LoadState(bool(is_loaded), _number(loaded_at), None if load_error is None else _text(load_error, 500)),
+        last_error=None if error is None else _text(error, 500),
+        last_error_at=None if error_at is None else _number(error_at),
+        rules=_each(kept["k"][:MOST_RULES], _rule),
+        adaptive=_each(kept["a"][:MOST_RULES], lambda each: (_text(each[0]), _text(each[1]), _whole(each[2]), _whole(each[3]))),
+        counters=_each(kept["c"], _value),
+        gauges=_each(kept["g"], _value),
+        ended=bool(kept["x"]),
+        names=_text(kept["n"]),
+        rates=(_number(kept["w"][0]), _number(kept["w"][1])),
+        history=_each(kept["y"][-STEPS - 1 :], lambda each: (_whole(each[0]), _whole(each[1]), _whole(each[2]))),
+    )
+
+
+def _rule(kept: Sequence[Any]) -> RuleState:
+    name, tier, admitted, refused, utilization, clients, used, refusals = kept
+    keys = [(_text(key, 64), _text(who)) for key, who in clients[: 2 * SIZE]]
+    return RuleState(
+        _text(name),
+        _text(tier),
+        _whole(admitted),
+        _whole(refused),
+        max(0.0, _number(utilization)),
+        _top(used, keys),
+        _top(refusals, keys),
+        dict(keys),
+    )
+
+
+def _top(kept: Sequence[Any], keys: Sequence[tuple[str, str]]) -> Top:
+    floor, entries = kept
+    found = []
+    for place, count, error, since, last in entries[: SIZE * 2]:
+        counted = _whole(count)
+        found.append(Entry(keys[_whole(place)][0], counted, min(_whole(error), counted), _number(since), _number(last)))
+    return Top(found, _whole(floor))
+
+
+def _value(kept: Sequence[Any]) -> Value:
+    name, labels, values = kept
+    return _text(name), tuple([_text(each) for each in labels]), [_number(each) for each in values]
+
+
+def _each(kept: Sequence[Any], read: Callable[[Any], T]) -> list[T]:
+    """Skip damaged entries: the others are still true."""
+    found: list[T] = []
+    for each in kept:
+        with suppress(TypeError, ValueError, LookupError, AttributeError, OverflowError):
+            found.append(read(each))
+    return found
+
+
+def _text(value: Any, longest: int = LONGEST_NAME) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is not text")
+    return shortened(printable(value[: 2 * longest]), longest)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r:.80} is not a number")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise TypeError(f"{value!r:.80} is not a whole number")
+    return value
