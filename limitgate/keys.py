@@ -54,6 +54,11 @@ class Key:
         self._parts = [_part(labels, pattern) for labels in self._labels]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
 
+    @property
+    def is_by_client(self) -> bool:
+        """False if all clients share its buckets."""
+        return any(label not in _SHARED for labels in self._labels for label in labels)
+
     def text(self, subject: Subject) -> str:
         """Return text of bounded length that identifies a bucket."""
         text = ""
@@ -154,6 +159,8 @@ _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
+_SHARED = frozenset({"path", "method", "host", "tier", "global"})
+"""Parts that name no client."""
 
 
 def _is_settled(labels: Sequence[str], subject: Subject) -> bool:

@@ -18,6 +18,7 @@ LAYERS = (
     "http",
     "llm.estimate llm.usage llm.costs llm.metering",
     "rules",
+    "fleet.sketch fleet.tally",
     "observing",
     "routes stores",
     "fleet",

@@ -11,7 +11,7 @@ The true count of a name with a counter is in ``[hits - error, hits]``. That of 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 SIZE = 256
@@ -58,6 +58,11 @@ class Sketch:
 
     def __contains__(self, key: object) -> bool:
         return key in self._counts
+
+    @property
+    def names(self) -> Iterable[str]:
+        """All names with a counter, in no order."""
+        return self._counts
 
     @property
     def floor(self) -> int:
@@ -203,9 +208,9 @@ class RecentSketch:
         """True if nothing was counted in either period."""
         return not (self._current.total or self._before.total)
 
-    def keys(self) -> Iterable[str]:
-        """Return all names with a counter."""
-        return {*self._current._counts, *self._before._counts}  # noqa: SLF001 - our own class
+    def are_in(self, names: Container[str]) -> bool:
+        """Return True if all names with a counter are among these."""
+        return all(key in names for each in (self._current, self._before) for key in each.names)
 
     def top(self) -> Top:
         """Return what is known of both periods."""

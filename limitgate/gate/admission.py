@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
+from limitgate.fleet.tally import MOST
 from limitgate.gate.flow import Budget, Flow
 from limitgate.gate.permits import Permits
 from limitgate.gate.planning.active_rules import ActiveRules
@@ -198,9 +199,25 @@ class Admission:
         if outweighs(outcome, self.outcome):
             self._outcome, self._decided_by = outcome, source
 
-    def count_once(self, counts: Counts) -> None:
-        """Count the final outcome, once for nested gates."""
+    def count_once(self, counts: Counts) -> None:  # noqa: C901 - calls slow down all requests
+        """Count the final outcome, once for nested gates. A deferring counter also counts the reading."""
         self.is_counted = True
+        reading = self.reading
+        if reading is not None:
+            counter: Any = self.prepared.counter  # type: ignore[union-attr]  # A reading belongs to a prepared plan.
+            queue = None if counter is None else counter.queue
+            if queue is None:
+                pass
+            elif self.is_plain and self._outcome is None:
+                queue.append(reading)
+                if counter.tally.wants_names or len(queue) > MOST:
+                    counter.look(reading.keys, self)
+                if counter.defers:
+                    return
+            else:
+                if counter.defers:
+                    counter.charged(reading.states)
+                counter.note(reading.keys, self)
         if not self.is_plain and self.is_nested:
             outer = self.outer
             while outer is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
+from limitgate.fleet.publisher import Publisher
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Turn
 from limitgate.gate.charging import Charging, deny, refuse_without_body, refuse_without_headers
@@ -25,6 +26,7 @@ from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
 from limitgate.process.background import Poller
 from limitgate.rules.callers import Caller
+from limitgate.rules.rule import RuleSet
 
 
 class Gate:
@@ -52,6 +54,8 @@ class Gate:
         """Called after a reload, in any thread."""
         self.poller: Poller | None = None
         """None without ``reload``."""
+        self.publisher: Publisher | None = None
+        """None outside a fleet."""
         self._client_of = client_of
         self.timeout = rules.timeout
         self._takes_plain = takes_plain(store)
@@ -65,6 +69,16 @@ class Gate:
         self.turns = Turns(store, self.refunds, self.load)
         if rules.counts is not None:
             rules.counts.look_at(self.outages.store_slots, self.outages.local_slots)
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """The rules in force."""
+        return self.rules.rule_set
+
+    @property
+    def last_error(self) -> tuple[str, float] | None:
+        """Text of the store's last failure, and its Unix time in seconds."""
+        return self.outages.last_error
 
     @property
     def failures(self) -> int:
@@ -342,7 +356,7 @@ class Gate:
         ):
             if not self.outages.is_known:
                 self.outages.answered()
-            if prepared.counter is not None:
+            if prepared.counter is not None and not prepared.counter.defers:
                 prepared.counter.charged(answer.states)
             admission.reading = answer
             admission.is_plain = True
@@ -356,7 +370,9 @@ class Gate:
             return None
         return self._conclude_worked_out(admission, answer)
 
-    def _conclude_worked_out(self, admission: Admission, answer: AnyReading) -> Flow[None] | None:
+    def _conclude_worked_out(  # noqa: C901 - calls slow down all requests
+        self, admission: Admission, answer: AnyReading
+    ) -> Flow[None] | None:
         prepared: Any = admission.prepared
         asked: Any = admission.plan
         permits = admission.permits
@@ -383,10 +399,12 @@ class Gate:
             if prepared.counter is not None:
                 prepared.counter.refused(answer.states)
             rules, key = template.refusing(decision, answer)
+            if prepared.counter is not None and prepared.counter.queue is not None:
+                prepared.counter.note_refusal(answer.keys, rules, admission)
             refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, prepared.compiled_rules)
             admission.refuse(answer, decision, refusal)
             return self.charging.count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None
-        if prepared.counter is not None:
+        if prepared.counter is not None and not prepared.counter.defers:
             prepared.counter.charged(answer.states)
         admission.reading = answer
         admission.decision = decision

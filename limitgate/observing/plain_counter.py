@@ -43,6 +43,9 @@ if (other := {used}) > share:
 
 class PlainCounter:
     __slots__ = ("charged", "refused")
+    defers = False
+    queue = None
+    """Readings to be counted later, see `limitgate.fleet.tally`."""
 
     def __init__(self, template: PlanTemplate, rows: Sequence[RuleSeries]) -> None:
         if not template.is_of_debts:

@@ -54,9 +54,10 @@ class Pollable(Protocol):
 
 
 class Poller:
-    def __init__(self, seconds: float, pollables: Sequence[Pollable]) -> None:
+    def __init__(self, seconds: float, pollables: Sequence[Pollable], name: str = "reload") -> None:
         self._seconds = seconds
         self._pollables = pollables
+        self._name = name
         self._is_looking = self._is_wanted = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,7 +74,7 @@ class Poller:
             return
         self._ended = threading.Event()
         with suppress(RuntimeError):  # The thread may fail to start.
-            self._thread = daemon("reload", _keep_looking, ref(self), self._seconds, self._ended)
+            self._thread = daemon(self._name, _keep_looking, ref(self), self._seconds, self._ended)
 
     def stop(self) -> None:
         """Stop until the next start."""

@@ -8,6 +8,8 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
 
 from limitgate.errors import ConfigError
+from limitgate.fleet.publisher import Publisher
+from limitgate.fleet.tally import Tally
 from limitgate.gate.bans import Bans
 from limitgate.gate.charging import Charging
 from limitgate.gate.gate import Gate
@@ -15,6 +17,7 @@ from limitgate.gate.lifecycle.reload import poller_of
 from limitgate.gate.lifecycle.start import (
     announce,
     ask_in_background,
+    installed_version,
     is_going_to_fork,
     require,
     warn_about_headers,
@@ -39,6 +42,7 @@ from limitgate.rules.settings import (
     warn_about_environment,
 )
 from limitgate.stores import AsyncStore, Opener, SyncStore, is_async_redis, is_redis, opened
+from limitgate.stores.base import AsyncFleetStore, SyncFleetStore
 
 Store = TypeVar("Store")
 Identify = TypeVar("Identify")
@@ -72,6 +76,7 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     names: Names
     refusal_logs: int
     observers: Sequence[str | Observer]
+    fleet: bool
     secret: str | None
 
 
@@ -102,6 +107,8 @@ class Built(NamedTuple):
             # Each child does this with its first answer.
             if not is_going_to_fork():
                 self.gate.refusals.agree_soon()
+                if self.gate.publisher is not None and is_redis(self.gate.store):
+                    self.gate.publisher.start()
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
@@ -115,7 +122,8 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     proxies.judges_server = not trusted_by_server()
     observers = observers_of(settings.observers)
-    counts = Counts() if observers else None
+    tally = Tally() if settings.fleet else None
+    counts = Counts(tally, defers=not observers) if observers or tally is not None else None
     rules = rules_of(settings.rules)
     try:
         store = opened(settings.store, open_store, settings.key_prefix)
@@ -144,7 +152,21 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         gate.outages.at_first_answer.append(gate.poller.start)
     if counts is not None:
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
-        observe(observers, (counts, gate), (store_counts(store), store))
+        if observers:
+            observe(observers, (counts, gate), (store_counts(store), store))
+        if tally is not None and isinstance(store, SyncFleetStore | AsyncFleetStore):
+            gate.publisher = Publisher(
+                gate,
+                store,
+                settings.key_prefix,
+                counts,
+                store_counts(store),
+                tally=tally,
+                names=settings.names,
+                version=installed_version(),
+            )
+            # In the process that gets requests, as above.
+            gate.outages.at_first_answer.append(gate.publisher.start)
     announce(settings, rules)
     return Built(gate, settings.on_denied, owns_store, settings.key_prefix if settings.require_store else None)
 

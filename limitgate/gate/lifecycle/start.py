@@ -37,11 +37,11 @@ ANSWER_TIMEOUT = 5.0
 def announce(settings: Settings, rules: RuleSet | None) -> None:
     """Log the configuration without secrets; None as rules means disabled."""
     if rules is None:
-        log.info("LimitGate %s is switched off", _version())
+        log.info("LimitGate %s is switched off", installed_version())
     else:
         log.info(
             "LimitGate %s: %s from %s%s; store %s; on_error %s; trusted proxies %s%s",
-            _version(),
+            installed_version(),
             _counted(rules),
             rules.source or (settings.rules if isinstance(settings.rules, str | Path) else "Python"),
             f", looked at every {settings.reload:g} s" if settings.reload else "",
@@ -53,7 +53,7 @@ def announce(settings: Settings, rules: RuleSet | None) -> None:
 
 
 @cache
-def _version() -> str:
+def installed_version() -> str:
     with suppress(PackageNotFoundError):
         return version("limitgate")
     return "(not installed)"
@@ -108,6 +108,8 @@ async def astartup(gate: Gate) -> None:
         gate.refusals.agree_soon()
     if gate.poller is not None:
         gate.poller.start()
+    if gate.publisher is not None:
+        gate.publisher.start()
 
 
 async def ashutdown(gate: Gate) -> None:
@@ -116,6 +118,8 @@ async def ashutdown(gate: Gate) -> None:
         gate.poller.stop()
     await gate.refunds.asettled()
     await gate.charging.bans.notes.asettled()
+    if gate.publisher is not None:
+        await gate.publisher.aend()
     if gate.rules.counts is not None:
         exporter.export()
 

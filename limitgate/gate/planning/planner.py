@@ -142,6 +142,8 @@ class Planner:
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(names)
+        self.names_shown = names
+        """How names of clients are shown."""
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         for rule in every:
