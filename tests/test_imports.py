@@ -28,7 +28,7 @@ LAYERS = (
     "gate.lifecycle fleet.reader fleet.exporter",
     "exchange",
     "middleware limiter",
-    "llm outbound django fastapi flask opentelemetry prometheus",
+    "fleet.actions llm outbound django fastapi flask opentelemetry prometheus",
     "aiohttp httpx httpx2 requests urllib3 testing",
     "replay",
     "command",

@@ -343,12 +343,11 @@ class Publisher:
         utilization = _utilization(values, kept[0])
         kept.append(list(values))
         clients: Clients | None = row.clients
-        state = RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization)
         if clients is None:
-            return state
+            return RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization, limits=row.limits)
         with self._tally.lock:
             used, refusals = clients.tops(now)
-        return RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization, used, refusals, clients.names)
+        return RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization, used, refusals, clients.names, row.limits)
 
     def _counters(self, series: Series) -> Iterable[Value]:
         """Leave out what was not counted; readers know what there may be."""

@@ -247,6 +247,7 @@ class FleetReader:
                     "admitted": sum([each.admitted for each in states]),
                     "refused": sum([each.refused for each in states]),
                     "utilization": max([each.utilization for each in states]),
+                    "limits": next((list(each.limits) for each in states if each.limits), []),
                     "most_refused": self._listed(refusals, names, (name, tier, "refused"), counts, now),
                     "most_used": self._listed(used, names, (name, tier, "used"), counts, now),
                 }

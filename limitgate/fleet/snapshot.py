@@ -48,6 +48,8 @@ class RuleState:
     refusals: Top = NOBODY
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of clients by key."""
+    limits: Sequence[Mapping[str, str]] = ()
+    """As they are written: limit, and if given algorithm and align."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def _plain_rule(rule: RuleState, most: int) -> list[Any]:
             ]
             for each in (used, refusals)
         ],
+        rule.limits,
     ]
 
 
@@ -224,7 +227,7 @@ def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
 
 
 def _rule(kept: Sequence[Any]) -> RuleState:
-    name, tier, admitted, refused, utilization, clients, used, refusals = kept
+    name, tier, admitted, refused, utilization, clients, used, refusals, limits = kept
     keys = [(_text(key, 64), _text(who)) for key, who in clients[: 2 * SIZE]]
     return RuleState(
         _text(name),
@@ -235,6 +238,7 @@ def _rule(kept: Sequence[Any]) -> RuleState:
         _top(used, keys),
         _top(refusals, keys),
         dict(keys),
+        [{_text(name): _text(value) for name, value in limit.items()} for limit in limits[:64]],
     )
 
 

@@ -157,7 +157,8 @@ class _Pending:
         defers: bool,
     ) -> None:
         self.charged = charged
-        self.places = places
+        # Without what names a client, which would keep replaced rules.
+        self.places = [(place, rule, clients) for place, rule, clients, _ in places]
         self.admitted = admitted
         self.defers = defers
         self.readings: deque[Any] = deque()
@@ -172,12 +173,12 @@ class _Pending:
                 for reading in readings:
                     self.charged(reading.states)
                 self.admitted(Counter([reading.source for reading in readings]))
-            for place, _, clients, _ in self.places:
+            for place, _, clients in self.places:
                 counted = Counter([reading.keys[place] for reading in readings])
                 clients.used.add({digest_of(key): count for key, count in counted.items()}, now)
         while self.refusals:
             keys, rules = self.refusals.popleft()
-            for place, name, clients, _ in self.places:
+            for place, name, clients in self.places:
                 if name in rules:
                     clients.refused.add({digest_of(keys[place]): 1}, now)
 
@@ -189,7 +190,7 @@ class Queue:
     of their decision.
     """
 
-    __slots__ = ("__weakref__", "_pending", "charged", "defers", "queue", "refused", "tally")
+    __slots__ = ("__weakref__", "_pending", "_places", "charged", "defers", "queue", "refused", "tally")
 
     def __init__(
         self,
@@ -203,6 +204,7 @@ class Queue:
         self.tally = tally
         self.charged, self.refused = counter.charged, counter.refused
         self.defers = defers
+        self._places = places
         self._pending = _Pending(counter.charged, places, admitted, defers=defers)
         self.queue = self._pending.readings
         tally.take(self, self._pending)
@@ -217,7 +219,7 @@ class Queue:
 
     def _name(self, keys: Sequence[str], admission: Any) -> None:
         is_known = True
-        for place, _, clients, name in self._pending.places:
+        for place, _, clients, name in self._places:
             digest = digest_of(keys[place])
             if clients.wants(digest):
                 clients.find_name(digest, name, admission)
@@ -227,7 +229,7 @@ class Queue:
 
     def note(self, keys: Sequence[str], admission: Any) -> None:
         """Note the clients of a request that is counted elsewhere."""
-        for place, _, clients, name in self._pending.places:
+        for place, _, clients, name in self._places:
             self.tally.note(clients, keys[place], name, admission, is_refused=False)
 
     def note_refusal(self, keys: Sequence[str], rules: Iterable[str | None], admission: Any) -> None:

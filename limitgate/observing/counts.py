@@ -103,7 +103,7 @@ def outweighs(outcome: Outcome, other: Outcome) -> bool:
 
 
 class RuleSeries(Series):
-    __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "clients", "labels", "shed", "waiting")
+    __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "clients", "labels", "limits", "shed", "waiting")
 
     def __init__(self, name: str, tier: str = DEFAULT_TIER, clients: Clients | None = None) -> None:
         decisions = [(instruments.RULE_DECISIONS, (name, tier, outcome)) for outcome in _RULE_OUTCOMES]
@@ -111,6 +111,8 @@ class RuleSeries(Series):
         self.labels = name, tier
         self.clients = clients
         """None outside a fleet."""
+        self.limits: list[Mapping[str, str]] = []
+        """As they are written."""
         self.waiting = [0]
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
@@ -120,6 +122,7 @@ class RuleSeries(Series):
     def take(self, rule: Rule) -> None:
         """Update limits and options."""
         self._windows = windows_of(rule.every_limit)
+        self.limits = [limit.given for limit in rule.every_limit]
         self._has_slots = takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
         if rule.ban is not None and self.bans is None:
