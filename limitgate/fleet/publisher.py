@@ -28,7 +28,7 @@ from limitgate.observing.instruments import Instrument
 from limitgate.process import switch
 from limitgate.process.background import Poller
 from limitgate.process.clock import begin, monotonic
-from limitgate.process.forking import reset_in_children
+from limitgate.process.forking import get_ready_for_forks, reset_in_children, resume_after_forks
 from limitgate.rules.revision import revision
 from limitgate.rules.rule import RuleSet
 from limitgate.stores.base import AsyncFleetStore, FleetRequest, StoredFleet, SyncFleetStore, fleet_key
@@ -100,7 +100,10 @@ class Publisher:
         self.failures = 0
         self._begin_anew()
         tally.at_overflow = self.start
+        self._is_paused = False
         reset_in_children(self)
+        get_ready_for_forks(self)
+        resume_after_forks(self)
         _all.add(self)
 
     def _begin_anew(self) -> None:
@@ -122,8 +125,18 @@ class Publisher:
         self._latency: float | None = None
         self._rates = 0.0, 0.0
 
+    def before_fork(self) -> None:
+        """Stop the thread: a fork of a process with several threads may deadlock the child."""
+        self._is_paused = self._poller.pause(2 * TIMEOUT)
+
+    def after_fork(self) -> None:
+        """Go on in the parent."""
+        if self._is_paused:
+            self._poller.start()
+
     def reset_after_fork(self) -> None:
-        """A child is another process, which has counted nothing."""
+        """A child is another process, which has counted nothing. It begins to write with its first request."""
+        self._tally.at_first = self.start
         self._begin_anew()
         self._base = {series: series.values.copy() for series in self._series()}
         requests, refused = self._totals()

@@ -82,12 +82,15 @@ class Tally:
         self.wants_names = True
         self.at_overflow: Callable[[], object] = bool
         """Called when a request has to count a queue, in any thread."""
+        self.at_first: Callable[[], object] | None = None
+        """Called once by a request that looks for names, in any thread."""
         self.lock = threading.RLock()
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
         """Drop what the parent counts."""
         self.lock = threading.RLock()
+        self.wants_names = True
         for _, pending in self._pending:
             pending.readings.clear()
             pending.refusals.clear()
@@ -211,6 +214,9 @@ class Queue:
 
     def look(self, keys: Sequence[str], admission: Any) -> None:
         """Name the client of an admission if it is still to be named. Count the queue if it is too long."""
+        if self.tally.at_first is not None:
+            begin, self.tally.at_first = self.tally.at_first, None
+            begin()
         if self.tally.wants_names and not self.tally.known.issuperset(keys):
             self._name(keys, admission)
         if len(self.queue) > MOST or len(self._pending.refusals) > MOST:

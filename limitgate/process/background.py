@@ -81,6 +81,15 @@ class Poller:
         self._is_wanted = False
         self._ended.set()
 
+    def pause(self, seconds: float) -> bool:
+        """Stop, and wait so long for the thread. Return False if there is none."""
+        thread = self._thread
+        if thread is None or not self.is_running or thread is threading.current_thread():
+            return False
+        self.stop()
+        thread.join(seconds)
+        return True
+
     def poll(self) -> None:
         self._is_looking = True
         for each in self._pollables:
