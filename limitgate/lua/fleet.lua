@@ -33,6 +33,7 @@ local function living(note)
   return table.concat(found)
 end
 
+-- Reading writes nothing, so that replicas may be read: ids of processes that are gone stay until another one comes.
 if #ARGV == 0 then
   local reply = {now, 0}
   local left = living(function(snapshot)

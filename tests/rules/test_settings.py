@@ -61,6 +61,7 @@ DEFAULTS = {
     "refusal_logs": 60,
     "key_prefix": "limitgate",
     "observers": (),
+    "fleet": True,
     "secret": None,
 }
 
@@ -118,6 +119,7 @@ GIVEN = [
     ("reload", "0", 0, 0.0),
     ("names", "full", "full", "full"),
     ("names", "off", "off", "off"),
+    ("fleet", "false", False, False),
     ("refusal_logs", "0", 0, 0),
     ("refusal_logs", "10000", 10_000, 10_000),
     ("secret", "0123456789abcdef", "0123456789abcdef", "0123456789abcdef"),

@@ -102,7 +102,7 @@ def _fields(figures: Figures) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if name not in ("live", "history")}
 
 
-_PROCESSES = "Process", "Up", "Version", "Revision", "Requests/s", "Refused/s", "Requests", "Refused", "Store", "Last error"
+_PROCESSES = "Process", "Up", "Version", "Rules", "Req/s", "Refused/s", "Requests", "Refused", "Store", "Last error"
 
 
 def _process_rows(figures: Figures) -> list[tuple[str, ...]]:
