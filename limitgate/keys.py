@@ -70,8 +70,10 @@ class Key:
         """Return labels and values for display. The address replaces a missing part."""
         found = {}
         for labels in self._labels:
-            values = [(label, part_of(subject, label)) for label in labels if label != "global"]
-            present = next((value for value in values if value[1]), ("ip", subject.address()) if values else None)
+            # One after the other, as for the key: a later alternative may be slow to find.
+            others = [label for label in labels if label != "global"]
+            values = ((label, part_of(subject, label)) for label in others)
+            present = next((value for value in values if value[1]), ("ip", subject.address()) if others else None)
             if present is not None and present[1]:
                 found[present[0]] = present[1]
         return list(found.items())

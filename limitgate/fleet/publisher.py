@@ -19,11 +19,11 @@ from weakref import WeakSet, ref
 
 from limitgate.errors import StoreError
 from limitgate.fleet.snapshot import STEP, STEPS, LoadState, RuleState, Snapshot, StoreState, Value, encode
-from limitgate.fleet.tally import PERIOD, Clients, Tally
+from limitgate.fleet.tally import MUCH, PERIOD, Clients, Tally
 from limitgate.internal_errors import logged_errors
 from limitgate.observing import instruments
 from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SUMS, Counts, RuleSeries
-from limitgate.observing.exporter import Gauge, Series, StoreCounts
+from limitgate.observing.exporter import Gauge, Series
 from limitgate.observing.instruments import Instrument
 from limitgate.process import switch
 from limitgate.process.background import Poller
@@ -82,7 +82,6 @@ class Publisher:
         store: Any,
         key_prefix: str,
         counts: Counts,
-        store_counts: StoreCounts,
         *,
         tally: Tally,
         names: str,
@@ -91,7 +90,8 @@ class Publisher:
         self._gate = ref(gate)
         self._store = store
         self._key = fleet_key(key_prefix)
-        self._counts, self._tally, self._store_counts = counts, tally, store_counts
+        self._counts, self._tally = counts, tally
+        self._scheme: str = getattr(store, "scheme", "memory")
         self._names = names
         self._version = version
         self._host = socket.gethostname()
@@ -121,7 +121,6 @@ class Publisher:
         self._before = 0, 0, monotonic()
         self._steps: dict[int, list[int]] = {}
         self._rows: dict[RuleSeries, deque[list[Any]]] = {}
-        self._calls = 0, 0.0
         self._latency: float | None = None
         self._rates = 0.0, 0.0
 
@@ -154,35 +153,39 @@ class Publisher:
             if loop is not None:
                 if self._loop is not loop or self._timer is None:
                     self._loop = loop
-                    self._next_look(loop)
+                    self._next_look(loop, PERIOD)
                 return
         if isinstance(self._store, SyncFleetStore):
             self._poller.start()
 
-    def _next_look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(PERIOD, _look, ref(self), loop, context=Context())
+    def _next_look(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._timer = loop.call_later(seconds, _look, ref(self), loop, context=Context())
 
     def look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Count what is queued, and write a snapshot if it is time. Called by a timer."""
         if self._loop is not loop or self._timer is None:
             return
-        self._next_look(loop)
-        self._tally.count()
+        self._next_look(loop, self._count())
         if self._is_due() and (self._task is None or self._task.done()):
             self._task = begin(self._awrite())
 
     def poll(self) -> None:
         """Count what is queued, and write a snapshot if it is time. Called by a thread."""
-        self._tally.count()
+        self._poller.seconds = self._count()
         if self._is_due():
             self._write()
+
+    def _count(self) -> float:
+        """Count what is queued. Return the seconds until the next time: an idle process wakes up for snapshots only."""
+        return PERIOD if self._tally.count() > MUCH else EVERY
 
     def forget(self) -> None:
         """Nothing: an interrupted write is repeated anyway."""
 
     def _is_due(self) -> bool:
         now = monotonic()
-        if now < self._due:
+        # A timer may be early.
+        if now + PERIOD / 2 < self._due:
             return False
         self._due = now + self._pause
         return self._gate() is not None and switch.null_store is None and not self._is_closed()
@@ -197,23 +200,23 @@ class Publisher:
 
     def _write(self) -> None:
         with logged_errors():
-            request = self._request()
+            request, began = self._request(), monotonic()
             try:
                 stored = self._store.fleet(request, TIMEOUT)
             except StoreError:
                 self._failed()
             else:
-                self._noted(stored)
+                self._noted(stored, monotonic() - began)
 
     async def _awrite(self) -> None:
         with logged_errors():
-            request = self._request()
+            request, began = self._request(), monotonic()
             try:
                 stored = await self._store.afleet(request, TIMEOUT)
             except StoreError:
                 self._failed()
             else:
-                self._noted(stored)
+                self._noted(stored, monotonic() - began)
 
     def _request(self) -> FleetRequest:
         budget = max(_LEAST, min(_MOST_BYTES, _FLEET_BYTES // max(1, self._processes)))
@@ -225,8 +228,9 @@ class Publisher:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._due = monotonic() + self._pause
 
-    def _noted(self, stored: StoredFleet) -> None:
+    def _noted(self, stored: StoredFleet, seconds: float) -> None:
         self._written += 1
+        self._latency = seconds
         self._processes = stored.processes
         self._pause = EVERY
 
@@ -267,11 +271,19 @@ class Publisher:
 
     def _series(self) -> Iterable[Series]:
         yield from self._counts.series()
-        yield from self._store_counts.series()
+        # Calls to the store are counted only if there are observers.
+        calls = getattr(self._store, "calls", None)
+        if calls is not None:
+            yield calls
+
+    def _outages(self) -> Iterable[Value]:
+        outages = getattr(self._store, "outages", 0)
+        if outages:
+            yield instruments.STORE_OUTAGES.name, (self._scheme,), [outages]
 
     def _gauges(self) -> Iterable[Gauge]:
         yield from self._counts.gauges()
-        yield from self._store_counts.gauges()
+        yield instruments.STORE_UP, (self._scheme,), int(getattr(self._store, "healthy", True))
 
     def _values(self, series: Series) -> Sequence[Any]:
         base = self._base.get(series)
@@ -318,7 +330,7 @@ class Publisher:
             last_error_at=None if error is None else error[1],
             rules=[self._rule(row, now) for row in self._counts.rules()],
             adaptive=_adaptive(gauges),
-            counters=[value for series in self._series() for value in self._counters(series)],
+            counters=[*self._outages(), *[value for series in self._series() for value in self._counters(series)]],
             gauges=[(instrument.name, labels, [value]) for instrument, labels, value in gauges],
             ended=ended,
             names=self._names,
@@ -341,14 +353,7 @@ class Publisher:
 
     def _store_state(self) -> StoreState:
         is_up = bool(getattr(self._store, "healthy", True))
-        calls = getattr(self._store, "calls", None)
-        if calls is not None:
-            count, seconds = calls.answered
-            count_before, seconds_before = self._calls
-            if count > count_before:
-                self._latency = (seconds - seconds_before) / (count - count_before)
-            self._calls = count, seconds
-        return StoreState(is_up, self._latency, "closed" if is_up else "open", self._store_counts.scheme)
+        return StoreState(is_up, self._latency, "closed" if is_up else "open", self._scheme)
 
     def _rule(self, row: RuleSeries, now: float) -> RuleState:
         values = self._values(row)
@@ -359,8 +364,8 @@ class Publisher:
         if clients is None:
             return RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization, limits=row.limits)
         with self._tally.lock:
-            used, refusals = clients.tops(now)
-        return RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization, used, refusals, clients.names, row.limits)
+            used, refusals, names = clients.tops(now)
+        return RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization, used, refusals, names, row.limits)
 
     def _counters(self, series: Series) -> Iterable[Value]:
         """Leave out what was not counted; readers know what there may be."""

@@ -11,7 +11,8 @@ The true count of a name with a counter is in ``[hits - error, hits]``. That of 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 SIZE = 256
@@ -38,7 +39,7 @@ PAUSE = 60.0
 class Sketch:
     """Counts of at most ``size`` names. Without a filter, if ``cells`` is 0, this is plain Space-Saving."""
 
-    __slots__ = ("_cells", "_counts", "_errors", "_filter", "_floor", "_last", "_since", "size", "total")
+    __slots__ = ("_cells", "_counts", "_errors", "_filter", "_floor", "_last", "_lowest", "_since", "size", "total")
 
     def __init__(self, size: int = SIZE, cells: int = CELLS) -> None:
         self.size = size
@@ -52,6 +53,8 @@ class Sketch:
         self._last: dict[str, float] = {}
         self._floor = 0
         """At most the least count: it only grows, so it need not be found for most names of a flood."""
+        self._lowest: list[str] = []
+        """Names that had this count when it was found."""
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -73,18 +76,29 @@ class Sketch:
 
     def add(self, counts: Mapping[str, int], now: float) -> None:
         """Count occurrences by name, at a Unix time."""
-        known, last, since = self._counts, self._last, self._since
+        known, last, cells = self._counts, self._last, self._cells
+        self.total += sum(counts.values())
+        fill, floor = self._filter, self._floor
         for key, count in counts.items():
-            self.total += count
             if key in known:
                 known[key] += count
                 if now - last[key] > PAUSE:
-                    since[key] = now
+                    self._since[key] = now
                 last[key] = now
-            elif len(known) < self.size and self._filter is None:
+            elif fill is not None and cells:
+                # The way of almost every name of a flood.
+                cell = hash(key) % cells
+                filled = fill[cell] + count
+                if filled <= floor:
+                    fill[cell] = filled
+                else:
+                    self._compete(key, count, now)
+                    floor = self._floor
+            elif len(known) < self.size and fill is None:
                 self._put(key, count, 0, now)
             else:
                 self._compete(key, count, now)
+                fill, floor = self._filter, self._floor
 
     def _put(self, key: str, count: int, error: int, now: float) -> None:
         self._counts[key], self._errors[key] = count + error, error
@@ -93,25 +107,30 @@ class Sketch:
     def _compete(self, key: str, count: int, now: float) -> None:
         if self._filter is None:
             self._filter = array("Q", bytes(8 * max(1, self._cells)))
-            self._floor = min(self._counts.values())
+        least = self._least()
         cell = hash(key) % self._cells if self._cells else 0
         before = self._filter[cell] if self._cells else self._floor
-        if before + count <= self._floor and self._cells:
+        if before + count <= self._floor:
             self._filter[cell] = before + count
             return
-        least = min(self._counts, key=self._counts.__getitem__)
-        self._floor = self._counts[least]
+        self._lowest.pop()
         if self._cells:
-            if before + count <= self._floor:
-                self._filter[cell] = before + count
-                return
             of_least = hash(least) % self._cells
             self._filter[of_least] = max(self._filter[of_least], self._floor)
-        else:
-            before = self._floor
         for each in (self._counts, self._errors, self._since, self._last):
             del each[least]
         self._put(key, count, before, now)
+
+    def _least(self) -> str:
+        """Return a name with the least count. All that have it are found at once, as a flood asks for many."""
+        while True:
+            lowest, counts = self._lowest, self._counts
+            while lowest:
+                if counts[lowest[-1]] == self._floor:
+                    return lowest[-1]
+                lowest.pop()
+            self._floor = min(counts.values())
+            self._lowest = [key for key, count in counts.items() if count == self._floor]
 
     def entries(self) -> list[Entry]:
         """Return all names with a counter, in the order of what they have at least."""
@@ -208,9 +227,10 @@ class RecentSketch:
         """True if nothing was counted in either period."""
         return not (self._current.total or self._before.total)
 
-    def are_in(self, names: Container[str]) -> bool:
-        """Return True if all names with a counter are among these."""
-        return all(key in names for each in (self._current, self._before) for key in each.names)
+    @property
+    def names(self) -> Iterable[str]:
+        """All names with a counter, in no order."""
+        return chain(self._current.names, self._before.names)
 
     def top(self) -> Top:
         """Return what is known of both periods."""

@@ -58,7 +58,7 @@ class StoreState:
 
     up: bool
     latency: float | None
-    """Mean seconds of the calls of the last period; None without any."""
+    """Seconds that the last snapshot took to write; None before."""
     breaker: str
     """``closed``, ``open`` or ``half-open``."""
     scheme: str = ""

@@ -1,6 +1,6 @@
 """Collects who uses the rules of a gate, and who is refused.
 
-On a request's way, its reading goes into a queue. Every `PERIOD` a timer or a thread counts what is queued: the metrics of
+On a request's way, its reading goes into a queue. A timer or a thread counts what is queued: the metrics of
 rules, and the clients in two sketches per rule. A client is named by a request of its own, when it has a counter: its
 key is a digest.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet, ref
 
 from limitgate.fleet.sketch import SIZE, RecentSketch, Top
@@ -20,7 +20,8 @@ from limitgate.internal_errors import logged_errors
 from limitgate.process.forking import reset_in_children
 
 PERIOD: Final = 0.25
-"""Seconds between two counts of the queues."""
+"""Seconds between two counts of the queues, if there is much to count."""
+MUCH: Final = 200
 MOST: Final = 2048
 """Readings in a queue; with more, a request counts them."""
 NAMES: Final = 32
@@ -34,7 +35,7 @@ Name = Callable[[Any], str]
 
 
 class Clients:
-    """Clients of one rule, by the digest of their bucket."""
+    """Clients of one rule, by the key of their bucket."""
 
     __slots__ = ("__weakref__", "free", "names", "refused", "used")
 
@@ -44,31 +45,36 @@ class Clients:
         self.free = NAMES
         """Clients that may be named before they have a counter."""
 
-    def wants(self, digest: str) -> bool:
+    def wants(self, key: str) -> bool:
         """Return True if the name of a client is still to be found."""
-        return digest not in self.names and (self.free > 0 or digest in self.used or digest in self.refused)
+        return key not in self.names and (self.free > 0 or key in self.used or key in self.refused)
 
-    def find_name(self, digest: str, name: Name, admission: Any) -> None:
+    def find_name(self, key: str, name: Name, admission: Any) -> None:
         """Name the client of an admission, once."""
-        self.names[digest] = ""
-        self.free -= 1
+        self.names[key] = ""
+        self.free = max(0, self.free - 1)
         with logged_errors():  # Users and callers are objects of the application.
-            self.names[digest] = name(admission)[:LONGEST]
+            self.names[key] = name(admission)[:LONGEST]
 
-    def tops(self, now: float) -> tuple[Top, Top]:
-        """Return who uses the rule most and who is refused most, at a Unix time. Forget the names of all others."""
+    def tops(self, now: float) -> tuple[Top, Top, dict[str, str]]:
+        """Return who uses the rule most and who is refused most, at a Unix time, and their names by digest."""
         self.used.look(now)
         self.refused.look(now)
         used, refused = self.used.top(), self.refused.top()
+        keys = {entry.key for each in (used, refused) for entry in each.entries}
         if len(self.names) > SIZE:
-            keys = {entry.key for each in (used, refused) for entry in each.entries}
             self.names = {key: name for key, name in self.names.items() if key in keys}
-        return used, refused
+        names = {digest_of(key): self.names.get(key, "") for key in keys}
+        return _by_digest(used), _by_digest(refused), names
 
-    def renew(self) -> bool:
-        """Begin another period. Return True if clients are to be named in it."""
-        self.free = min(NAMES, SIZE - len(self.names)) if self.used.has_room else 0
-        return self.free > 0 or not (self.used.are_in(self.names) and self.refused.are_in(self.names))
+    def renew(self) -> Iterable[str]:
+        """Begin another period. Return the clients that have a counter, but no name."""
+        self.free = min(NAMES, max(0, SIZE - len(self.names))) if self.used.has_room else 0
+        return [key for each in (self.used, self.refused) for key in each.names if key not in self.names]
+
+
+def _by_digest(found: Top) -> Top:
+    return found._replace(entries=[entry._replace(key=digest_of(entry.key)) for entry in found.entries])
 
 
 class Tally:
@@ -76,10 +82,12 @@ class Tally:
 
     def __init__(self) -> None:
         self._pending: list[tuple[ref[Queue], _Pending]] = []
+        self._others: list[tuple[RecentSketch, str]] = []
         self._clients: WeakSet[Clients] = WeakSet()
         self.known: set[str] = set()
-        """Keys of named clients."""
-        self.wants_names = True
+        """Keys of clients that need no name."""
+        self.wanted: set[str] = set()
+        """Keys of clients that have a counter, but no name."""
         self.at_overflow: Callable[[], object] = bool
         """Called when a request has to count a queue, in any thread."""
         self.at_first: Callable[[], object] | None = None
@@ -90,10 +98,13 @@ class Tally:
     def reset_after_fork(self) -> None:
         """Drop what the parent counts."""
         self.lock = threading.RLock()
-        self.wants_names = True
-        for _, pending in self._pending:
-            pending.readings.clear()
-            pending.refusals.clear()
+        for queue, pending in self._pending:
+            pending.clear()
+            living = queue()
+            if living is not None:
+                living.may_name = True
+        self._others.clear()
+        self.known = set()
         for clients in list(self._clients):
             clients.used, clients.refused = RecentSketch(), RecentSketch()
 
@@ -110,35 +121,59 @@ class Tally:
 
     def note(self, clients: Clients, key: str, name: Name, admission: Any, *, is_refused: bool) -> None:
         """Count the client of a request that is in no queue."""
-        digest = digest_of(key)
-        if clients.wants(digest):
-            clients.find_name(digest, name, admission)
-        with self.lock:
-            (clients.refused if is_refused else clients.used).add({digest: 1}, time.time())
+        if clients.wants(key):
+            clients.find_name(key, name, admission)
+        self._others.append((clients.refused if is_refused else clients.used, key))
+        if len(self._others) > MOST:
+            self.count(waits=False)
 
-    def count(self, *, waits: bool = True) -> None:
-        """Count what is queued. Without ``waits``, leave it to another thread that does so."""
+    def count(self, *, waits: bool = True) -> int:
+        """Count what is queued, and return how many requests that were. Without ``waits``, leave it to another thread."""
+        counted = 0
         if not self.lock.acquire(blocking=waits):
-            return
+            return 0
         try:
-            now, is_gone = time.time(), False
+            now = time.time()
             with logged_errors():
-                for queue, pending in self._pending:
-                    is_gone |= queue() is None
+                for _, pending in self._pending:
+                    counted += len(pending)
                     pending.count(now)
-                if is_gone:
-                    self._pending = [each for each in self._pending if each[0]() is not None or each[1].readings]
-                if len(self.known) > 4 * SIZE * (1 + len(self._clients)):
+                counted += len(self._others)
+                self._count_others(now)
+                every = list(self._clients)
+                if len(self.known) > 4 * SIZE * (1 + len(every)):
                     self.known = set()
-                self.wants_names = any([each.renew() for each in list(self._clients)])  # noqa: C419 - no short circuit
+                self.wanted = {key for each in every for key in each.renew()}
+                self._renew_queues()
         finally:
             self.lock.release()
+        return counted
+
+    def _renew_queues(self) -> None:
+        is_gone = False
+        for queue, _ in self._pending:
+            living = queue()
+            if living is None:
+                is_gone = True
+            else:
+                living.renew()
+        if is_gone:
+            self._pending = [each for each in self._pending if each[0]() is not None or len(each[1])]
+
+    def _count_others(self, now: float) -> None:
+        if others := _taken(self._others):
+            together: dict[RecentSketch, list[str]] = {}
+            for sketch, key in others:
+                together.setdefault(sketch, []).append(key)
+            for sketch, keys in together.items():
+                sketch.add(Counter(keys), now)
 
 
 class CountsRules(Protocol):
     """Counts readings of one template for the metrics of its rules."""
 
     charged: Callable[[Sequence[Any]], None]
+    charged_many: Callable[[Sequence[Sequence[Any]]], None]
     refused: Callable[[Sequence[Any]], None]
 
 
@@ -149,41 +184,64 @@ Place = tuple[int, str, Clients, Name]
 class _Pending:
     """What a queue holds. It outlives the queue until it is counted."""
 
-    __slots__ = ("admitted", "charged", "defers", "places", "readings", "refusals")
+    __slots__ = ("_admitted", "_counter", "_defers", "others", "places", "readings", "refusals")
 
     def __init__(
-        self,
-        charged: Callable[[Sequence[Any]], None],
-        places: Sequence[Place],
-        admitted: Callable[[Mapping[Any, int]], None],
-        *,
-        defers: bool,
+        self, counter: CountsRules, places: Sequence[Place], admitted: Callable[[Mapping[Any, int]], None], *, defers: bool
     ) -> None:
-        self.charged = charged
+        self._counter = counter
         # Without what names a client, which would keep replaced rules.
         self.places = [(place, rule, clients) for place, rule, clients, _ in places]
-        self.admitted = admitted
-        self.defers = defers
-        self.readings: deque[Any] = deque()
-        self.refusals: deque[tuple[Sequence[str], Iterable[str | None]]] = deque()
+        self._admitted = admitted
+        self._defers = defers
+        # Lists, from whose start many are taken at once.
+        self.readings: list[Any] = []
+        """Of admitted requests."""
+        self.others: list[Any] = []
+        """Of requests whose outcome is counted elsewhere."""
+        self.refusals: list[tuple[Any, Iterable[str | None]]] = []
+        """With the rules that refused."""
+
+    def __len__(self) -> int:
+        return len(self.readings) + len(self.others) + len(self.refusals)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.readings.clear()
+        self.others.clear()
+        self.refusals.clear()
 
     def count(self, now: float) -> None:
         """Count at a Unix time. The caller holds the lock."""
-        if self.readings:
-            queue = self.readings
-            readings = [queue.popleft() for _ in range(len(queue))]
-            if self.defers:
-                for reading in readings:
-                    self.charged(reading.states)
-                self.admitted(Counter([reading.source for reading in readings]))
+        readings, others = _taken(self.readings), _taken(self.others)
+        if readings and self._defers:
+            self._admitted(Counter([reading.source for reading in readings]))
+        readings += others
+        if readings:
+            if self._defers:
+                self._counter.charged_many([reading.states for reading in readings])
             for place, _, clients in self.places:
-                counted = Counter([reading.keys[place] for reading in readings])
-                clients.used.add({digest_of(key): count for key, count in counted.items()}, now)
-        while self.refusals:
-            keys, rules = self.refusals.popleft()
+                clients.used.add(Counter([reading.keys[place] for reading in readings]), now)
+        refusals = _taken(self.refusals)
+        if refusals:
+            if self._defers:
+                for reading, _ in refusals:
+                    self._counter.refused(reading.states)
             for place, name, clients in self.places:
-                if name in rules:
-                    clients.refused.add({digest_of(keys[place]): 1}, now)
+                refused = Counter([reading.keys[place] for reading, rules in refusals if name in rules])
+                if refused:
+                    clients.refused.add(refused, now)
+
+
+T = TypeVar("T")
+
+
+def _taken(queue: list[T]) -> list[T]:
+    """Take everything out, while other threads may append."""
+    count = len(queue)
+    taken = queue[:count]
+    del queue[:count]
+    return taken
 
 
 class Queue:
@@ -193,7 +251,18 @@ class Queue:
     of their decision.
     """
 
-    __slots__ = ("__weakref__", "_pending", "_places", "charged", "defers", "queue", "refused", "tally")
+    __slots__ = (
+        "__weakref__",
+        "_pending",
+        "_places",
+        "charged",
+        "defers",
+        "may_name",
+        "others",
+        "queue",
+        "refused",
+        "tally",
+    )
 
     def __init__(
         self,
@@ -208,40 +277,38 @@ class Queue:
         self.charged, self.refused = counter.charged, counter.refused
         self.defers = defers
         self._places = places
-        self._pending = _Pending(counter.charged, places, admitted, defers=defers)
-        self.queue = self._pending.readings
+        self._pending = _Pending(counter, places, admitted, defers=defers)
+        self.queue, self.others = self._pending.readings, self._pending.others
+        self.may_name = True
+        """False if no clients without a counter are named in this period."""
         tally.take(self, self._pending)
+
+    def renew(self) -> None:
+        """Begin another period."""
+        self.may_name = any(clients.free > 0 for _, _, clients, _ in self._places)
 
     def look(self, keys: Sequence[str], admission: Any) -> None:
         """Name the client of an admission if it is still to be named. Count the queue if it is too long."""
-        if self.tally.at_first is not None:
-            begin, self.tally.at_first = self.tally.at_first, None
+        tally = self.tally
+        if tally.at_first is not None:
+            begin, tally.at_first = tally.at_first, None
             begin()
-        if self.tally.wants_names and not self.tally.known.issuperset(keys):
-            self._name(keys, admission)
-        if len(self.queue) > MOST or len(self._pending.refusals) > MOST:
-            self.tally.at_overflow()
-            self.tally.count(waits=False)
+        if not tally.wanted.isdisjoint(keys) or (self.may_name and not tally.known.issuperset(keys)):
+            for place, _, clients, name in self._places:
+                key = keys[place]
+                if clients.wants(key):
+                    clients.find_name(key, name, admission)
+                    tally.wanted.discard(key)
+            tally.known.update(keys)
+            self.renew()
+        if len(self._pending) > MOST:
+            tally.at_overflow()
+            tally.count(waits=False)
 
-    def _name(self, keys: Sequence[str], admission: Any) -> None:
-        is_known = True
-        for place, _, clients, name in self._places:
-            digest = digest_of(keys[place])
-            if clients.wants(digest):
-                clients.find_name(digest, name, admission)
-            is_known &= digest in clients.names
-        if is_known:
-            self.tally.known.update(keys)
-
-    def note(self, keys: Sequence[str], admission: Any) -> None:
-        """Note the clients of a request that is counted elsewhere."""
-        for place, _, clients, name in self._places:
-            self.tally.note(clients, keys[place], name, admission, is_refused=False)
-
-    def note_refusal(self, keys: Sequence[str], rules: Iterable[str | None], admission: Any) -> None:
+    def note_refusal(self, reading: Any, rules: Iterable[str | None], admission: Any) -> None:
         """Note who was refused by these rules."""
-        self._pending.refusals.append((keys, rules))
-        self.look(keys, admission)
+        self._pending.refusals.append((reading, rules))
+        self.look(reading.keys, admission)
 
 
 def digest_of(key: str) -> str:

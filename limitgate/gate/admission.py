@@ -199,25 +199,23 @@ class Admission:
         if outweighs(outcome, self.outcome):
             self._outcome, self._decided_by = outcome, source
 
-    def count_once(self, counts: Counts) -> None:  # noqa: C901 - calls slow down all requests
+    def count_once(self, counts: Counts) -> None:
         """Count the final outcome, once for nested gates. A deferring counter also counts the reading."""
         self.is_counted = True
         reading = self.reading
-        if reading is not None:
-            counter: Any = self.prepared.counter  # type: ignore[union-attr]  # A reading belongs to a prepared plan.
-            queue = None if counter is None else counter.queue
-            if queue is None:
-                pass
-            elif self.is_plain and self._outcome is None:
-                queue.append(reading)
-                if counter.tally.wants_names or len(queue) > MOST:
-                    counter.look(reading.keys, self)
-                if counter.defers:
-                    return
-            else:
-                if counter.defers:
-                    counter.charged(reading.states)
-                counter.note(reading.keys, self)
+        if reading is not None and (pending := self.prepared.pending) is not None:  # type: ignore[union-attr]  # It has one.
+            is_final = self.is_plain and self._outcome is None
+            queue = pending.queue if is_final else pending.others
+            queue.append(reading)
+            tally, keys = pending.tally, reading.keys
+            if (
+                (pending.may_name and not tally.known.issuperset(keys))
+                or (tally.wanted and not tally.wanted.isdisjoint(keys))
+                or len(queue) > MOST
+            ):
+                pending.look(keys, self)
+            if is_final and pending.defers:
+                return
         if not self.is_plain and self.is_nested:
             outer = self.outer
             while outer is not None:

@@ -396,11 +396,11 @@ class Gate:
         if not self.outages.is_known:
             self.outages.answered()
         if not (is_admitted or decision.allowed):
-            if prepared.counter is not None:
+            if prepared.counter is not None and not prepared.counter.defers:
                 prepared.counter.refused(answer.states)
             rules, key = template.refusing(decision, answer)
-            if prepared.counter is not None and prepared.counter.queue is not None:
-                prepared.counter.note_refusal(answer.keys, rules, admission)
+            if prepared.pending is not None:
+                prepared.pending.note_refusal(answer, rules, admission)
             refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, prepared.compiled_rules)
             admission.refuse(answer, decision, refusal)
             return self.charging.count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None

@@ -296,12 +296,6 @@ class CallSeries(Series):
         values = ([0] * _CALL_BUCKETS + [0.0] * _CALL_BUCKETS) * len(_RESULTS)
         super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
 
-    @property
-    def answered(self) -> tuple[int, float]:
-        """Calls that were answered, and their seconds."""
-        start = _CALL_STARTS["ok"]
-        return sum(self.values[start : start + _CALL_BUCKETS]), sum(self.values[start + _CALL_BUCKETS : start + _CALL_WIDTH])
-
     def note(self, result: Result | StoreFault, seconds: float) -> None:
         """Count a call. An overload of this process made no call."""
         if result != "overload":

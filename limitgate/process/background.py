@@ -55,7 +55,7 @@ class Pollable(Protocol):
 
 class Poller:
     def __init__(self, seconds: float, pollables: Sequence[Pollable], name: str = "reload") -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._pollables = pollables
         self._name = name
         self._is_looking = self._is_wanted = False
@@ -74,7 +74,7 @@ class Poller:
             return
         self._ended = threading.Event()
         with suppress(RuntimeError):  # The thread may fail to start.
-            self._thread = daemon(self._name, _keep_looking, ref(self), self._seconds, self._ended)
+            self._thread = daemon(self._name, _keep_looking, ref(self), self.seconds, self._ended)
 
     def stop(self) -> None:
         """Stop until the next start."""
@@ -114,4 +114,5 @@ def _keep_looking(poller: ref[Poller], seconds: float, ended: threading.Event) -
         if here is None:
             return
         here.poll()
+        seconds = here.seconds
         del here

@@ -36,6 +36,12 @@ def plain(value: Any) -> Any:
 
 pytestmark = pytest.mark.usefixtures("default_timeout")
 
+
+@pytest.fixture(autouse=True)
+def _default_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIMITGATE_FLEET")
+
+
 DEFAULTS = {
     "enabled": True,
     "rules": None,

@@ -160,7 +160,6 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
                 store,
                 settings.key_prefix,
                 counts,
-                store_counts(store),
                 tally=tally,
                 names=settings.names,
                 version=installed_version(),

@@ -210,6 +210,7 @@ class PreparedPlan:
         "keys",
         "marks",
         "messages",
+        "pending",
         "suffixes",
         "template",
     )
@@ -244,12 +245,14 @@ class PreparedPlan:
         """None if the charges are not plain, see `limitgate.limits.template`."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
         self.counter: PlainCounter | Queue | None = None
+        self.pending: Queue | None = None
+        """None outside a fleet."""
         if self.template and rows:
             self.counter = PlainCounter(self.template, rows)
             counts = self.charged_rules[0].counts
             tally = self.charged_rules[0].tally
             if counts is not None and tally is not None:
-                self.counter = self._queue(tally, self.counter, counts)
+                self.counter = self.pending = self._queue(tally, self.counter, counts)
         self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
         """Rules with keys that clients may invent, and their positions."""
         self.is_by_address = bool(keys) and all(key.is_by_address for key in keys)
