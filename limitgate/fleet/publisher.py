@@ -43,7 +43,7 @@ _LAST: Final = 0.5
 _LONGEST_PAUSE: Final = 16.0
 _RENEWAL: Final = 900
 """Snapshots after which the index is renewed: half an hour."""
-_FLEET_BYTES, _LEAST, _MOST_BYTES = 4 * 1024 * 1024, 3 * 1024, 48 * 1024
+_FLEET_BYTES, _LEAST, _MOST_BYTES = 1024 * 1024, 1536, 48 * 1024
 """Bytes of all snapshots of a fleet, and bounds for a single one: more processes list fewer clients each."""
 _LOOKBACK = 5
 """Snapshots over which the utilization is taken."""
@@ -219,7 +219,7 @@ class Publisher:
                 self._noted(stored, monotonic() - began)
 
     def _request(self) -> FleetRequest:
-        budget = max(_LEAST, min(_MOST_BYTES, _FLEET_BYTES // max(1, self._processes)))
+        budget = budget_of(self._processes)
         renews = self._written % _RENEWAL == _RENEWAL - 1
         return FleetRequest(self._key, self.id, encode(self.snapshot(), budget), TTL, renews=renews)
 
@@ -380,6 +380,11 @@ class Publisher:
             place += 2 * width
             if any(counts):
                 yield instrument.name, labels, [*counts, round(sum(sums), 9)]
+
+
+def budget_of(processes: int) -> int:
+    """Return the bytes that each snapshot of so many processes may have."""
+    return max(_LEAST, min(_MOST_BYTES, _FLEET_BYTES // max(1, processes)))
 
 
 def _utilization(values: Sequence[Any], before: Sequence[Any]) -> float:

@@ -26,7 +26,10 @@ from limitgate.stores.base import AsyncFleetStore, FleetRequest, StoredFleet, Sy
 from limitgate.stores.memory import MemoryStore
 
 FRESH = 1.0
-"""Seconds for which a reading serves further viewers."""
+"""Seconds for which a reading serves further viewers, at least."""
+SHARE = 0.02
+"""Share of a core that reading may take: of a large fleet, a reading serves viewers for longer."""
+STALEST = 10.0
 BANS_FRESH = 4.0
 LATE = 6.0
 """Seconds without a new snapshot after which a process is late; after 10 it is gone."""
@@ -64,6 +67,7 @@ class FleetReader:
         self._figures: Figures | None = None
         self._bans: Sequence[Ban] = ()
         self._next_bans = -math.inf
+        self._fresh = FRESH
         self.reset_after_fork()
         reset_in_children(self)
 
@@ -74,9 +78,9 @@ class FleetReader:
         self._read_at = -math.inf
 
     def read(self) -> Figures:
-        """Return the figures, at most a second old. Needs a sync store."""
+        """Return the figures, at most a second old, or up to 10 of a large fleet. Needs a sync store."""
         with self._lock:
-            if self._figures is None or monotonic() - self._read_at > FRESH:
+            if self._figures is None or monotonic() - self._read_at > self._fresh:
                 began = monotonic()
                 try:
                     stored = self._store.fleet(FleetRequest(self._key), self._timeout)
@@ -89,8 +93,8 @@ class FleetReader:
             return self._figures or {}
 
     async def aread(self) -> Figures:
-        """Return the figures, at most a second old. Needs an async store. Concurrent callers share a reading."""
-        if self._figures is not None and monotonic() - self._read_at <= FRESH:
+        """Return the figures as `read` does. Needs an async store. Concurrent callers share a reading."""
+        if self._figures is not None and monotonic() - self._read_at <= self._fresh:
             return self._figures
         reading, loop = self._reading, asyncio.get_running_loop()
         if reading is None or reading.done() or reading.get_loop() is not loop:
@@ -129,6 +133,7 @@ class FleetReader:
     def _note(self, stored: StoredFleet, bans: Sequence[Ban] | None, seconds: float) -> None:
         if bans is not None:
             self._bans, self._next_bans = bans, monotonic() + BANS_FRESH
+        began = time.thread_time()
         snapshots: dict[str, Snapshot] = {}
         unreadable: list[str] = []
         for packed in stored.snapshots:
@@ -140,6 +145,7 @@ class FleetReader:
                 snapshots[snapshot.id] = snapshot
         self.snapshots = list(snapshots.values())
         self._figures = self._summary(self.snapshots, unreadable, stored.now / 1e6, seconds)
+        self._fresh = max(FRESH, min(STALEST, (time.thread_time() - began) / SHARE))
 
     def _breaker(self) -> str:
         return "closed" if getattr(self._store, "healthy", True) else "open"

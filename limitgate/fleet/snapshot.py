@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import gt
 from typing import Any, TypeVar
 
 from limitgate.fleet.sketch import NOBODY, SIZE, Entry, Top
@@ -24,6 +27,8 @@ _MOST_JSON = 1_048_576
 """Bytes of JSON in a snapshot; a longer one is not unpacked."""
 LONGEST_NAME = 128
 MOST_RULES = 1_000
+_HUGE = 2**63
+_DIGESTS = re.compile("[0-9a-f]*")
 T = TypeVar("T")
 
 Labels = tuple[str, ...]
@@ -126,7 +131,7 @@ def encode(snapshot: Snapshot, budget: int = LONGEST_SNAPSHOT) -> bytes:
 
 def _bare(snapshot: Snapshot) -> dict[str, Any]:
     """A snapshot without its rules."""
-    bare = {**_plain(snapshot, 0), "k": [], "c": [], "g": [], "a": []}
+    bare = {**_plain(snapshot, 0), **_plain_rules([], 0), "c": [], "g": [], "a": []}
     return {name: value[:LONGEST_NAME] if isinstance(value, str) else value for name, value in bare.items()}
 
 
@@ -145,7 +150,7 @@ def _plain(snapshot: Snapshot, most: int) -> dict[str, Any]:
         "st": [snapshot.store.up, snapshot.store.latency, snapshot.store.breaker, snapshot.store.scheme],
         "l": [snapshot.load.ok, round(snapshot.load.at, 3), snapshot.load.error],
         "e": [snapshot.last_error, snapshot.last_error_at],
-        "k": [_plain_rule(each, most) for each in snapshot.rules[:MOST_RULES]],
+        **_plain_rules(snapshot.rules[:MOST_RULES], most),
         "a": snapshot.adaptive,
         "c": snapshot.counters,
         "g": snapshot.gauges,
@@ -156,26 +161,26 @@ def _plain(snapshot: Snapshot, most: int) -> dict[str, Any]:
     }
 
 
-def _plain_rule(rule: RuleState, most: int) -> list[Any]:
-    used, refusals = rule.used.cut(most), rule.refusals.cut(most)
-    keys = dict.fromkeys([entry.key for each in (used, refusals) for entry in each.entries])
-    places = {key: place for place, key in enumerate(keys)}
-    return [
-        rule.name,
-        rule.tier,
-        rule.admitted,
-        rule.refused,
-        round(rule.utilization, 4),
-        [[key, rule.names.get(key, "")[:LONGEST_NAME]] for key in keys],
-        *[
-            [
-                each.floor,
-                [[places[entry.key], entry.hits, entry.error, int(entry.since), int(entry.last)] for entry in each.entries],
-            ]
-            for each in (used, refusals)
-        ],
-        rule.limits,
+def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
+    """The clients of all rules are in columns, which are read several times as fast as rows."""
+    listed, entries, names = [], list[Entry](), list[str]()
+    for rule in rules:
+        tops = rule.used.cut(most), rule.refusals.cut(most)
+        sizes = [(each.floor, len(each.entries)) for each in tops]
+        listed.append([rule.name, rule.tier, rule.admitted, rule.refused, round(rule.utilization, 4), sizes, rule.limits])
+        for each in tops:
+            entries += each.entries
+            names += [rule.names.get(entry.key, "")[:LONGEST_NAME] for entry in each.entries]
+    keys = {key: place for place, key in enumerate(dict.fromkeys([each.key for each in entries]))}
+    columns = [
+        [keys[each.key] for each in entries],
+        [each.hits for each in entries],
+        [each.error for each in entries],
+        [int(each.since) for each in entries],
+        [int(each.last) for each in entries],
     ]
+    known = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    return {"k": listed, "z": columns, "d": list(keys), "m": list(known), "u": [known[name] for name in names]}
 
 
 def decode(packed: bytes) -> Snapshot:
@@ -215,7 +220,7 @@ def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
         load=LoadState(bool(is_loaded), _number(loaded_at), None if load_error is None else _text(load_error, 500)),
         last_error=None if error is None else _text(error, 500),
         last_error_at=None if error_at is None else _number(error_at),
-        rules=_each(kept["k"][:MOST_RULES], _rule),
+        rules=_rules(kept),
         adaptive=_each(kept["a"][:MOST_RULES], lambda each: (_text(each[0]), _text(each[1]), _whole(each[2]), _whole(each[3]))),
         counters=_each(kept["c"], _value),
         gauges=_each(kept["g"], _value),
@@ -226,29 +231,40 @@ def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
     )
 
 
-def _rule(kept: Sequence[Any]) -> RuleState:
-    name, tier, admitted, refused, utilization, clients, used, refusals, limits = kept
-    keys = [(_text(key, 64), _text(who)) for key, who in clients[: 2 * SIZE]]
-    return RuleState(
-        _text(name),
-        _text(tier),
-        _whole(admitted),
-        _whole(refused),
-        max(0.0, _number(utilization)),
-        _top(used, keys),
-        _top(refusals, keys),
-        dict(keys),
-        [{_text(name): _text(value) for name, value in limit.items()} for limit in limits[:64]],
-    )
+def _rules(kept: Mapping[str, Any]) -> list[RuleState]:
+    digests, told = kept["d"], [_text(each) for each in kept["m"]]
+    if not _DIGESTS.fullmatch("".join(digests)):
+        raise ValueError("a key is no digest")
+    keys = [digests[place] for place in _wholes(kept["z"][0])]
+    hits, errors, since, last = map(_wholes, kept["z"][1:])
+    if any(map(gt, errors, hits)):
+        raise ValueError("an error is above its count")
+    entries = list(map(Entry, keys, hits, errors, since, last))
+    names = [told[place] for place in _wholes(kept["u"])]
+    found, at = [], 0
+    for name, tier, admitted, refused, utilization, sizes, limits in kept["k"][:MOST_RULES]:
+        tops = list[Top]()
+        known: dict[str, str] = {}
+        for floor, size in sizes:
+            end = at + _whole(size)
+            tops.append(Top(entries[at:end], _whole(floor)))
+            known.update(zip(keys[at:end], names[at:end]))
+            at = end
+        used, refusals = tops
+        written = [{_text(label): _text(value) for label, value in limit.items()} for limit in limits[:64]]
+        share = max(0.0, _number(utilization))
+        found.append(
+            RuleState(_text(name), _text(tier), _whole(admitted), _whole(refused), share, used, refusals, known, written)
+        )
+    return found
 
 
-def _top(kept: Sequence[Any], keys: Sequence[tuple[str, str]]) -> Top:
-    floor, entries = kept
-    found = []
-    for place, count, error, since, last in entries[: SIZE * 2]:
-        counted = _whole(count)
-        found.append(Entry(keys[_whole(place)][0], counted, min(_whole(error), counted), _number(since), _number(last)))
-    return Top(found, _whole(floor))
+def _wholes(column: Any) -> Sequence[int]:
+    if not isinstance(column, list) or not set(map(type, column)) <= {int}:
+        raise TypeError(f"{column!r:.80} are not whole numbers")
+    if column and not (min(column) >= 0 and max(column) < _HUGE):
+        raise ValueError("a number is out of range")
+    return column
 
 
 def _value(kept: Sequence[Any]) -> Value:
@@ -268,7 +284,13 @@ def _each(kept: Sequence[Any], read: Callable[[Any], T]) -> list[T]:
 def _text(value: Any, longest: int = LONGEST_NAME) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.80} is not text")
-    return shortened(printable(value[: 2 * longest]), longest)
+    return _harmless(value[: 2 * longest], longest)
+
+
+@lru_cache(maxsize=16_384)
+def _harmless(text: str, longest: int) -> str:
+    """Cached, because processes tell the same."""
+    return shortened(printable(text), longest)
 
 
 def _number(value: Any) -> float:
@@ -278,6 +300,6 @@ def _number(value: Any) -> float:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _HUGE:
         raise TypeError(f"{value!r:.80} is not a whole number")
     return value

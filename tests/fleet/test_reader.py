@@ -242,6 +242,7 @@ def test_a_client_of_the_figures_can_be_banned() -> None:
 def test_rates_come_from_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     """How often a client is refused per second, between two readings."""
     monkeypatch.setattr(reading, "FRESH", 0.0)
+    monkeypatch.setattr(reading, "STALEST", 0.0)
     store = written(snapshot(1, rules=[rule(entry(1, 10))]))
     reader = FleetReader(store)
     assert reader.read()["headline"]["per_second"] is None
