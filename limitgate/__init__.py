@@ -23,6 +23,7 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
     llm/             budgets for language models: estimates, usage in responses, fields of providers, turns of tenants; costs of
                      rules in tokens (costs.py, metering.py), which the gate uses
     fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics
+    fleet/           snapshots of every process in the store, and their sums: for status, top, the page and the exporter
     command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
     replay/          runs access logs through rules
     testing.py       helpers for tests of applications: limits off, a controlled clock
