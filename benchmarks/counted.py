@@ -125,7 +125,7 @@ def main() -> None:
     url, library, times = sys.argv[1:]
     marks = CDLL(library)
     # What is off a request's way isn't counted: clocks that go by looks would have snapshots written all the time.
-    Publisher.start = lambda _: None  # type: ignore[method-assign]
+    Publisher.start = lambda _: None  # type: ignore[assignment, method-assign]
     with Crowds() as crowd_of:
         prepared = {name: (case, count()) for name, case in cases(url, crowd_of).items()}
         for case, numbers in prepared.values():

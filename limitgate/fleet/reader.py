@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -211,13 +212,13 @@ class FleetReader:
             "last_error": snapshot.last_error,
             "last_error_at": snapshot.last_error_at,
             "last_load": {"ok": snapshot.load.ok, "at": snapshot.load.at, "error": snapshot.load.error},
-            "clock_ahead": round(snapshot.at - now, 3) if abs(snapshot.at - now) > AWAY else 0.0,
+            "clock_ahead": round(_ahead(snapshot, now), 3),
         }
 
     def _note_steps(self, every: Iterable[Snapshot], now: float) -> None:
         """Remember the steps of processes that end. A process' clock may be wrong by hours: its steps count from its own."""
         for snapshot in every:
-            ahead = round((snapshot.at - now) / STEP) if abs(snapshot.at - now) > AWAY else 0
+            ahead = round(_ahead(snapshot, now) / STEP)
             for step, requests, refused in snapshot.history:
                 self._steps.setdefault(step - ahead, {})[snapshot.id] = requests, refused
         oldest = int(now // STEP) - STEPS
@@ -237,8 +238,10 @@ class FleetReader:
     def _rules(self, living: Iterable[Snapshot], now: float) -> list[dict[str, Any]]:
         together: dict[tuple[str, str], list[RuleState]] = {}
         for snapshot in living:
+            ahead = _ahead(snapshot, now)
             for rule in snapshot.rules:
-                together.setdefault((rule.name, rule.tier), []).append(rule)
+                state = _shifted(rule, ahead) if ahead else rule
+                together.setdefault((rule.name, rule.tier), []).append(state)
         counts: dict[tuple[str, str, str], tuple[float, int, float | None]] = {}
         found = []
         for (name, tier), states in together.items():
@@ -297,6 +300,21 @@ class FleetReader:
             f"no process has written a snapshot with key_prefix {self._key_prefix!r} for 10 seconds: no service runs, it uses "
             "another store, database or key_prefix, or its option fleet is off"
         )
+
+
+def _ahead(snapshot: Snapshot, now: float) -> float:
+    """Return the seconds by which the clock of a process is ahead of the store's, 0 if it is about right."""
+    ahead = snapshot.at - now
+    return ahead if abs(ahead) > AWAY else 0.0
+
+
+def _shifted(rule: RuleState, ahead: float) -> RuleState:
+    """Return a rule with its times as the store's clock has them."""
+    used, refusals = (
+        top._replace(entries=[each._replace(since=each.since - ahead, last=each.last - ahead) for each in top.entries])
+        for top in (rule.used, rule.refusals)
+    )
+    return replace(rule, used=used, refusals=refusals)
 
 
 def _rate(before: tuple[float, int, float | None] | None, entry: Entry, now: float) -> tuple[float, int, float | None]:

@@ -83,6 +83,7 @@ class Tally:
     def __init__(self) -> None:
         self._pending: list[tuple[ref[Queue], _Pending]] = []
         self._others: list[tuple[RecentSketch, str]] = []
+        self._later: list[Callable[[], object]] = []
         self._clients: WeakSet[Clients] = WeakSet()
         self.known: set[str] = set()
         """Keys of clients that need no name."""
@@ -104,6 +105,7 @@ class Tally:
             if living is not None:
                 living.may_name = True
         self._others.clear()
+        self._later.clear()
         self.known = set()
         for clients in list(self._clients):
             clients.used, clients.refused = RecentSketch(), RecentSketch()
@@ -127,6 +129,12 @@ class Tally:
         if len(self._others) > MOST:
             self.count(waits=False)
 
+    def count_later(self, count: Callable[[], object]) -> None:
+        """Call ``count`` with the next batch."""
+        self._later.append(count)
+        if len(self._later) > MOST:
+            self.count(waits=False)
+
     def count(self, *, waits: bool = True) -> int:
         """Count what is queued, and return how many requests that were. Without ``waits``, leave it to another thread."""
         counted = 0
@@ -138,6 +146,8 @@ class Tally:
                 for _, pending in self._pending:
                     counted += len(pending)
                     pending.count(now)
+                for count in _taken(self._later):
+                    count()
                 counted += len(self._others)
                 self._count_others(now)
                 every = list(self._clients)

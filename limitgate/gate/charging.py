@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
@@ -151,7 +152,11 @@ def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, 
 
 def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:
     if request_plan.compiled_rules and request_plan.compiled_rules[0].row is not None:
-        count_decision(verdict.decision, request_plan.row)
+        tally = request_plan.compiled_rules[0].tally_that_defers
+        if tally is None:
+            count_decision(verdict.decision, request_plan.row)
+        else:
+            tally.count_later(partial(count_decision, verdict.decision, request_plan.row))
     return verdict
 
 

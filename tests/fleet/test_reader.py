@@ -120,10 +120,12 @@ def test_a_clock_that_is_an_hour_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is shown, with how far its clock is off, and its history is where it belongs."""
     now = time.time()
     step = int((now + 3600) // STEP) - 2
-    found = figures(snapshot(1, at=now + 3600, start=now + 3500, history=[(step, 10, 3)]))
+    ahead = rule(entry(1, 9, ago=-3599, since=-3540))
+    found = figures(snapshot(1, at=now + 3600, start=now + 3500, history=[(step, 10, 3)], rules=[ahead]))
     (process,) = found["processes"]
     assert process["clock_ahead"] == pytest.approx(3600, abs=30)
     assert process["uptime"] == pytest.approx(100, abs=1)
+    assert found["headline"]["since"] == pytest.approx(now - 60, abs=30)
     assert sum(each["refused"] for each in found["history"]) == 3
 
 

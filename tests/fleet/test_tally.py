@@ -136,3 +136,14 @@ def test_nothing_is_collected_without_a_fleet() -> None:
     gate = gate_of(app)
     assert gate.publisher is None
     assert gate.rules.counts is None
+
+
+@pytest.mark.parametrize("names", ["full", "masked"])
+def test_hostile_names_are_harmless(names: str) -> None:
+    """Control characters and marks of direction are replaced, markup is text, and nothing is longer than 128 characters."""
+    app = app_of(Rule("api", "3/day", key=["header:X-User"]), names=names)
+    for value in ("\x9b31mred\xe2\x80\xae", "<script>alert(1)</script>", "a" * 3_000):
+        visit(app, HTTP_X_USER=value)
+    found = listed(app, "used")
+    assert len(found) == 3
+    assert all(name.isprintable() and len(name) <= 128 for name in found)

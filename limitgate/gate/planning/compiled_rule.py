@@ -106,6 +106,11 @@ class CompiledRule:
         """None outside a fleet."""
         return None if self.counts is None else self.counts.tally
 
+    @property
+    def tally_that_defers(self) -> Tally | None:
+        """None if the metrics of rules are counted at once."""
+        return None if self.counts is None or not self.counts.defers else self.counts.tally
+
     def name_of(self, admission: Any) -> str:
         """Return a name for the client of an admission, see `named`."""
         planner = admission.rules.planner

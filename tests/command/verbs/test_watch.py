@@ -25,7 +25,7 @@ from limitgate.command.client_state import Opened
 from limitgate.command.verbs.watch import change, headline
 from limitgate.fleet.actions import client_bucket
 from limitgate.fleet.reader import FleetReader
-from limitgate.fleet.snapshot import LoadState, Snapshot, StoreState, encode
+from limitgate.fleet.snapshot import LoadState, RuleState, Snapshot, StoreState, encode
 from limitgate.rules.settings import GateSettings
 from limitgate.stores.base import FleetRequest, fleet_key
 from tests.fleet.test_reader import entry, rule, snapshot
@@ -62,10 +62,10 @@ def fleet(redis_server: RedisServer) -> Iterator[Fleet]:
     fleet.store.close()
 
 
-REFUSED = [
-    rule(entry(1, 30, since=90), entry(2, 4)),
-    rule(name="login", used=rule(entry(3, 8)).refusals, names={f"{3:032x}": "ip=3"}),
-]
+def refused() -> list[RuleState]:
+    """Rules whose clients are refused now."""
+    names = {f"{3:032x}": "ip=3"}
+    return [rule(entry(1, 30, since=90), entry(2, 4)), rule(name="login", used=rule(entry(3, 8)).refusals, names=names)]
 
 
 def test_status_lists_every_process(fleet: Fleet) -> None:
@@ -73,7 +73,7 @@ def test_status_lists_every_process(fleet: Fleet) -> None:
     failed = LoadState(ok=False, at=time.time(), error="config/a.yaml:3: rules[0].qps: expected a number")
     down = StoreState(up=False, latency=None, breaker="open")
     fleet.write(
-        snapshot(1, rules=REFUSED), snapshot(2, load=failed, store=down, last_error="timed out", last_error_at=time.time())
+        snapshot(1, rules=refused()), snapshot(2, load=failed, store=down, last_error="timed out", last_error_at=time.time())
     )
     shown = fleet.run("status").stdout
     assert "2 processes, all with rules 000000000005; 10.0 requests/s, 2.0 refused/s; the store answers in" in shown
@@ -117,7 +117,7 @@ def test_the_store_does_not_answer() -> None:
 
 def test_the_first_line_of_top_says_who(fleet: Fleet) -> None:
     """Who is hammering us, under which rule, since when."""
-    fleet.write(snapshot(1, rules=REFUSED))
+    fleet.write(snapshot(1, rules=refused()))
     first, *rest = fleet.run("top").stdout.splitlines()
     assert re.fullmatch(r"ip=1 is refused under rule api since \d\d:\d\d:\d\d UTC \(1 min \d+ s\), 30 times", first), first
     shown = "\n".join(rest)
@@ -156,7 +156,7 @@ def opened(fleet: Fleet) -> Opened:
 
 def test_keys_change_a_client_after_a_question(fleet: Fleet) -> None:
     """Ban, pardon and reset, each in the journal; a no changes nothing."""
-    fleet.write(snapshot(1, rules=REFUSED))
+    fleet.write(snapshot(1, rules=refused()))
     figures = FleetReader(fleet.store, fleet.prefix, timeout=PATIENCE).read()
     name, operations = client_bucket(figures, "api", "default", f"{1:032x}", timeout=PATIENCE)
     access = opened(fleet)
@@ -232,7 +232,7 @@ class Terminal:
 
 def test_top_on_a_terminal(fleet: Fleet) -> None:
     """Live, with keys: a ban asks for its duration, its reason, and whether it is meant."""
-    fleet.write(snapshot(1, rules=REFUSED))
+    fleet.write(snapshot(1, rules=refused()))
     terminal = Terminal("top", "--store", fleet.url, "--key-prefix", fleet.prefix, "--timeout", "20")
     terminal.until("b ban, p pardon")
     terminal.type("2")
