@@ -30,6 +30,7 @@ LONGEST: Final = 128
 EVERYBODY: Final = "everybody"
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
+CountMany = Callable[[Any, Mapping[Any, int]], None]
 Name = Callable[[Any], str]
 """Returns the name of the client of an admission, as the option ``names`` says."""
 
@@ -194,15 +195,13 @@ Place = tuple[int, str, Clients, Name]
 class _Pending:
     """What a queue holds. It outlives the queue until it is counted."""
 
-    __slots__ = ("_admitted", "_counter", "_defers", "others", "places", "readings", "refusals")
+    __slots__ = ("_count_many", "_counter", "_defers", "others", "places", "readings", "refusals")
 
-    def __init__(
-        self, counter: CountsRules, places: Sequence[Place], admitted: Callable[[Mapping[Any, int]], None], *, defers: bool
-    ) -> None:
+    def __init__(self, counter: CountsRules, places: Sequence[Place], count_many: CountMany, *, defers: bool) -> None:
         self._counter = counter
         # Without what names a client, which would keep replaced rules.
         self.places = [(place, rule, clients) for place, rule, clients, _ in places]
-        self._admitted = admitted
+        self._count_many = count_many
         self._defers = defers
         # Lists, from whose start many are taken at once.
         self.readings: list[Any] = []
@@ -225,7 +224,7 @@ class _Pending:
         """Count at a Unix time. The caller holds the lock."""
         readings, others = _taken(self.readings), _taken(self.others)
         if readings and self._defers:
-            self._admitted(Counter([reading.source for reading in readings]))
+            self._count_many("admitted", Counter([reading.source for reading in readings]))
         readings += others
         if readings:
             if self._defers:
@@ -237,6 +236,7 @@ class _Pending:
             if self._defers:
                 for reading, _ in refusals:
                     self._counter.refused(reading.states)
+                self._count_many("refused", Counter([reading.source for reading, _ in refusals]))
             for place, name, clients in self.places:
                 refused = Counter([reading.keys[place] for reading, rules in refusals if name in rules])
                 if refused:
@@ -257,8 +257,8 @@ def _taken(queue: list[T]) -> list[T]:
 class Queue:
     """Readings of one prepared plan that are still to be counted. Takes the place of its counter.
 
-    If it ``defers``, they are counted for the metrics of rules and requests, too. ``admitted`` counts requests by the source
-    of their decision.
+    If it ``defers``, they are counted for the metrics of rules and requests, too. ``count_many`` counts requests with an
+    outcome by the source of their decision.
     """
 
     __slots__ = (
@@ -281,13 +281,13 @@ class Queue:
         places: Sequence[Place],
         *,
         defers: bool,
-        admitted: Callable[[Mapping[Any, int]], None],
+        count_many: CountMany,
     ) -> None:
         self.tally = tally
         self.charged, self.refused = counter.charged, counter.refused
         self.defers = defers
         self._places = places
-        self._pending = _Pending(counter, places, admitted, defers=defers)
+        self._pending = _Pending(counter, places, count_many, defers=defers)
         self.queue, self.others = self._pending.readings, self._pending.others
         self.may_name = True
         """False if no clients without a counter are named in this period."""
@@ -317,8 +317,14 @@ class Queue:
 
     def note_refusal(self, reading: Any, rules: Iterable[str | None], admission: Any) -> None:
         """Note who was refused by these rules."""
-        self._pending.refusals.append((reading, rules))
-        self.look(reading.keys, admission)
+        queue, tally, keys = self._pending.refusals, self.tally, reading.keys
+        queue.append((reading, rules))
+        if (
+            (self.may_name and not tally.known.issuperset(keys))
+            or (tally.wanted and not tally.wanted.isdisjoint(keys))
+            or len(queue) > MOST
+        ):
+            self.look(keys, admission)
 
 
 def digest_of(key: str) -> str:

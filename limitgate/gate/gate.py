@@ -401,6 +401,8 @@ class Gate:
             rules, key = template.refusing(decision, answer)
             if prepared.pending is not None:
                 prepared.pending.note_refusal(answer, rules, admission)
+                # No other outcome outweighs it.
+                admission.is_counted = prepared.pending.defers
             refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, prepared.compiled_rules)
             admission.refuse(answer, decision, refusal)
             return self.charging.count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None

@@ -196,10 +196,10 @@ class Counts:
         if exporter.is_idle:
             exporter.wake()
 
-    def count_admitted(self, sources: Mapping[Source, int]) -> None:
-        """Count admitted requests by the source of their decision."""
+    def count_many(self, outcome: Outcome, sources: Mapping[Source, int]) -> None:
+        """Count requests with this outcome by the source of their decision."""
         for source, count in sources.items():
-            self._values[_PLACES["admitted"][source]] += count
+            self._values[_PLACES[outcome][source]] += count
 
     @property
     def requests(self) -> dict[tuple[str, str], int]:

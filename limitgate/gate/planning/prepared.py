@@ -274,7 +274,7 @@ class PreparedPlan:
         for place, each in enumerate(self.charged_rules):
             if each.row is not None and each.row.clients is not None:
                 places.setdefault(each.name, (place, each.name, each.row.clients, each.name_of))
-        return Queue(tally, counter, list(places.values()), defers=counts.defers, admitted=counts.count_admitted)
+        return Queue(tally, counter, list(places.values()), defers=counts.defers, count_many=counts.count_many)
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
         """None if limits have to be awaited."""
