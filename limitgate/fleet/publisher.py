@@ -57,20 +57,22 @@ class Loads(Protocol):
     error: str | None
 
 
+class _Rules(Protocol):
+    rule_set: RuleSet
+
+
+class _Outages(Protocol):
+    last_error: tuple[str, float] | None
+    """Text of the store's last failure, and its Unix time."""
+
+
 class Watched(Protocol):
     """What a snapshot tells of a gate."""
 
-    @property
-    def loads(self) -> Loads:
-        """The last load of rules."""
-
-    @property
-    def rule_set(self) -> RuleSet:
-        """The rules in force."""
-
-    @property
-    def last_error(self) -> tuple[str, float] | None:
-        """Text of the store's last failure, and its Unix time."""
+    loads: Any
+    """Of `Loads`."""
+    rules: Any
+    outages: Any
 
 
 class Publisher:
@@ -308,11 +310,14 @@ class Publisher:
         if gate is None:
             raise ReferenceError("the gate is gone")
         now = time.time()
+        loads: Loads = gate.loads
         requests, refused = self._totals()
         self._note_history(requests, refused, now)
-        error = gate.last_error
+        outages: _Outages = gate.outages
+        error = outages.last_error
         gauges = list(self._gauges())
-        rule_set = gate.rule_set
+        rules: _Rules = gate.rules
+        rule_set = rules.rule_set
         return Snapshot(
             id=self.id,
             host=self._host[:128],
@@ -325,7 +330,7 @@ class Publisher:
             requests=requests,
             refused=refused,
             store=self._store_state(),
-            load=LoadState(gate.loads.was_ok, gate.loads.at, gate.loads.error),
+            load=LoadState(loads.was_ok, loads.at, loads.error),
             last_error=None if error is None else error[0][:500],
             last_error_at=None if error is None else error[1],
             rules=[self._rule(row, now) for row in self._counts.rules()],

@@ -134,7 +134,12 @@ class Admission:
     _settled_by: int | None = None
     _budget: Budget | None = None
 
-    def refuse(self, reading: PlainSpend, decision: Decision, refusal: Refusal) -> None:
+    def refuse(self, reading: PlainSpend, decision: Decision, refusal: Refusal, rules: Sequence[str | None]) -> None:
+        """Take a refusal by these ``rules``, which no other outcome outweighs."""
+        pending = self.prepared.pending  # type: ignore[union-attr]  # A reading belongs to a prepared plan.
+        if pending is not None:
+            pending.note_refusal(reading, rules, self)
+            self.is_counted = pending.defers
         self.decision = decision
         self._now = reading.now
         self.refusal = refusal

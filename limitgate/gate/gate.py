@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
-from limitgate.fleet.publisher import Publisher
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait, Turn
 from limitgate.gate.charging import Charging, deny, refuse_without_body, refuse_without_headers
@@ -26,7 +25,6 @@ from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.process import switch
 from limitgate.process.background import Poller
 from limitgate.rules.callers import Caller
-from limitgate.rules.rule import RuleSet
 
 
 class Gate:
@@ -54,8 +52,6 @@ class Gate:
         """Called after a reload, in any thread."""
         self.poller: Poller | None = None
         """None without ``reload``."""
-        self.publisher: Publisher | None = None
-        """None outside a fleet."""
         self._client_of = client_of
         self.timeout = rules.timeout
         self._takes_plain = takes_plain(store)
@@ -69,16 +65,6 @@ class Gate:
         self.turns = Turns(store, self.refunds, self.load)
         if rules.counts is not None:
             rules.counts.look_at(self.outages.store_slots, self.outages.local_slots)
-
-    @property
-    def rule_set(self) -> RuleSet:
-        """The rules in force."""
-        return self.rules.rule_set
-
-    @property
-    def last_error(self) -> tuple[str, float] | None:
-        """Text of the store's last failure, and its Unix time in seconds."""
-        return self.outages.last_error
 
     @property
     def failures(self) -> int:
@@ -370,9 +356,7 @@ class Gate:
             return None
         return self._conclude_worked_out(admission, answer)
 
-    def _conclude_worked_out(  # noqa: C901 - calls slow down all requests
-        self, admission: Admission, answer: AnyReading
-    ) -> Flow[None] | None:
+    def _conclude_worked_out(self, admission: Admission, answer: AnyReading) -> Flow[None] | None:
         prepared: Any = admission.prepared
         asked: Any = admission.plan
         permits = admission.permits
@@ -399,12 +383,8 @@ class Gate:
             if prepared.counter is not None and not prepared.counter.defers:
                 prepared.counter.refused(answer.states)
             rules, key = template.refusing(decision, answer)
-            if prepared.pending is not None:
-                prepared.pending.note_refusal(answer, rules, admission)
-                # No other outcome outweighs it.
-                admission.is_counted = prepared.pending.defers
             refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, prepared.compiled_rules)
-            admission.refuse(answer, decision, refusal)
+            admission.refuse(answer, decision, refusal, rules)
             return self.charging.count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None
         if prepared.counter is not None and not prepared.counter.defers:
             prepared.counter.charged(answer.states)

@@ -176,6 +176,8 @@ class Counts:
     def __init__(self, tally: Tally | None = None, *, defers: bool = False) -> None:
         self.tally = tally
         self.defers = defers
+        self.publisher: Any = None
+        """Writes snapshots; None outside a fleet."""
         counters = [(instruments.REQUESTS, labels) for labels in _REQUESTS]
         self.request_series = Series([0] * len(_REQUESTS), counters, rare=_RARE)
         self._values = self.request_series.values

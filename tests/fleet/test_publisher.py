@@ -37,8 +37,10 @@ def wsgi(_: Any, start_response: Any) -> list[bytes]:
 
 def publisher_of(app: LimitGate | LimitGateWSGI) -> Publisher:
     assert app.gate is not None
-    assert app.gate.publisher is not None
-    return app.gate.publisher
+    assert app.gate.rules.counts is not None
+    publisher = app.gate.rules.counts.publisher
+    assert isinstance(publisher, Publisher)
+    return publisher
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +189,7 @@ def test_nothing_is_written_without_a_fleet(redis_server: RedisServer, prefix: s
     app = LimitGateWSGI(wsgi, rules=RULES, store=redis_server.url, key_prefix=prefix, fleet=False)
     assert wsgi_reply(app, "/api").status == 200
     assert app.gate is not None
-    assert app.gate.publisher is None
+    assert app.gate.rules.counts is None
     assert FleetReader(app.gate.store, prefix).read()["empty"].startswith("no process has written a snapshot")
     app.gate.store.close()
 

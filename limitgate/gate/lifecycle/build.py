@@ -8,8 +8,6 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
 
 from limitgate.errors import ConfigError
-from limitgate.fleet.publisher import Publisher
-from limitgate.fleet.tally import Tally
 from limitgate.gate.bans import Bans
 from limitgate.gate.charging import Charging
 from limitgate.gate.gate import Gate
@@ -17,18 +15,20 @@ from limitgate.gate.lifecycle.reload import poller_of
 from limitgate.gate.lifecycle.start import (
     announce,
     ask_in_background,
-    installed_version,
+    begin_to_publish,
+    counts_of,
     is_going_to_fork,
     require,
     warn_about_headers,
     warn_about_workers,
+    watch,
 )
 from limitgate.gate.planning.active_rules import compiler
 from limitgate.gate.planning.identity import AnyIdentify, SyncIdentify
 from limitgate.gate.refusals import RefusalLog, refusals_for
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.messages.text import Names
-from limitgate.observing.counts import Counts, observe
+from limitgate.observing.counts import observe
 from limitgate.observing.exporter import Observer, observers_of, store_counts
 from limitgate.process import switch
 from limitgate.routes import Routes
@@ -42,7 +42,6 @@ from limitgate.rules.settings import (
     warn_about_environment,
 )
 from limitgate.stores import AsyncStore, Opener, SyncStore, is_async_redis, is_redis, opened
-from limitgate.stores.base import AsyncFleetStore, SyncFleetStore
 
 Store = TypeVar("Store")
 Identify = TypeVar("Identify")
@@ -107,8 +106,8 @@ class Built(NamedTuple):
             # Each child does this with its first answer.
             if not is_going_to_fork():
                 self.gate.refusals.agree_soon()
-                if self.gate.publisher is not None and is_redis(self.gate.store):
-                    self.gate.publisher.start()
+                if is_redis(self.gate.store):
+                    begin_to_publish(self.gate)
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
@@ -122,8 +121,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     proxies.judges_server = not trusted_by_server()
     observers = observers_of(settings.observers)
-    tally = Tally() if settings.fleet else None
-    counts = Counts(tally, defers=not observers) if observers or tally is not None else None
+    counts = counts_of(settings, is_observed=bool(observers))
     rules = rules_of(settings.rules)
     try:
         store = opened(settings.store, open_store, settings.key_prefix)
@@ -154,18 +152,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
         if observers:
             observe(observers, (counts, gate), (store_counts(store), store))
-        if tally is not None and isinstance(store, SyncFleetStore | AsyncFleetStore):
-            gate.publisher = Publisher(
-                gate,
-                store,
-                settings.key_prefix,
-                counts,
-                tally=tally,
-                names=settings.names,
-                version=installed_version(),
-            )
-            # In the process that gets requests, as above.
-            gate.outages.at_first_answer.append(gate.publisher.start)
+        watch(gate, counts, settings)
     announce(settings, rules)
     return Built(gate, settings.on_denied, owns_store, settings.key_prefix if settings.require_store else None)
 

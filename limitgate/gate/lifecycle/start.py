@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from limitgate.errors import StoreError
+from limitgate.fleet.publisher import Publisher
+from limitgate.fleet.tally import Tally
 from limitgate.gate.gate import Gate
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import WINDOW_UNITS
@@ -20,12 +22,14 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import listed
+from limitgate.observing.counts import Counts
 from limitgate.observing.exporter import exporter
 from limitgate.process import switch
 from limitgate.process.clock import asyncio_loop
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings, server_options, workers_of_server
 from limitgate.stores import AsyncStore, MemoryStore, SyncStore, is_async_redis, is_redis
+from limitgate.stores.base import AsyncFleetStore, SyncFleetStore
 from limitgate.stores.redis.url import shown
 
 log = logging.getLogger("limitgate")
@@ -94,6 +98,31 @@ def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
     return "local" in (settings.on_error, *(rule.on_error for rule in every))
 
 
+def counts_of(settings: Settings, *, is_observed: bool) -> Counts | None:
+    """Return the counts of a gate, None if there are no observers, and no fleet."""
+    if settings.fleet:
+        return Counts(Tally(), defers=not is_observed)
+    return Counts() if is_observed else None
+
+
+def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
+    """Have the gate write snapshots from its first answer on, if it is in a fleet and its store keeps them."""
+    store, tally = gate.store, counts.tally
+    if tally is not None and isinstance(store, SyncFleetStore | AsyncFleetStore):
+        counts.publisher = Publisher(
+            gate, store, settings.key_prefix, counts, tally=tally, names=settings.names, version=installed_version()
+        )
+        # In the process that gets requests: uWSGI may fork without notice.
+        gate.outages.at_first_answer.append(counts.publisher.start)
+
+
+def begin_to_publish(gate: Gate) -> None:
+    """Write snapshots from now on, if the gate is in a fleet."""
+    counts = gate.rules.counts
+    if counts is not None and counts.publisher is not None:
+        counts.publisher.start()
+
+
 async def astartup(gate: Gate) -> None:
     """Connect to the store, and poll for changed rules.
 
@@ -108,8 +137,7 @@ async def astartup(gate: Gate) -> None:
         gate.refusals.agree_soon()
     if gate.poller is not None:
         gate.poller.start()
-    if gate.publisher is not None:
-        gate.publisher.start()
+    begin_to_publish(gate)
 
 
 async def ashutdown(gate: Gate) -> None:
@@ -118,8 +146,9 @@ async def ashutdown(gate: Gate) -> None:
         gate.poller.stop()
     await gate.refunds.asettled()
     await gate.charging.bans.notes.asettled()
-    if gate.publisher is not None:
-        await gate.publisher.aend()
+    counts = gate.rules.counts
+    if counts is not None and counts.publisher is not None:
+        await counts.publisher.aend()
     if gate.rules.counts is not None:
         exporter.export()
 
