@@ -46,6 +46,11 @@ def worked() -> dict[str, str]:
     return {"message": "Done."}
 
 
+def busy() -> tuple[dict[str, str], int, dict[str, str]]:
+    """The answer when the overload guard refuses, its status and its headers."""
+    return {"message": "The service is busy. Try again in a second."}, 503, {"Retry-After": "1"}
+
+
 def start_page(base: str) -> tuple[str, dict[str, str]]:
     """The start page as HTML, and its headers."""
     return demo.page(base, rules(), demo.store_name())

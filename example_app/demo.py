@@ -28,6 +28,16 @@ HELLO = "/api/hello"
 LIVE = "/live"
 """Where the live page is mounted."""
 
+_GUARD = {
+    "tier": DEFAULT_TIER,
+    "name": "guard",
+    "file": "example_app/main.py",
+    "text": """guard = AsyncLimiter("memory://").adaptive("guard", min=2, max=8)
+
+async with guard:
+    return await work(request)""",
+}
+"""What the page shows of the overload guard."""
 _HERE = Path(__file__).parent
 _DOCS = _HERE.parent / "docs"
 _LINKS = (("start.md", "First steps"), ("rules.md", "Rules"), ("operating.md", "Operation"))
@@ -76,7 +86,7 @@ def page(base: str, rules: str | Path, store: str) -> tuple[str, dict[str, str]]
     base = base.rstrip("/")
     nonce = secrets.token_urlsafe(16)
     at = urlsplit(base).path
-    facts = {"base": f"{at}/", "url": base, "rules": rule_texts(str(rules))}
+    facts = {"base": f"{at}/", "url": base, "rules": [*rule_texts(str(rules)), _GUARD]}
     steps = (
         _STEP.format(title=title, command=html.escape(command.format(base=base), quote=False), note=note)
         for title, command, note in _TRY

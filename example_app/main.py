@@ -13,8 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from example_app import content, demo
-from limitgate import ConfigError, LimitGate, StoreError, ausage, limit
-
+from limitgate import AsyncLimiter, ConfigError, LimitGate, RateLimited, StoreError, ausage, limit
 
 _LONGEST_CROWD = 10
 """Seconds."""
@@ -70,6 +69,20 @@ def one_at_a_time() -> Callable[[Request], Awaitable[JSONResponse]]:
         return JSONResponse(content.worked())
 
     return work
+
+
+def guarded(work: Callable[[Request], Awaitable[JSONResponse]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+    """Work behind the overload guard, which admits what can be done soon. It learns from their latency how many that are."""
+    guard = AsyncLimiter("memory://").adaptive("guard", min=2, max=8)
+
+    async def guarded_work(request: Request) -> JSONResponse:
+        try:
+            async with guard:
+                return await work(request)
+        except RateLimited:
+            return JSONResponse(*content.busy())
+
+    return guarded_work
 
 
 async def state(request: Request) -> JSONResponse:
@@ -147,7 +160,7 @@ def create_app(**options: Any) -> Starlette:
             Route("/api/items/{id}", item),
             Route("/api/stream", stream),
             Route("/login", login, methods=["POST"]),
-            Route("/work", one_at_a_time()),
+            Route("/work", guarded(one_at_a_time())),
             Route("/work/unguarded", one_at_a_time()),
             Route("/healthz", healthz),
             Route("/demo/state", state),

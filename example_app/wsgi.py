@@ -12,7 +12,7 @@ from flask import Flask, Response, request
 from werkzeug.test import Client
 
 from example_app import content, demo
-from limitgate import ConfigError, LimitGateWSGI, StoreError, limit, usage
+from limitgate import ConfigError, Limiter, LimitGateWSGI, RateLimited, StoreError, limit, usage
 
 
 def start() -> tuple[str, dict[str, str]]:
@@ -63,6 +63,20 @@ def one_at_a_time() -> Callable[[], dict[str, str]]:
         return content.worked()
 
     return work
+
+
+def guarded(work: Callable[[], dict[str, str]]) -> Callable[[], Any]:
+    """Work behind the overload guard, which admits what can be done soon. It learns from their latency how many that are."""
+    guard = Limiter("memory://").adaptive("guard", min=2, max=8)
+
+    def guarded_work() -> Any:
+        try:
+            with guard:
+                return work()
+        except RateLimited:
+            return content.busy()
+
+    return guarded_work
 
 
 def state() -> tuple[dict[str, Any], dict[str, str]]:
@@ -121,7 +135,7 @@ def create_app(**options: Any) -> Flask:
     app.add_url_rule("/api/items/<id>", view_func=item)
     app.add_url_rule("/api/stream", view_func=stream)
     app.add_url_rule("/login", view_func=login, methods=["POST"])
-    app.add_url_rule("/work", "work", one_at_a_time())
+    app.add_url_rule("/work", "work", guarded(one_at_a_time()))
     app.add_url_rule("/work/unguarded", "unguarded", one_at_a_time())
     app.add_url_rule("/healthz", view_func=healthz)
     app.add_url_rule("/demo/state", view_func=state)
