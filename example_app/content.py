@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from example_app import demo
-from limitgate import Decision, Settings
+from limitgate import Decision, MemoryStore, Settings
 
 CHUNKS = 5
 PAUSE = 0.2
@@ -49,6 +49,13 @@ def worked() -> dict[str, str]:
 def busy() -> tuple[dict[str, str], int, dict[str, str]]:
     """The answer when the overload guard refuses, its status and its headers."""
     return {"message": "The service is busy. Try again in a second."}, 503, {"Retry-After": "1"}
+
+
+def store(options: dict[str, Any]) -> Any:
+    """The store for the gate and the live page: a URL, or an object. In memory both have to have the same object."""
+    given = options.get("store")
+    given = Settings().store if given is None else given
+    return MemoryStore() if given is None or given == "memory://" else given
 
 
 def start_page(base: str) -> tuple[str, dict[str, str]]:

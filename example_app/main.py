@@ -10,10 +10,11 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from example_app import content, demo
 from limitgate import AsyncLimiter, ConfigError, LimitGate, RateLimited, StoreError, ausage, limit
+from limitgate.page import Page, this_machine
 
 _LONGEST_CROWD = 10
 """Seconds."""
@@ -153,6 +154,7 @@ async def document(request: Request) -> PlainTextResponse:
 
 def create_app(**options: Any) -> Starlette:
     """The application; ``options`` are those of `LimitGate`, unset ones come from ``LIMITGATE_*``."""
+    store = content.store(options)
     app = Starlette(
         routes=[
             Route("/", start),
@@ -166,9 +168,10 @@ def create_app(**options: Any) -> Starlette:
             Route("/demo/state", state),
             Route("/demo/crowd", crowds()),
             Route("/docs/{name}", document),
+            Mount(demo.LIVE, Page(store, guard=this_machine, actions=True)),
         ]
     )
-    app.add_middleware(LimitGate, **{"rules": content.rules(), **options})
+    app.add_middleware(LimitGate, **{"rules": content.rules(), **options, "store": store})
     return app
 
 

@@ -9,10 +9,12 @@ from threading import Lock
 from typing import Any
 
 from flask import Flask, Response, request
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 
 from example_app import content, demo
 from limitgate import ConfigError, Limiter, LimitGateWSGI, RateLimited, StoreError, limit, usage
+from limitgate.page import PageWSGI, this_machine
 
 
 def start() -> tuple[str, dict[str, str]]:
@@ -129,6 +131,7 @@ def document(name: str) -> Response:
 
 def create_app(**options: Any) -> Flask:
     """The application; ``options`` are those of `LimitGateWSGI`, unset ones come from ``LIMITGATE_*``."""
+    store = content.store(options)
     app = Flask(__name__, static_folder=None)
     app.add_url_rule("/", view_func=start)
     app.add_url_rule("/api/hello", view_func=hello)
@@ -141,7 +144,10 @@ def create_app(**options: Any) -> Flask:
     app.add_url_rule("/demo/state", view_func=state)
     app.add_url_rule("/demo/crowd", "crowd", crowds(app))
     app.add_url_rule("/docs/<name>", view_func=document)
-    app.wsgi_app = LimitGateWSGI(app.wsgi_app, **{"rules": content.rules(), **options})  # type: ignore[method-assign]
+    # Within the gate, whose rules the live page explains.
+    live: dict[str, Any] = {demo.LIVE: PageWSGI(store, guard=this_machine, actions=True)}
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, live)  # type: ignore[method-assign]
+    app.wsgi_app = LimitGateWSGI(app.wsgi_app, **{"rules": content.rules(), **options, "store": store})  # type: ignore[method-assign]
     return app
 
 

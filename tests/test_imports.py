@@ -30,6 +30,7 @@ LAYERS = (
     "middleware limiter",
     "fleet.actions llm outbound django fastapi flask opentelemetry prometheus",
     "aiohttp httpx httpx2 requests urllib3 testing",
+    "page",
     "replay",
     "command",
     "command.verbs",

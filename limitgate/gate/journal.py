@@ -84,9 +84,10 @@ class JournalFlows:
         seconds: float | None = None,
         *,
         bans: bool = False,
+        by: str | None = None,
     ) -> ConfigFlow[None]:
-        """See `Journal.note`."""
-        now, by = self._clock(), somebody()
+        """See `Journal.note`. ``by`` is who did it; by default the user of this process."""
+        now, by = self._clock(), by or somebody()
         reason = reason[:_LONGEST] if reason else None
 
         def change(listed: dict[str, Ban], events: list[Event]) -> None:
