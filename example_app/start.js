@@ -264,3 +264,29 @@ drawCrowds();
 look();
 setInterval(() => { if (!document.hidden) look(); }, 1000);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+
+// The live page's own figures, in short. A hidden page does not ask.
+async function watch() {
+  const where = $("live-section").dataset.live;
+  let figures = null;
+  try {
+    const response = await fetch(`${where}figures?screen=1`, {cache: "no-store"});
+    if (response.ok) figures = await response.json();
+  } catch { /* the service is being restarted */ }
+  $("live-section").hidden = !figures;
+  if (!figures) return;
+  const most = figures.headline, rate = number => number.toLocaleString("en", {maximumFractionDigits: 1});
+  const facts = [
+    ["Refused per second", rate(figures.refused_per_second), `beside ${rate(figures.requests_per_second - figures.refused_per_second)} admitted`],
+    ["Refused most", most ? most.who : "nobody", most ? `by rule ${most.rule}` : "in the last seconds"],
+    ["Store", figures.store.up ? "answers" : "does not answer", figures.store.up ? "" : figures.store.error || ""],
+  ];
+  $("live").replaceChildren();
+  for (const [title, value, note] of facts) {
+    const group = put($("live"), "div");
+    put(group, "dt", {}, title);
+    put(put(group, "dd", {}, value), "small", {}, note);
+  }
+}
+watch();
+setInterval(() => { if (!document.hidden) watch(); }, 2000);

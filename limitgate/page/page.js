@@ -80,7 +80,7 @@ function fillButtons(...actions) {
 }
 
 // A line over the last 15 minutes, drawn anew with each reading, and the same as a table.
-const WIDE = 560, HIGH = 112, LEFT = 46, BOTTOM = 18;
+const HIGH = 112, LEFT = 46, BOTTOM = 18;
 function nice(top) {
   const unit = 10 ** Math.floor(Math.log10(Math.max(top, 1)));
   return [1, 2, 5, 10].map(each => each * unit).find(each => each >= Math.max(top, 1));
@@ -89,9 +89,8 @@ function chart(id, history, part, now) {
   const points = history.map(step => ({at: step.at + step.seconds, value: step[part] / step.seconds}));
   points.push({at: points.length ? points.at(-1).at + 30 : 0, value: now});
   const top = nice(Math.max(...points.map(point => point.value)));
-  const svg = document.createElementNS(SVG, "svg");
+  const svg = document.createElementNS(SVG, "svg"), WIDE = Math.max(200, $(`${id}-chart`).clientWidth);
   svg.setAttribute("viewBox", `0 0 ${WIDE} ${HIGH}`);
-  svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", `${part} per second over 15 minutes: now ${rate(now)}, at most ${rate(Math.max(...points.map(each => each.value)))}`);
   const x = place => LEFT + (WIDE - LEFT) * place / Math.max(1, points.length - 1);
@@ -103,7 +102,6 @@ function chart(id, history, part, now) {
   for (const value of [0, top / 2, top]) put(svg, "text", {x: LEFT - 6, y: y(value) + 4, "text-anchor": "end"}, rate(value));
   for (const [place, text, anchor] of [[0, "15 min ago", "start"], [.5, "7.5 min", "middle"], [1, "now", "end"]])
     put(svg, "text", {x: LEFT + (WIDE - LEFT) * place, y: HIGH - 4, "text-anchor": anchor}, text);
-  svg.setAttribute("preserveAspectRatio", "xMidYMid meet");
   $(`${id}-chart`).replaceChildren(svg);
   tables[id].show([...history].reverse(), step => step.at, "No figures yet.");
 }
@@ -114,37 +112,37 @@ const numbers = part => [
   {title: "In 30 s", kind: "number", text: step => whole(step[part])},
 ];
 const VERBS = {ban: "Ban", pardon: "Pardon", reset: "Reset"};
-const acts = (...names) => facts.actions ? [{title: "Actions", fill: fillButtons(...names)}] : [];
+const acts = (...names) => facts.actions ? [{title: "Actions", kind: "buttons", fill: fillButtons(...names)}] : [];
 const tables = {
   refused: new Table("refused-table", "Refused requests", numbers("refused")),
   admitted: new Table("admitted-table", "Admitted requests", numbers("admitted")),
   rules: new Table("rules", "Rules by utilization", [
     {title: "Rule", kind: "text", text: rule => rule.name},
-    {title: "Tier", text: rule => rule.tier},
-    {title: "Utilization", fill: fillBar},
+    {title: "Tier", kind: "minor", text: rule => rule.tier},
+    {title: "Utilization", kind: "bar", fill: fillBar},
     {title: "Refused", kind: "number", text: rule => whole(rule.refused)},
-    {title: "Admitted", kind: "number", text: rule => whole(rule.admitted)},
+    {title: "Admitted", kind: "number minor", text: rule => whole(rule.admitted)},
   ]),
   who: new Table("who", "Clients that are refused most", [
-    {title: "Client", kind: "text", text: entry => entry.who},
-    {title: "Rule", kind: "text", text: entry => entry.tier === "default" ? entry.rule : `${entry.rule} (${entry.tier})`},
+    {title: "Client", kind: "who", text: entry => entry.who},
+    {title: "Rule", kind: "short", text: entry => entry.tier === "default" ? entry.rule : `${entry.rule} (${entry.tier})`},
     {title: "Refused", kind: "number", text: entry => entry.error ? `${whole(entry.count - entry.error)} to ${whole(entry.count)}` : whole(entry.count)},
-    {title: "Per second", kind: "number", text: entry => entry.per_second === null ? "–" : rate(entry.per_second)},
+    {title: "Now/s", kind: "number minor", text: entry => entry.per_second === null ? "–" : rate(entry.per_second)},
     {title: "Since", kind: "number", text: entry => clock(entry.since)},
     ...acts("ban", "reset"),
   ]),
   processes: new Table("processes", "Processes by revision, those that differ first", [
     {title: "Process", kind: "text", text: each => `${each.host} ${each.pid}`},
-    {title: "Rules", fill: (cell, each) => { fillText(cell, `${hex(each.revision)}${each.follows ? "" : " differs"}`); cell.className = each.follows ? "" : "bad-text"; }},
-    {title: "Version", text: each => each.version},
+    {title: "Rules", fill: (cell, each) => { fillText(cell, `${hex(each.revision)}${each.follows ? "" : " differs"}`); cell.className = each.follows ? "code" : "code bad-text"; }},
+    {title: "Version", kind: "minor", text: each => each.version},
     {title: "Req/s", kind: "number", text: each => rate(each.requests_per_second)},
     {title: "Ref/s", kind: "number", text: each => rate(each.refused_per_second)},
-    {title: "Up", kind: "number", text: each => lasting(each.uptime)},
+    {title: "Up", kind: "number minor", text: each => lasting(each.uptime)},
     {title: "Note", kind: "text", text: each => [each.up ? "" : "store down", each.clock_ahead ? `clock off by ${lasting(Math.abs(each.clock_ahead))}` : "",
       each.last_error || ""].filter(Boolean).join("; ")},
   ]),
   bans: new Table("bans", "Bans in force", [
-    {title: "Client", kind: "text", text: ban => ban.key},
+    {title: "Client", kind: "who", text: ban => ban.key},
     {title: "Left", kind: "number", text: ban => lasting(ban.retry_after)},
     {title: "By", kind: "text", text: ban => ban.by || ""},
     {title: "Reason", kind: "text", text: ban => ban.reason || ""},
@@ -154,9 +152,9 @@ const tables = {
 const hex = revision => revision === null ? "unknown" : revision.toString(16).padStart(12, "0").slice(0, 7);
 
 let shown = null, shownAt = 0;
-function show(figures) {
+function show(figures, at = Date.now()) {
   shown = figures;
-  shownAt = Date.now();
+  shownAt = at;
   const {store} = figures, admitted = Math.max(0, figures.requests_per_second - figures.refused_per_second);
   $("store").classList.toggle("bad", !store.up || figures.processes_down > 0);
   say("store", !store.up ? `The store does not answer: ${store.error || "no reason given"}`
@@ -170,7 +168,7 @@ function show(figures) {
   chart("refused", figures.history, "refused", figures.refused_per_second);
   chart("admitted", figures.history, "admitted", admitted);
   tables.rules.show(figures.rules, rule => `${rule.tier} ${rule.name}`, "No rule has counted a request yet.");
-  say("adaptive", (figures.adaptive || []).map(each => `${each.rule}: ${each.in_flight} of ${each.limit} in flight.`).join(" "));
+  say("adaptive", (figures.adaptive || []).map(each => `${each.rule}: ${each.in_flight} of ${each.limit} places in use.`).join(" "));
   tables.who.show(figures.most_refused, entry => `${entry.tier} ${entry.rule} ${entry.key}`, "Nobody was refused in the last 5 minutes.");
   const revisions = Object.keys(figures.revisions || {}).length, behind = figures.processes.filter(each => !each.follows).length;
   $("revisions").classList.toggle("bad-text", behind > 0);
@@ -223,6 +221,7 @@ async function poll() {
   if (!document.hidden) timer = setTimeout(failures > 1 && facts.streams && ++failures > 15 ? () => { failures = 0; start(); } : poll, Math.max(2000, Date.now() - began));
 }
 document.addEventListener("visibilitychange", () => { failures = 0; start(); });
+addEventListener("resize", () => { if (shown) show(shown, shownAt); });
 addEventListener("pagehide", stop);
 addEventListener("pageshow", event => { if (event.persisted) start(); });
 setInterval(age, 1000);
