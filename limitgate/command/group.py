@@ -33,6 +33,7 @@ VERBS = {
     "budget": "Show how much of a language model budget is used and reserved.",
     "status": "Show every process of a service: its rules, its store, its errors.",
     "top": "Show who is refused most, and who uses most, live.",
+    "page": "Serve the live page, which shows the same in a browser.",
     "exporter": "Export the figures of all processes to Prometheus.",
 }
 """Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``, except ``schema``, which is below."""

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from limitgate.algorithms import ban
 from limitgate.errors import ConfigError
+from limitgate.fleet.actions import charges, client_bucket
 from limitgate.gate.flow import ConfigFlow
 from limitgate.gate.journal import JournalFlows
-from limitgate.gate.planning.compiled_rule import forgetting
 from limitgate.http.request import Request
+from limitgate.limiter.rule_bucket import RuleBucketOperations
 from limitgate.limits.limit import seconds_of
-from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import printable, shortened
 from limitgate.observing.logs import audited
-from limitgate.page.explaining import Known, every_rule
-from limitgate.rules.callers import DEFAULT_TIER
-from limitgate.rules.rule import Rule
 
 ACTIONS = frozenset({"ban", "pardon", "reset"})
 TOKEN_HEADER = "x-limitgate-token"  # noqa: S105 - its name
@@ -52,40 +48,39 @@ def _is_host(origin: str, host: str) -> bool:
     return False
 
 
-def acting(known: Known, action: str, asked: Mapping[str, Any], who: str) -> ConfigFlow[dict[str, Any]]:
-    """Change the state of a client, and note in the journal who did it. Raises `ConfigError` and `StoreError`."""
-    digest, tier = asked.get("key"), asked.get("tier") or DEFAULT_TIER
-    if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+def acting(
+    figures: Mapping[str, Any], action: str, asked: Mapping[str, Any], who: str, timeout: float
+) -> ConfigFlow[dict[str, Any]]:
+    """Change the state of a client that the figures list, and note in the journal who did it.
+
+    Raises `ConfigError` for a client that they don't list, and `StoreError`.
+    """
+    rule, tier, key = [_text(asked.get(name), 128) for name in ("rule", "tier", "key")]
+    if not _DIGEST.fullmatch(key):
         raise ConfigError("key is missing, expected the 32 hex digits that name the client's bucket")
-    rules = _rules_named(known, asked.get("rule"), tier)
-    name = " ".join([rules[0].name, _text(asked.get("who"), 128) or f"#{digest[:8]}"])
+    if action == "pardon":
+        name, bucket = _banned(figures, key, timeout)
+    else:
+        name, bucket = client_bucket(figures, rule, tier, key, timeout=timeout)
     reason = _text(asked.get("reason"), 500) or None
     seconds = _seconds(asked.get("seconds")) if action == "ban" else None
-    charges = [charge for rule in rules for charge in known.charges(rule, digest)]
-    unique = list({charge.key: charge for charge in charges}.values())
-    yield from audited(_changing(known, action, unique, seconds), action, partial(str, name), reason, author=who)
-    keys = [charge.key for charge in unique]
-    journal = JournalFlows(known.settings.key_prefix, known.timeout)
-    yield from journal.noting(action, name, keys, reason, seconds, bans=action == "ban", by=who)
+    flow = bucket.banning(seconds) if action == "ban" else bucket.pardoning() if action == "pardon" else bucket.resetting()
+    yield from audited(flow, action, partial(str, name), reason, author=who)
+    journal = JournalFlows(figures["prefix"], timeout)
+    yield from journal.noting(action, name, bucket.keys, reason, seconds, bans=action == "ban", by=who)
     return {"done": action, "name": name}
 
 
-def _changing(known: Known, action: str, charges: Sequence[Charge], seconds: float | None) -> ConfigFlow[None]:
-    if action == "reset":
-        yield Plan.reset(charges), known.timeout
-        return
-    if action == "pardon":
-        yield forgetting(charges), known.timeout
-    yield Plan.ban(charges, ban.microseconds(seconds) if action == "ban" else 0), known.timeout
-
-
-def _rules_named(known: Known, name: Any, tier: Any) -> list[Rule]:
-    """Return the rule of a tier, or, if it is not there, all of this name: they may count in the same bucket."""
-    found = [rule for _, rule in every_rule(known) if rule.name == name and rule.has_counts]
-    of_tier = [rule for of, rule in every_rule(known) if rule.name == name and of == tier and rule.has_counts]
-    if not found:
-        raise ConfigError(f"there is no rule {name!r:.80} that counts, expected one of the service's rules")
-    return (of_tier or found)[:1] if of_tier else found
+def _banned(figures: Mapping[str, Any], digest: str, timeout: float) -> tuple[str, RuleBucketOperations]:
+    """Return the name and the bucket of a client that the list of bans has."""
+    ban = next((each for each in figures["bans"] if each["digest"] == digest), None)
+    if ban is None:
+        raise ConfigError(f"no ban has the key {digest!r}, expected that of a ban in the list")
+    rule = str(ban["key"]).partition(" ")[0]
+    limits = next((each["limits"] for each in figures["rules"] if each["name"] == rule), ())
+    prefix = figures["prefix"]
+    found = charges(f"{prefix}:{rule}:{digest}", rule, limits)
+    return ban["key"], RuleBucketOperations([found], timeout, JournalFlows(prefix, timeout))
 
 
 def _seconds(given: Any) -> float:

@@ -108,7 +108,8 @@ class Page:
         body = await _body(receive) if route in ACTIONS else b""
         if body is None:
             return error(413, f"the body has more than {MOST_BODY} bytes, expected fewer")
-        return await arun(site.store, site.answering(request, route, who, body))
+        read = await self._watcher.read() if route in ACTIONS else {}
+        return await arun(site.store, site.answering(request, route, who, body, read))
 
     @property
     def _watcher(self) -> _Watcher:

@@ -258,7 +258,7 @@ const EFFECTS = {ban: "Every request of this client under this rule is refused m
 let pending = null;
 function question(action, item) {
   const rule = item.rule || item.key.split(" ")[0], who = item.who || item.key.split(" ").slice(1).join(" ");
-  pending = {action, body: {rule, tier: item.tier, key: item.digest || item.key, who}};
+  pending = {action, body: {rule, tier: item.tier, key: item.digest || item.key}};
   say("question", `${VERBS[action]} ${who}?`);
   say("effect", `Rule ${rule}. ${EFFECTS[action]}`);
   say("yes", VERBS[action]);

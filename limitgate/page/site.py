@@ -19,10 +19,11 @@ from limitgate.http.request import Request
 from limitgate.messages.text import Names, printable, shortened
 from limitgate.page import actions, document, explaining
 from limitgate.page.screen import as_bytes, screen, shown_figures
+from limitgate.process.forking import Remade
 from limitgate.rules.files import rules_of
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import GateSettings
-from limitgate.stores import Opener, opened
+from limitgate.stores import MemoryStore, Opener, opened
 from limitgate.stores.redis.url import shown
 
 Guard = Callable[[Request], Any]
@@ -102,7 +103,7 @@ class Site:
         self.timeout = timeout
         prefix = self.settings.key_prefix
         self.owns_store = isinstance(store, str)
-        self.store_shown = shown(store)
+        self.store_shown = _described(store)
         self.store = opened(store, open_store, prefix)
         try:
             self.reader: FleetReader = reader_of(self.store, prefix, timeout=timeout)
@@ -176,13 +177,13 @@ class Site:
         """Return the figures of the screen."""
         return as_bytes(screen(shown_figures(read, self.names)))
 
-    def answering(self, request: Request, route: str, who: str, body: bytes) -> ConfigFlow[Answer]:
-        """Explain or act. Errors of the store and of who asks are answers, too."""
+    def answering(self, request: Request, route: str, who: str, body: bytes, read: Mapping[str, Any]) -> ConfigFlow[Answer]:
+        """Explain, or act on a client of the figures that were read. Errors of the store and of who asks are answers, too."""
         try:
             if route == "explain":
                 found = yield from explaining.explaining(self.known(request), request.query)
             else:
-                found = yield from actions.acting(self.known(request), route, _json(body), who)
+                found = yield from actions.acting(read, route, _json(body), who, self.timeout)
         except StoreError as problem:
             return error(503, str(problem))
         except (ConfigError, ValueError) as problem:
@@ -197,6 +198,18 @@ class Site:
         if rules is None and gate is not None:
             rules = gate.rules.rule_set
         return explaining.Known(rules, self.settings, self.store, self.timeout, gate)
+
+
+def _described(store: Any) -> str:
+    """Return the URL of a store without login."""
+    if isinstance(store, MemoryStore):
+        return "memory://"
+    if isinstance(store, Remade):
+        arguments, named = store.made_of
+        url = arguments[0] if arguments else named.get("url")
+        if isinstance(url, str):
+            return shown(url)
+    return shown(store)
 
 
 def _exchange(request: Request) -> Exchange | None:

@@ -70,7 +70,8 @@ class PageWSGI:
             body = read_input(environ, MOST_BODY) if route in ACTIONS else b""
         except BodyError as problem:
             return error(problem.status, str(problem))
-        return run(site.store, site.answering(request, route, who, body))
+        read = site.reader.read() if route in ACTIONS else {}
+        return run(site.store, site.answering(request, route, who, body, read))
 
 
 def _plain(given: Any) -> Any:

@@ -91,6 +91,11 @@ class Remade:
         return made
 
     @property
+    def made_of(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Arguments of the constructor."""
+        return self._made_of
+
+    @property
     def state_here(self) -> str:
         """State that a copy would lack, with a remedy; empty if none."""
         return ""
