@@ -15,7 +15,7 @@ from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, RedisS
 from limitgate.fleet.reader import FRESH
 from limitgate.page import Page, PageWSGI, this_machine
 from limitgate.stores.base import FleetRequest, fleet_key
-from tests.support.doors import Reply, asgi_reply, wsgi_reply
+from tests.support.doors import Reply, asgi_reply, until, wsgi_reply
 from tests.support.fleet import digest, fleet, rule, snapshot, write
 from tests.support.redis_server import RedisServer
 
@@ -299,6 +299,8 @@ def test_it_explains_a_refusal_by_its_id(door: Door, own_redis: RedisServer) -> 
     service = Door("wsgi")
     app = _gated(service, lambda *_: None, store=own_redis.url, rules=RULES)
     refusal = [service.ask(app, "/api/x") for _ in range(6)][-1].json()["instance"]
+    with own_redis.client() as client:
+        until(lambda: client.exists("limitgate:refusal-ids"))
     page = door.page(own_redis.url, rules=RULES)
     found = door.ask(page, f"/explain?id={refusal}").json()
     assert found["words"][0].startswith("Refused at ")
