@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import socket
 from binascii import Error as Base64Error, a2b_base64
 from typing import Any
 
@@ -47,7 +48,7 @@ def verb(
 
     For example: limitgate page --store redis://localhost --rules config/
     """
-    if token is None and not is_local_host(f"[{host}]" if ":" in host else host):
+    if token is None and not is_local_host(_shown_host(host)):
         raise click.UsageError(f"{host} can be reached by other machines, expected --token, or --host 127.0.0.1")
     if token == "":
         raise click.UsageError("--token is empty, expected a password that is hard to guess")
@@ -67,18 +68,29 @@ def verb(
     shared: dict[str, Any] = {"rules": rule_set, "key_prefix": settings.key_prefix, "secret": secret, "timeout": timeout}
     guard = this_machine if token is None else _named
     app: Any = Page(store, guard=guard, names=names, actions=actions, **shared)
+    listening = _listen(host, port)
     config = uvicorn.Config(
         app if token is None else _Password(app, token),
-        host=host,
-        port=port,
         access_log=False,
         log_level="warning",
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=_ENDS_WITHIN_S,
     )
-    say(f"the page of {shown(store)} is at http://{host}:{port}/ until you press Ctrl-C")
-    uvicorn.Server(config).run()
+    say(f"the page of {shown(store)} is at http://{_shown_host(host)}:{listening.getsockname()[1]}/ until you press Ctrl-C")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(found[4][:2], family=found[0])
+    except OSError as error:
+        raise click.UsageError(f"{host}:{port} cannot be listened on: {error.strerror}, expected a free port") from error
+
+
+def _shown_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 class _Password:
