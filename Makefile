@@ -15,12 +15,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
+.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool chromium clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
-test: .venv/dev redis valgrind promtool
+test: .venv/dev redis valgrind promtool chromium
 	$(BIN)/pytest -n 4 --dist worksteal -m "not alone"    # for two cores: tests wait for half of the time
 	$(BIN)/pytest -m alone
 
@@ -98,6 +98,9 @@ valgrind:    # without it, instructions are not counted
 
 promtool:    # without it, alerts are not tested
 	-@scripts/ensure-promtool
+
+chromium:    # without it, pages are not tested in a browser
+	-@scripts/ensure-chromium
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "LimitGate needs Python 3.11 or newer, not %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'

@@ -259,7 +259,11 @@ showRule("login", "login", "default");
 showRule("crowd", "guard", "default");
 command($("login-curl"), toLogIn("123456"));
 command($("crowd-curl"), `curl -s -Z --parallel-immediate -o /dev/null -w '%{http_code}\\n' '${facts.url}/work?[1-40]'`);
-for (const pre of document.querySelectorAll(".steps pre")) command(pre, pre.textContent);
+for (const pre of document.querySelectorAll(".steps pre")) {
+  command(pre, pre.textContent);
+  for (const [name, value] of [["tabindex", 0], ["role", "group"], ["aria-label", pre.parentElement.querySelector("h3").textContent]])
+    pre.setAttribute(name, value);
+}
 drawCrowds();
 look();
 setInterval(() => { if (!document.hidden) look(); }, 1000);

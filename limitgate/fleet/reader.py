@@ -78,6 +78,10 @@ class FleetReader:
         self._reading: asyncio.Future[Figures] | None = None
         self._read_at = -math.inf
 
+    def expire(self) -> None:
+        """Read anew, bans included, when the figures are asked for next."""
+        self._read_at = self._next_bans = -math.inf
+
     def read(self) -> Figures:
         """Return the figures, at most a second old, or up to 10 of a large fleet. Needs a sync store."""
         with self._lock:

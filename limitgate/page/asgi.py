@@ -26,10 +26,10 @@ STREAM_S = 20.0
 """A stream ends by itself after so many seconds, and the browser comes back."""
 PERIOD_S = 2.0
 """Seconds from one reading to the next."""
-SLOWEST_S = 8.0
+SLOWEST_S = 10.0
 SHARE = 0.01
 """Share of a core that reading may take. The snapshots of hundreds of processes are read less often."""
-LOOK_S = 0.25
+LOOK_S = 0.5
 """Seconds in which a server that is to end is noticed."""
 MOST_STREAMS = 250
 """Further viewers ask for the figures themselves."""
@@ -98,6 +98,9 @@ class Page:
         site = self._site
         given = site.guard(request)
         who = site.named(await given if isawaitable(given) else given)
+        if who is not None and not route:
+            # The browser asks for the figures as soon as it has the document.
+            self._watcher.prepare()
         found = site.at_once(request, route, who)
         if found is not None or who is None:
             return found
@@ -109,7 +112,10 @@ class Page:
         if body is None:
             return error(413, f"the body has more than {MOST_BODY} bytes, expected fewer")
         read = await self._watcher.read() if route in ACTIONS else {}
-        return await arun(site.store, site.answering(request, route, who, body, read))
+        found = await arun(site.store, site.answering(request, route, who, body, read))
+        if route in ACTIONS:
+            self._watcher.hurry()
+        return found
 
     @property
     def _watcher(self) -> _Watcher:
@@ -158,6 +164,8 @@ class _Watcher:
         self._site = site
         self._viewers = 0
         self._task: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[Mapping[str, Any]] | None = None
+        self._is_late = False
         self.version = 0
         self.event = b""
         self.is_over = False
@@ -172,6 +180,16 @@ class _Watcher:
     async def read(self) -> Mapping[str, Any]:
         """Return the figures, at most a second old."""
         return await self._site.reader.aread()
+
+    def prepare(self) -> None:
+        """Begin a reading."""
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.get_running_loop().create_task(self.read(), context=Context())
+
+    def hurry(self) -> None:
+        """Read anew at once, because a client's state has changed."""
+        self._site.reader.expire()
+        self._is_late = True
 
     def enter(self) -> None:
         self._viewers += 1
@@ -190,7 +208,8 @@ class _Watcher:
                 self.version += 1
             self._next_turn()
             until = monotonic() + min(SLOWEST_S, max(PERIOD_S, (time.thread_time() - began) / SHARE))
-            while self._viewers and monotonic() < until:
+            self._is_late = False
+            while self._viewers and monotonic() < until and not self._is_late:
                 if is_stopping():
                     self.is_over = True
                     self._next_turn()

@@ -194,8 +194,8 @@ function showHeadline({headline: most, empty, refused_per_second: refused}) {
 }
 function age() {
   const seconds = Math.round((Date.now() - shownAt) / 1000);
-  say("fresh", !shown ? "Reading…" : seconds > 12 ? `No news for ${lasting(seconds)}: the service does not answer.` : `As of ${clock(shown.at)}`);
-  $("fresh").classList.toggle("bad-text", Boolean(shown) && seconds > 12);
+  say("fresh", !shown ? "Reading…" : seconds > 25 ? `No news for ${lasting(seconds)}: the service does not answer.` : `As of ${clock(shown.at)}`);
+  $("fresh").classList.toggle("bad-text", Boolean(shown) && seconds > 25);
 }
 
 // Events while they come; where they do not, questions. A hidden page does neither.
@@ -240,7 +240,7 @@ $("explain").addEventListener("submit", async event => {
   for (const text of found.words || [`Cannot explain: ${found.error}.`]) put(holder, "p", {}, text);
   const list = (title, columns, items, key) => {
     if (!items || !items.length) return;
-    put(holder, "div", {class: "scroll", id: key, tabindex: 0, role: "region", "aria-label": title});
+    put(holder, "div", {class: "scroll", id: key, tabindex: 0, role: "group", "aria-label": title});
     new Table(key, title, columns).show(items.map((item, place) => ({...item, place})), item => item.place, "");
   };
   list("Limits now", [

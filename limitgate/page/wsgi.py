@@ -71,7 +71,10 @@ class PageWSGI:
         except BodyError as problem:
             return error(problem.status, str(problem))
         read = site.reader.read() if route in ACTIONS else {}
-        return run(site.store, site.answering(request, route, who, body, read))
+        found = run(site.store, site.answering(request, route, who, body, read))
+        if route in ACTIONS:
+            site.reader.expire()
+        return found
 
 
 def _plain(given: Any) -> Any:

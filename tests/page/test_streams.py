@@ -110,7 +110,7 @@ def test_viewers_beyond_the_bound_ask_themselves(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_large_fleet_is_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reading costs decides how often it is done, up to every 8 seconds."""
+    """What reading costs decides how often it is done, up to every 10 seconds."""
     monkeypatch.setattr(asgi, "LOOK_S", 0.01)
     monkeypatch.setattr(asgi, "SHARE", 1e-9)
     monkeypatch.setattr(asgi, "SLOWEST_S", 0.4)
