@@ -174,7 +174,9 @@ async function logIn(password, place) {
 }
 const toLogIn = password => `curl -i -d 'password=${password}' ${facts.url}/login`;
 
-press($("guess"), "login-said", async () => {
+let guessing = Promise.resolve();
+press($("guess"), "login-said", () => guessing = guess());
+async function guess() {
   loginCells.clear();
   let refused = null, wrong = 0;
   for (const [place, password] of ["123456", "password", "qwerty", "letmein"].entries()) {
@@ -186,10 +188,11 @@ press($("guess"), "login-said", async () => {
   command($("login-curl"), toLogIn("123456"));
   $("login-said").textContent = refused
     ? `${wrong} wrong, ${4 - wrong} not even checked: refused by rule ${refusedBy(refused)}.${retryAfter(refused)}` : `${wrong} wrong.`;
-});
+}
 
 $("login").addEventListener("submit", async event => {
   event.preventDefault();
+  await guessing.catch(() => {});
   loginCells.clear();
   const password = $("password").value;
   command($("login-curl"), toLogIn(encodeURIComponent(password).replaceAll("'", "%27")));
