@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.npm import installed
 
 AXE = "axe-core@4.14.1"
 _VIOLATIONS = """
@@ -67,17 +68,8 @@ def until(page: Any, expression: str) -> None:
 
 
 def axe(folder: Path) -> str:
-    """The source of axe-core. Skips the test with the reason if npm cannot install it."""
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("there is no npm, which installs axe-core")
-    command = [npm, "install", "--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", AXE]
-    command += ["--prefix", str(folder)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=folder)
-    source = folder / "node_modules" / "axe-core" / "axe.min.js"
-    if done.returncode or not source.is_file():
-        pytest.skip(f"npm cannot install {AXE}: {done.stderr[-200:]}")
-    return source.read_text()
+    """The source of axe-core."""
+    return (installed(folder, AXE) / "axe-core" / "axe.min.js").read_text()
 
 
 def violations(page: Any, source: str) -> list[str]:
