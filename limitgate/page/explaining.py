@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from limitgate.errors import ConfigError, StoreError
+from limitgate.errors import ConfigError, LimitGateError, StoreError
 from limitgate.gate.explain import Explanation, LookingStore, explained
 from limitgate.gate.flow import Awaited, ConfigFlow
 from limitgate.gate.gate import Gate
@@ -17,7 +17,7 @@ from limitgate.gate.offline import offline_gate
 from limitgate.gate.planning.compiled_rule import id_name
 from limitgate.gate.refusals import kept_keys, place_of_keys
 from limitgate.http.client_ip import canonical
-from limitgate.http.request import ASGIRequest, Query, Request
+from limitgate.http.request import ASGIRequest, Query, Request, WSGIRequest
 from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
 from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.plan import Charge, Plan
@@ -43,6 +43,8 @@ class Known(NamedTuple):
     timeout: float
     gate: Gate | None = None
     """The gate around the page."""
+    is_wsgi: bool = False
+    """True if its routes are those of a WSGI application."""
 
     def rule_set(self) -> RuleSet:
         """Raises `ConfigError` if the rules are not known."""
@@ -86,13 +88,19 @@ def _explaining_request(known: Known, query: Query) -> ConfigFlow[dict[str, Any]
     if api_key := query.get("api_key", "").strip():
         name = known.settings.api_key_header
         headers.append((name, f"Bearer {api_key}" if name.lower() == "authorization" else api_key))
-    request = _request(method, path, str(address), headers)
+    request = (_wsgi_request if known.is_wsgi else _asgi_request)(method, path, str(address), headers)
+    request.document = None
     routes = None if known.gate is None else known.gate.rules.planner.routes
     gate = offline_gate(known.rule_set(), LookingStore(known.store), known.settings, routes)
-    admission = gate.begin(request)
-    if admission.rest is not None:
-        yield from _looking(admission.rest, known.timeout)
-    found = explained(gate, request, admission)
+    try:
+        admission = gate.begin(request)
+        if admission.rest is not None:
+            yield from _looking(admission.rest, known.timeout)
+        found = explained(gate, request, admission)
+    except LimitGateError:
+        raise
+    except Exception as error:  # conditions, costs and limits may be code of the application
+        raise ConfigError(f"code of the rules raised {type(error).__name__}: {error}, expected a real request") from error
     return _request_in_words(found, method, path)
 
 
@@ -113,7 +121,7 @@ def _looking(flow: Any, timeout: float) -> ConfigFlow[None]:
         return
 
 
-def _request(method: str, path: str, address: str, headers: Sequence[tuple[str, str]]) -> Request:
+def _asgi_request(method: str, path: str, address: str, headers: Sequence[tuple[str, str]]) -> Request:
     path, _, query = path.partition("?")
     scope = {
         "type": "http",
@@ -125,9 +133,23 @@ def _request(method: str, path: str, address: str, headers: Sequence[tuple[str, 
         "headers": [(name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers],
         "client": (address, 0),
     }
-    request = ASGIRequest(scope)
-    request.document = None
-    return request
+    return ASGIRequest(scope)
+
+
+def _wsgi_request(method: str, path: str, address: str, headers: Sequence[tuple[str, str]]) -> Request:
+    path, _, query = path.partition("?")
+    environ = {
+        "REQUEST_METHOD": method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": path.encode("utf-8", "replace").decode("latin-1"),
+        "QUERY_STRING": query,
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "wsgi.url_scheme": "http",
+        "REMOTE_ADDR": address,
+    }
+    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers}
+    return WSGIRequest(environ)
 
 
 def _request_in_words(found: Explanation, method: str, path: str) -> dict[str, Any]:

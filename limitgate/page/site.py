@@ -197,7 +197,7 @@ class Site:
         rules: RuleSet | None = self._rules
         if rules is None and gate is not None:
             rules = gate.rules.rule_set
-        return explaining.Known(rules, self.settings, self.store, self.timeout, gate)
+        return explaining.Known(rules, self.settings, self.store, self.timeout, gate, is_wsgi=request.environ is not None)
 
 
 def _described(store: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from example_app import main, wsgi as example_wsgi
 from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.fleet.reader import FRESH
 from limitgate.page import Page, PageWSGI, this_machine
@@ -340,6 +341,28 @@ def test_the_gate_around_it_lends_its_rules(door: Door, store: MemoryStore) -> N
     assert found["words"][1].startswith("By rule api")
     assert found["allowed"] is False
     assert door.ask(app, "/explain?path=/api/x&ip=1.1.1.1").json()["allowed"] is True
+
+
+def test_code_in_rules_may_fail(door: Door, store: MemoryStore) -> None:
+    """A condition that a described request does not satisfy is told, and is no error of the page."""
+    rules = [Rule("odd", qps=5, when=lambda request: bool(request.headers["x-there"]))]
+    reply = door.ask(door.page(store, rules=rules), "/explain?path=/x")
+    assert reply.status == 400
+    assert "code of the rules raised KeyError" in reply.json()["error"]
+
+
+def test_the_twins_of_the_example_explain(door: Door) -> None:
+    """Behind a framework, paths are counted by the route that it has."""
+    app = main.create_app(store="memory://") if door.kind == "asgi" else example_wsgi.create_app(store="memory://")
+    here = {"Host": "localhost"}
+    found = door.ask(app, "/live/explain?path=/api/items/7&ip=127.0.0.1", headers=here, peer="127.0.0.1").json()
+    assert found["words"][1] == "It would be admitted; the tightest limit is of rule api: 4 of 5 left."
+    for _ in range(6):
+        door.ask(app, "/api/items/8", headers=here, peer="127.0.0.1")
+    found = door.ask(app, "/live/explain?path=/api/items/7&ip=127.0.0.1", headers=here, peer="127.0.0.1").json()
+    assert found["words"][1].startswith("It would be refused by rule api")
+    found = door.ask(app, "/live/explain?path=/api/x&api_key=demo-vip-key", headers=here, peer="127.0.0.1").json()
+    assert found["words"][0] == "GET /api/x counts as caller acme of tier vip."
 
 
 def _gated(door: Door, page: Any, **options: Any) -> Any:
