@@ -1,4 +1,4 @@
-"""The start page: what it shows, and what its buttons ask for beyond the service itself."""
+"""The start page, and the routes that its buttons need beside those of the service."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WORK = 0.05
 CROWD, BETWEEN = 60, 0.025
 """Requests of a crowd, and the seconds from one to the next: twice what the service can do."""
 SHOWN = "api", "login"
-"""Rules of which the page shows what is left."""
+"""Rules whose buckets the page shows."""
 HELLO = "/api/hello"
-"""The route of which it does so."""
+"""The route whose bucket of the rule `api` it shows."""
 LIVE = "/live"
-"""Where the live page is mounted."""
+"""Path of the live page."""
 
 _GUARD = {
     "tier": DEFAULT_TIER,
@@ -37,7 +37,7 @@ _GUARD = {
 async with guard:
     return await work(request)""",
 }
-"""What the page shows of the overload guard."""
+"""The overload guard as the page shows it."""
 _HERE = Path(__file__).parent
 _DOCS = _HERE.parent / "docs"
 _LINKS = (("start.md", "First steps"), ("rules.md", "Rules"), ("operating.md", "Operation"))
@@ -82,7 +82,7 @@ _STEP = "<div><h3>{title}</h3>\n<pre>{command}</pre>\n<p>{note}</p></div>\n"
 
 
 def page(base: str, rules: str | Path, store: str) -> tuple[str, dict[str, str]]:
-    """The start page and its headers. Commands have ``base``, the URL under which this service was reached."""
+    """The start page and its headers. Commands use ``base``, the URL of this service."""
     base = base.rstrip("/")
     nonce = secrets.token_urlsafe(16)
     at = urlsplit(base).path
@@ -150,7 +150,7 @@ def _rules_in(file: Path) -> Iterable[dict[str, str]]:
 
 
 class State(NamedTuple):
-    """What is left of the limits of whoever asks."""
+    """The buckets of the client that asks."""
 
     windows: Sequence[Window]
 
@@ -181,7 +181,7 @@ def _full_after(rules: str) -> Mapping[tuple[str | None, int, int], float]:
 
 
 def login(body: bytes) -> tuple[dict[str, str], int]:
-    """The answer to a login and its status. Without a password everybody may come in: the limit is what counts here."""
+    """The answer to a login and its status. A login without a password succeeds, because the limit is the point here."""
     given = parse_qs(body[:1000].decode("utf-8", "replace"), keep_blank_values=True).get("password")
     if given is None or given[0] == PASSWORD:
         return {"message": "Logged in."}, 200

@@ -61,7 +61,7 @@ async def healthz(_: Request) -> PlainTextResponse:
 
 
 def one_at_a_time() -> Callable[[Request], Awaitable[JSONResponse]]:
-    """Work that cannot be done twice at the same time: whoever comes meanwhile waits in line."""
+    """Work that is done one at a time: further requests wait in line."""
     desk = asyncio.Semaphore(1)
 
     async def work(_: Request) -> JSONResponse:
@@ -87,7 +87,7 @@ def guarded(work: Callable[[Request], Awaitable[JSONResponse]]) -> Callable[[Req
 
 
 async def state(request: Request) -> JSONResponse:
-    """Say what is left of the caller's limits. Charges nothing."""
+    """Show the caller's buckets. Charges nothing."""
     try:
         windows = await ausage(request, *demo.SHOWN, path=demo.HELLO)
     except (ConfigError, StoreError):  # other rules, or no answer: nothing to show

@@ -56,7 +56,7 @@ def healthz() -> Response:
 
 
 def one_at_a_time() -> Callable[[], dict[str, str]]:
-    """Work that cannot be done twice at the same time: whoever comes meanwhile waits in line."""
+    """Work that is done one at a time: further requests wait in line."""
     desk = Lock()
 
     def work() -> dict[str, str]:
@@ -82,7 +82,7 @@ def guarded(work: Callable[[], dict[str, str]]) -> Callable[[], Any]:
 
 
 def state() -> tuple[dict[str, Any], dict[str, str]]:
-    """Say what is left of the caller's limits. Charges nothing."""
+    """Show the caller's buckets. Charges nothing."""
     try:
         windows = usage(request, *demo.SHOWN, path=demo.HELLO)
     except (ConfigError, StoreError):  # other rules, or no answer: nothing to show

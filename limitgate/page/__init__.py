@@ -1,13 +1,13 @@
-"""The live page: one HTML document that shows what all processes of a service limit, and how it goes.
+"""The live page: one HTML document that shows who is refused, by which rule, and whether all processes are well.
 
 asgi.py        `Page`, with events that the server sends
 wsgi.py        `PageWSGI`, which browsers poll
-site.py        what both have in common: options, routes, headers; no I/O
+site.py        options, routes, headers and responses, for both; no I/O
 screen.py      the figures as the page shows them
 explaining.py  explains a request, or the id of a refusal
 actions.py     ban, pardon and reset, with their protection against other sites
 this_machine.py  a guard for browsers on this machine
-stopping.py    knows when the server is to end
+stopping.py    detects that the server is stopping
 document.py    puts the document together from page.html, page.css and page.js
 """
 

@@ -1,4 +1,4 @@
-"""`Page` for ASGI. One task per event loop reads the figures for all viewers, and ends their streams when the server ends."""
+"""`Page` for ASGI. One task per event loop reads the figures for all viewers, and ends their streams when the server stops."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from limitgate.process.clock import monotonic
 from limitgate.stores import open_store
 
 STREAM_S = 20.0
-"""A stream ends by itself after so many seconds, and the browser comes back."""
+"""Seconds after which the server ends a stream. The browser then reconnects."""
 PERIOD_S = 2.0
 """Seconds from one reading to the next."""
 SLOWEST_S = 10.0
 SHARE = 0.01
-"""Share of a core that reading may take. The snapshots of hundreds of processes are read less often."""
+"""Share of a core that reading may take. A large fleet is read less often."""
 LOOK_S = 0.5
-"""Seconds in which a server that is to end is noticed."""
+"""Seconds between two checks whether the server is stopping."""
 MOST_STREAMS = 250
-"""Further viewers ask for the figures themselves."""
+"""Further viewers poll."""
 
 
 class Page:
     """The live page, an ASGI application: ``app.mount("/limits", Page(store, guard=staff_only))``.
 
     ``store`` is that of the service, or its URL. ``guard`` takes a `limitgate.Request` and returns the name of the viewer,
-    or None to refuse with 403; it may be async. ``names`` shows clients ``masked``, in ``full`` or not at all (``off``).
+    or None to refuse with 403; it may be async. ``names`` shows clients ``masked``, in ``full``, or hides them (``off``).
     With ``actions`` the page can ban, pardon and reset clients, and notes in the journal the name that ``guard`` returned.
-    ``rules`` are for explanations and actions; by default ``LIMITGATE_RULES``, else those of the `LimitGate` around the page.
+    ``rules`` are for explanations and actions; by default those of the `LimitGate` around the page, else ``LIMITGATE_RULES``.
     ``key_prefix`` and ``secret`` are those of the service, ``timeout`` is in seconds per question to the store.
 
     Raises `ConfigError` without a guard, or for invalid options.
@@ -107,7 +107,9 @@ class Page:
         if route == "figures":
             return site.figures(await self._watcher.read(), request)
         if route == "events":
-            return None if request.sent_method == "GET" and self._watcher.has_room else error(503, "there are too many viewers")
+            if request.sent_method == "HEAD":
+                return Answer(200, STREAM, b"")
+            return None if self._watcher.has_room else error(503, "there are too many viewers")
         body = await _body(receive) if route in ACTIONS else b""
         if body is None:
             return error(413, f"the body has more than {MOST_BODY} bytes, expected fewer")
@@ -126,7 +128,7 @@ class Page:
         return found
 
     async def _stream(self, receive: Any, send: Any) -> None:
-        """Send an event for each reading until the viewer leaves, the time is up, or the server is to end."""
+        """Send an event for each reading until the viewer leaves, the time is up, or the server stops."""
         watcher, deadline = self._watcher, monotonic() + STREAM_S
         headers = [(name.lower().encode(), value.encode()) for name, value in STREAM]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -169,7 +171,7 @@ class _Watcher:
         self.version = 0
         self.event = b""
         self.is_over = False
-        """True once the server is to end."""
+        """True once the server is stopping."""
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the next reading."""
 

@@ -41,7 +41,7 @@ def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _masked(who: str) -> str:
-    """A name that is masked already has an ellipsis; the digest of one without a name begins with ``#``."""
+    """A name that is masked already has an ellipsis; a digest in place of a name begins with ``#``."""
     if who.startswith("#"):
         return who
     return " ".join([word if "…" in word else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])

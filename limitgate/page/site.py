@@ -1,4 +1,4 @@
-"""What the page is on both doors: options, routes, headers and answers. No I/O: what has to be asked are flows."""
+"""Options, routes, headers and responses of both pages. No I/O: questions to the store are flows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from limitgate.page import actions, document, explaining
 from limitgate.page.screen import as_bytes, screen, shown_figures
 from limitgate.process.forking import Remade
 from limitgate.rules.files import rules_of
-from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore, Opener, opened
 from limitgate.stores.redis.url import shown
 
 Guard = Callable[[Request], Any]
-"""Takes a `limitgate.Request`, returns the name of whoever looks, or None to refuse; may be async under ASGI."""
+"""Takes a `limitgate.Request`, returns the name of the viewer, or None to refuse; may be async under ASGI."""
 Headers = list[tuple[str, str]]
 MOST_BODY = 4096
 """Bytes of an action."""
@@ -58,12 +57,12 @@ class Answer(NamedTuple):
 
 
 def answer(status: int, kind: str, body: bytes, *more: tuple[str, str], safe: Headers = _CLOSED) -> Answer:
-    """Return a response that nothing stores and no frame shows."""
+    """Return a response that is not stored and not framed."""
     return Answer(status, [("Content-Type", kind), ("Content-Length", str(len(body))), *safe, *more], body)
 
 
 def error(status: int, text: str, *more: tuple[str, str]) -> Answer:
-    """Return a response that says what is wrong."""
+    """Return an error as JSON."""
     return answer(status, "application/json", as_bytes({"error": text}), *more)
 
 
@@ -71,7 +70,7 @@ STREAM: Headers = [("Content-Type", "text/event-stream"), *_CLOSED, ("X-Accel-Bu
 
 
 class Site:
-    """The options of a page, and what it answers."""
+    """The options of a page, and its responses."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class Site:
     ) -> None:
         if not callable(guard):
             raise ConfigError(
-                f"guard is {guard!r:.80}, expected a callable (request) -> name of who may look, or None to refuse; the page "
+                f"guard is {guard!r:.80}, expected a callable (request) -> name of the viewer, or None to refuse; the page "
                 "shows who uses the service"
             )
         if names not in ("masked", "full", "off"):
@@ -110,15 +109,13 @@ class Site:
         except TypeError as problem:
             raise ConfigError(f"store: {problem}") from None
         self._rules = None if rules is None else rules_of(rules)
-        if self._rules is None and self.settings.rules:
-            self._rules = rules_of(self.settings.rules)
 
     def named(self, who: Any) -> str | None:
         """Return the name that ``guard`` has returned, as it may be shown and kept; None to refuse."""
         if who is None or who == "":
             return None
         if not isinstance(who, str):
-            raise TypeError(f"guard returned {who!r:.80}, expected the name of who looks, or None to refuse")
+            raise TypeError(f"guard returned {who!r:.80}, expected the name of the viewer, or None to refuse")
         return shortened(printable(who), LONGEST_NAME)
 
     def prepare(self, request: Request) -> str:
@@ -128,7 +125,7 @@ class Site:
         return request.path.strip("/")
 
     def at_once(self, request: Request, route: str, who: str | None) -> Answer | None:
-        """Return the answer to what needs no figures and no store: refusals and the document."""
+        """Return a refusal or the document, for which no store is needed; None for other routes."""
         if who is None:
             return error(403, "you may not look at this page")
         refused = self._refused(request, route)
@@ -178,10 +175,10 @@ class Site:
         return as_bytes(screen(shown_figures(read, self.names)))
 
     def answering(self, request: Request, route: str, who: str, body: bytes, read: Mapping[str, Any]) -> ConfigFlow[Answer]:
-        """Explain, or act on a client of the figures that were read. Errors of the store and of who asks are answers, too."""
+        """Explain, or act on a client of the figures that were read. Errors become responses."""
         try:
             if route == "explain":
-                found = yield from explaining.explaining(self.known(request), request.query)
+                found = yield from explaining.explaining(self._known(request), request.query)
             else:
                 found = yield from actions.acting(read, route, _json(body), who, self.timeout)
         except StoreError as problem:
@@ -190,13 +187,15 @@ class Site:
             return error(400, str(problem))
         return answer(200, "application/json", as_bytes(found))
 
-    def known(self, request: Request) -> explaining.Known:
-        """Return the rules: those of the option, else those of the gate around the page."""
+    def _known(self, request: Request) -> explaining.Known:
+        """Rules are those of the option, else of the gate around the page, else of ``LIMITGATE_RULES``."""
         exchange = _exchange(request)
         gate: Gate | None = None if exchange is None else exchange.gate
-        rules: RuleSet | None = self._rules
+        rules = self._rules
         if rules is None and gate is not None:
             rules = gate.rules.rule_set
+        if rules is None and self.settings.rules:
+            rules = self._rules = rules_of(self.settings.rules)
         return explaining.Known(rules, self.settings, self.store, self.timeout, gate, is_wsgi=request.environ is not None)
 
 

@@ -1,4 +1,4 @@
-"""Knows when the server is to end. Streams end then, because servers wait for them."""
+"""Detects that the server is stopping. Streams end then, because servers wait for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def is_stopping() -> bool:
-    """True once uvicorn, also as a worker of gunicorn, has received a signal to end.
+    """True once uvicorn, also as a worker of gunicorn, has received a signal to stop.
 
     Servers don't tell applications before all responses are over. Uvicorn handles signals by a method of its server, which
     sets ``should_exit``.

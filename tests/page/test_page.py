@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,7 @@ def test_head_has_no_body(door: Door, store: MemoryStore) -> None:
     refused = door.ask(door.page(store), method="POST")
     assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
     assert door.ask(door.page(store, actions=True), "/ban").headers["allow"] == "POST"
+    assert door.ask(door.page(store), "/events", "HEAD").status in (200, 204)
 
 
 # --- who may look -------------------------------------------------------------------------------------------------------
@@ -324,6 +326,24 @@ def test_questions_without_an_answer(door: Door, store: MemoryStore, query: str,
     reply = door.ask(door.page(store, rules=RULES), f"/explain?{query}")
     assert reply.status == 400
     assert why in reply.json()["error"]
+
+
+def test_rules_come_from_the_environment_last(
+    door: Door, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the gate around the page are in force, whatever ``LIMITGATE_RULES`` says; a mistake there is told."""
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules: [{name: env, qpm: 1}]")
+    monkeypatch.setenv("LIMITGATE_RULES", str(file))
+    page = door.page(store)
+    asked = "/explain?path=/api/x&ip=1.1.1.1"
+    assert [each["name"] for each in door.ask(_gated(door, page, store=store, rules=RULES), asked).json()["rules"]] == [
+        "api",
+        "login",
+    ]
+    assert [each["name"] for each in door.ask(page, asked).json()["rules"]] == ["env"]
+    file.write_text("rules: 7")
+    assert door.ask(door.page(store), asked).status == 400
 
 
 def test_without_rules_it_says_where_they_could_come_from(door: Door, store: MemoryStore) -> None:
