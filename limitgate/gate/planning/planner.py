@@ -149,6 +149,11 @@ class Planner:
         for rule in every:
             self._review(rule)
 
+    @property
+    def routes(self) -> Routes:
+        """Routes of the application."""
+        return self._routes
+
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
         """None if limits have to be awaited. ``identified`` is the caller from ``identify``. Errors of callables propagate."""
         found = self.prepared(request, identified, NO_PLACES)
