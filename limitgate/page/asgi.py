@@ -27,7 +27,7 @@ STREAM_S = 20.0
 PERIOD_S = 2.0
 """Seconds from one reading to the next."""
 SLOWEST_S = 10.0
-SHARE = 0.01
+SHARE = 0.015
 """Share of a core that reading may take. A large fleet is read less often."""
 LOOK_S = 0.5
 """Seconds between two checks whether the server is stopping."""
