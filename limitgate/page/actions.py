@@ -59,7 +59,7 @@ def acting(
     if not _DIGEST.fullmatch(key):
         raise ConfigError("key is missing, expected the 32 hex digits that name the client's bucket")
     if action == "pardon":
-        name, bucket = _banned(figures, key, timeout)
+        name, bucket = yield from _banned(figures, key, timeout)
     else:
         name, bucket = client_bucket(figures, rule, tier, key, timeout=timeout)
     reason = _text(asked.get("reason"), 500) or None
@@ -71,16 +71,19 @@ def acting(
     return {"done": action, "name": name}
 
 
-def _banned(figures: Mapping[str, Any], digest: str, timeout: float) -> tuple[str, RuleBucketOperations]:
-    """Return the name and the bucket of a client that the list of bans has."""
-    ban = next((each for each in figures["bans"] if each["digest"] == digest), None)
+def _banned(figures: Mapping[str, Any], digest: str, timeout: float) -> ConfigFlow[tuple[str, RuleBucketOperations]]:
+    """Return the name and the bucket of a client that the journal lists as banned, also by a `Limiter`."""
+    prefix = figures["prefix"]
+    journal = JournalFlows(prefix, timeout)
+    listed = yield from journal.listing()
+    ban = next((each for each in listed if each.digest == digest), None)
     if ban is None:
         raise ConfigError(f"no ban has the key {digest!r}, expected that of a ban in the list")
-    rule = str(ban["key"]).partition(" ")[0]
-    limits = next((each["limits"] for each in figures["rules"] if each["name"] == rule), ())
-    prefix = figures["prefix"]
-    found = charges(f"{prefix}:{rule}:{digest}", rule, limits)
-    return ban["key"], RuleBucketOperations([found], timeout, JournalFlows(prefix, timeout))
+    rule = ban.key.partition(" ")[0]
+    limits = next((each["limits"] for each in figures["rules"] if each["name"] == rule), None)
+    known = {} if limits is None else {each.key: each for each in charges(f"{prefix}:{rule}:{digest}", rule, limits)}
+    found = [known.get(key) or charges(key, "ban", ())[0] for key in ban.keys]
+    return ban.key, RuleBucketOperations([found], timeout, journal)
 
 
 def _seconds(given: Any) -> float:

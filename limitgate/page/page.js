@@ -72,7 +72,7 @@ function fillBar(cell, rule) {
 }
 function fillButtons(...actions) {
   return (cell, item, row) => {
-    if (cell.childElementCount) return;
+    if (cell.childElementCount || item.digest === null) return;
     for (const action of actions)
       put(cell, "button", {type: "button", "aria-label": `${VERBS[action]} ${item.who || item.key}`}, VERBS[action])
         .addEventListener("click", () => question(action, row.item));

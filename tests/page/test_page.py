@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from example_app import main, wsgi as example_wsgi
-from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, StoreError
+from limitgate import ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.fleet.reader import FRESH
+from limitgate.gate.journal import Journal
 from limitgate.page import Page, PageWSGI, this_machine
 from limitgate.stores.base import FleetRequest, fleet_key
 from tests.support.doors import Reply, asgi_reply, until, wsgi_reply
@@ -456,6 +457,18 @@ def test_a_client_is_banned_and_pardoned(viewer: Viewer) -> None:
     assert viewer.act("pardon", key=CLIENT["key"]).status == 200
     assert bans(viewer) == []
     assert viewer.act("pardon", key=CLIENT["key"]).status == 400
+
+
+def test_a_ban_of_the_command_is_lifted_too(viewer: Viewer, own_redis: RedisServer) -> None:
+    """Whatever has set it, a rule's client or the key of a Limiter: the bucket that the journal names is pardoned."""
+    with closing(RedisStore(own_redis.url)) as store, Limiter(store) as limiter:
+        journal = Journal(store, "limitgate", 5)
+        limiter.ban("user:42", 3600)
+        journal.note("ban", "key us…42", [limiter.ban_key("user:42")], None, 3600, bans=True)
+        (ban,) = bans(viewer)
+        assert viewer.act("pardon", key=ban["digest"]).status == 200
+        assert limiter.banned("user:42").allowed
+    assert bans(viewer) == []
 
 
 @pytest.mark.parametrize(
