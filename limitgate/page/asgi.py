@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -205,18 +206,33 @@ class _Watcher:
     async def _watch(self) -> None:
         while self._viewers:
             began = time.thread_time()
+            reading = asyncio.ensure_future(self.read())
+            if not await self._wait(reading, math.inf):
+                return
             with logged_errors():
-                self.event = b"data: " + self._site.on_screen(await self.read()) + b"\n\n"
+                self.event = b"data: " + self._site.on_screen(reading.result()) + b"\n\n"
                 self.version += 1
             self._next_turn()
-            until = monotonic() + min(SLOWEST_S, max(PERIOD_S, (time.thread_time() - began) / SHARE))
             self._is_late = False
-            while self._viewers and monotonic() < until and not self._is_late:
-                if is_stopping():
-                    self.is_over = True
-                    self._next_turn()
-                    return
+            if not await self._wait(None, min(SLOWEST_S, max(PERIOD_S, (time.thread_time() - began) / SHARE))):
+                return
+
+    async def _wait(self, reading: asyncio.Future[Mapping[str, Any]] | None, seconds: float) -> bool:
+        """Wait for a reading, or for a while if there is none. False if the server is stopping meanwhile."""
+        until = monotonic() + seconds
+        while self._viewers and monotonic() < until and not (self._is_late if reading is None else reading.done()):
+            if is_stopping():
+                self.is_over = True
+                self._next_turn()
+                break
+            if reading is None:
                 await asyncio.sleep(LOOK_S)
+            else:
+                await asyncio.wait({reading}, timeout=LOOK_S)
+        is_done = not self.is_over and (reading is None or reading.done())
+        if not is_done and reading is not None:
+            reading.cancel()
+        return is_done
 
     def _next_turn(self) -> None:
         turn, self.turn = self.turn, asyncio.get_running_loop().create_future()

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,28 @@ def test_one_reader_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= readings <= 5
 
 
+def test_a_store_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stops while a reading waits for the store: the stream ends without it."""
+    monkeypatch.setattr(asgi, "LOOK_S", 0.01)
+    stopping_now = False
+    monkeypatch.setattr(asgi, "is_stopping", lambda: stopping_now)
+
+    class Hanging(MemoryStore):
+        async def afleet(self, request: Any, timeout: float = 0) -> Any:
+            await asyncio.Event().wait()
+
+    async def watch() -> Wire:
+        nonlocal stopping_now
+        wire = Wire({"type": "http.request", "body": b""})
+        stream = asyncio.ensure_future(wire.call(a_page(Hanging()), http_scope("/events")))
+        await wire.until_sent(2)
+        stopping_now = True
+        async with asyncio.timeout(10):
+            return await stream
+
+    assert asyncio.run(watch()).reply().body == b"retry: 1000\n\n"
+
+
 def test_viewers_beyond_the_bound_ask_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream too many is answered, so that the browser polls instead."""
     monkeypatch.setattr(asgi, "MOST_STREAMS", 0)
@@ -142,7 +164,15 @@ def test_it_knows_that_the_server_is_to_end() -> None:
     assert not stopping.is_stopping()
 
 
+def _is_open(port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), PROCESS_PATIENCE):
+        return True
+    return False
+
+
 def _listen(port: int) -> socket.socket:
+    # A reloader says that the application has started before it listens.
+    until(lambda: _is_open(port), PROCESS_PATIENCE)
     viewer = socket.create_connection(("127.0.0.1", port), PROCESS_PATIENCE)
     viewer.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     received = b""
