@@ -164,6 +164,27 @@ def test_it_knows_that_the_server_is_to_end() -> None:
     assert not stopping.is_stopping()
 
 
+def test_it_knows_that_a_worker_on_asyncio_is_to_end() -> None:
+    """Gunicorn's own ASGI worker handles signals on its event loop."""
+
+    class Worker:
+        alive = True
+
+        def handle_exit_signal(self) -> None:
+            """Be a handler."""
+
+    async def look() -> list[bool]:
+        worker, loop = Worker(), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, worker.handle_exit_signal)
+        found = [stopping.is_stopping()]
+        worker.alive = False
+        found.append(stopping.is_stopping())
+        loop.remove_signal_handler(signal.SIGTERM)
+        return found
+
+    assert asyncio.run(look()) == [False, True]
+
+
 def _is_open(port: int) -> bool:
     with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), PROCESS_PATIENCE):
         return True
