@@ -15,12 +15,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool proxies clean
+.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool proxies chromium clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
-test: .venv/dev redis valgrind promtool proxies
+test: .venv/dev redis valgrind promtool proxies chromium
 	$(BIN)/pytest -n 4 --dist worksteal -m "not alone"    # for two cores: tests wait for half of the time
 	$(BIN)/pytest -m alone
 
@@ -102,6 +102,9 @@ promtool:    # without it, alerts are not tested
 
 proxies: .venv/dev    # without them, their tests are skipped
 	-@scripts/ensure-proxies $(BIN)
+
+chromium:    # without it, pages are not tested in a browser
+	-@scripts/ensure-chromium
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "LimitGate needs Python 3.11 or newer, not %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'

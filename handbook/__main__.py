@@ -1,10 +1,10 @@
-"""``python -m handbook`` writes anew what is made of the code: parts of docs/, the schema of rule files, the dashboard."""
+"""``python -m handbook`` writes anew what is made of the code: parts of docs/, the schema of rules, dashboard, pictures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from handbook import dashboard, figures, first_minute, sbom, schema, side_by_side
+from handbook import dashboard, figures, first_minute, pictures, sbom, schema, side_by_side
 from handbook.reference import reference
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -21,6 +21,7 @@ def main() -> None:
     schema.FILE.write_text(schema.text())
     dashboard.FILE.write_text(dashboard.text())
     sbom.FILE.write_text(sbom.text())
+    pictures.take(DOCS)
 
 
 if __name__ == "__main__":

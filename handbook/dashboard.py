@@ -188,7 +188,6 @@ def _variables() -> Iterator[Json]:
             "label": label.capitalize(),
             "type": "query",
             "datasource": _DATASOURCE,
-            "definition": query,
             "query": {"query": query, "refId": label},
             "refresh": 2,
             "multi": True,

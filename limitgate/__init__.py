@@ -24,7 +24,9 @@ A request passes from top to bottom: middleware > exchange > gate > rules, keys 
                      rules in tokens (costs.py, metering.py), which the gate uses
     forward/         decides for proxies, which ask before they pass a request on; ForwardGate
     fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics
+    fleet/           snapshots of every process in the store, and their sums: for status, top, the page and the exporter
     command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
+    page/            the live page: an ASGI and a WSGI application, one document, server-sent events
     replay/          runs access logs through rules
     testing.py       helpers for tests of applications: limits off, a controlled clock
     process/         state of the process: forks, clocks, background threads

@@ -54,6 +54,11 @@ class Key:
         self._parts = [_part(labels, pattern) for labels in self._labels]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
 
+    @property
+    def is_by_client(self) -> bool:
+        """False if all clients share its buckets."""
+        return any(label not in _SHARED for labels in self._labels for label in labels)
+
     def text(self, subject: Subject) -> str:
         """Return text of bounded length that identifies a bucket."""
         text = ""
@@ -65,8 +70,10 @@ class Key:
         """Return labels and values for display. The address replaces a missing part."""
         found = {}
         for labels in self._labels:
-            values = [(label, part_of(subject, label)) for label in labels if label != "global"]
-            present = next((value for value in values if value[1]), ("ip", subject.address()) if values else None)
+            # One after the other, as for the key: a later alternative may be slow to find.
+            others = [label for label in labels if label != "global"]
+            values = ((label, part_of(subject, label)) for label in others)
+            present = next((value for value in values if value[1]), ("ip", subject.address()) if others else None)
             if present is not None and present[1]:
                 found[present[0]] = present[1]
         return list(found.items())
@@ -154,6 +161,8 @@ _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
+_SHARED = frozenset({"path", "method", "host", "tier", "global"})
+"""Parts that name no client."""
 
 
 def _is_settled(labels: Sequence[str], subject: Subject) -> bool:

@@ -28,7 +28,7 @@ from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process import switch, waiting
 from limitgate.process.forking import living
 from limitgate.stores import AsyncRedisStore, MemoryStore, RedisStore
-from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.base import ConfigRequest, FleetRequest, StoredConfig, StoredFleet
 from limitgate.stores.memory import system_clock
 from limitgate.stores.redis.url import StoreUrl
 
@@ -42,7 +42,10 @@ _LATEST = 2**33
 _CLOCK = "_clock"
 _REPLACED = ("monotonic", "require_running_clock", "sleep", "asleep", "sleep_until", "call_at")
 """Functions of `limitgate.process.waiting` that a `FrozenClock` replaces."""
-_ASK_REDIS = ((RedisStore, "spend"), (RedisStore, "config"), (AsyncRedisStore, "aspend"), (AsyncRedisStore, "aconfig"))
+_ASK_REDIS = (
+    *[(RedisStore, name) for name in ("spend", "config", "fleet")],
+    *[(AsyncRedisStore, name) for name in ("aspend", "aconfig", "afleet")],
+)
 """Methods that send a request to Redis."""
 
 
@@ -323,6 +326,12 @@ class _NullStore:
 
     async def aconfig(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
         return self.config(request)
+
+    def fleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
+        return StoredFleet(time.time_ns() // 1000, 0)
+
+    async def afleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
+        return self.fleet(request)
 
     def close(self) -> None:
         """Nothing to let go of."""

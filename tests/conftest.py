@@ -229,6 +229,8 @@ def _no_settings_from_outside() -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("LIMITGATE_")]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("LIMITGATE_TIMEOUT", str(PATIENCE))
+        # Tests count calls, keys, timers and threads: snapshots are written where a test is about them.
+        monkeypatch.setenv("LIMITGATE_FLEET", "false")
         for defaults in DEFAULTS:
             monkeypatch.setitem(defaults, "timeout", PATIENCE)
         yield

@@ -26,7 +26,7 @@ from limitgate.gate.journal import Ban, Journal
 from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
 from limitgate.limiter.limiter import Limiter
-from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, rule_bucket
+from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, RuleBucketOperations, rule_bucket
 from limitgate.limits.limit import Limit, as_seconds
 from limitgate.messages.text import Names, expected_of, listed, printable, shown
 from limitgate.routes.overview import METHODS
@@ -156,7 +156,8 @@ class Opened:
     def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
         self.service = named
         self.names = settings.names
-        self._store, self._settings, self._timeout = store, settings, timeout
+        self._settings = settings
+        self.store, self.key_prefix, self.timeout = store, settings.key_prefix, timeout
         self.journal = Journal(store, settings.key_prefix, timeout)
         secret = None if settings.secret is None else settings.secret.get_secret_value()
         self.limiter = Limiter(store, timeout=timeout, key_prefix=settings.key_prefix, secret=secret)
@@ -168,7 +169,7 @@ class Opened:
             rule,
             None,
             parts,
-            timeout=self._timeout,
+            timeout=self.timeout,
             key_prefix=settings.key_prefix,
             secret=settings.secret_bytes,
             ipv6_prefix=settings.ipv6_prefix,
@@ -176,8 +177,12 @@ class Opened:
             rules=None if self.service is None else self.service.rules,
             shadow=settings.shadow,
         )
-        measured = measures_silence(self._store)
-        return RuleBucket(operations, lambda flow: run(self._store, flow, Budget(self._timeout, measured=measured)))
+        return self.carried_out(operations)
+
+    def carried_out(self, operations: RuleBucketOperations) -> RuleBucket:
+        """Return a bucket whose operations run on this store."""
+        measured = measures_silence(self.store)
+        return RuleBucket(operations, lambda flow: run(self.store, flow, Budget(self.timeout, measured=measured)))
 
 
 @contextmanager

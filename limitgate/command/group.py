@@ -32,10 +32,15 @@ VERBS = {
     "bans": "List banned clients, and why.",
     "budget": "Show how much of a language model budget is used and reserved.",
     "serve": "Decide for a proxy: nginx, Caddy, Traefik, Envoy or HAProxy.",
+    "status": "Show every process of a service: its rules, its store, its errors.",
+    "top": "Show who is refused most, and who uses most, live.",
+    "page": "Serve the live page, which shows the same in a browser.",
+    "exporter": "Export the figures of all processes to Prometheus.",
 }
 """Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``, except ``schema``, which is below."""
-_OF_CLIENTS = frozenset({"peek", "reset", "ban", "pardon", "bans"})
-"""Verbs defined in ``command/verbs/clients.py`` under their own names."""
+_MODULES = {"peek": "clients", "reset": "clients", "ban": "clients", "pardon": "clients", "bans": "clients"}
+_MODULES |= {"status": "watch", "top": "watch"}
+"""Modules that define several verbs, each under its own name."""
 
 
 class _Verbs(click.Group):
@@ -47,7 +52,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS or cmd_name in self.commands:
             return self.commands.get(cmd_name)
-        module, name = ("clients", cmd_name) if cmd_name in _OF_CLIENTS else (cmd_name, "verb")
+        module, name = (_MODULES[cmd_name], cmd_name) if cmd_name in _MODULES else (cmd_name, "verb")
         command: click.Command = getattr(import_module(f"limitgate.command.verbs.{module}"), name)
         return command
 

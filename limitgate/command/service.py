@@ -46,7 +46,15 @@ from limitgate.rules.options import accepts
 from limitgate.rules.rule import Rule, RuleSet, placed_rules
 from limitgate.rules.settings import GateSettings, Settings
 from limitgate.stores import MemoryStore, open_sync_store
-from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
+from limitgate.stores.base import (
+    AsyncConfigStore,
+    AsyncFleetStore,
+    ConfigRequest,
+    FleetRequest,
+    StoredConfig,
+    StoredFleet,
+    SyncConfigStore,
+)
 
 Lines = Iterable[tuple[str, str]]
 
@@ -292,6 +300,11 @@ class _BlockingStore:
 
     def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         return self._run(self._store.aconfig(request, timeout))
+
+    def fleet(self, request: FleetRequest, timeout: float) -> StoredFleet:
+        if not isinstance(self._store, AsyncFleetStore):
+            raise click.UsageError(f"a {type(self._store).__name__} keeps no snapshots of processes, expected --store")
+        return self._run(self._store.afleet(request, timeout))
 
     def close(self) -> None:
         self._run(self._store.aclose())

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
+from limitgate.fleet.tally import MOST
 from limitgate.gate.flow import Budget, Flow
 from limitgate.gate.permits import Permits
 from limitgate.gate.planning.active_rules import ActiveRules
@@ -133,7 +134,12 @@ class Admission:
     _settled_by: int | None = None
     _budget: Budget | None = None
 
-    def refuse(self, reading: PlainSpend, decision: Decision, refusal: Refusal) -> None:
+    def refuse(self, reading: PlainSpend, decision: Decision, refusal: Refusal, rules: Sequence[str | None]) -> None:
+        """Take a refusal by these ``rules``, which no other outcome outweighs."""
+        pending = self.prepared.pending  # type: ignore[union-attr]  # A reading belongs to a prepared plan.
+        if pending is not None:
+            pending.note_refusal(reading, rules, self)
+            self.is_counted = pending.defers
         self.decision = decision
         self._now = reading.now
         self.refusal = refusal
@@ -199,8 +205,22 @@ class Admission:
             self._outcome, self._decided_by = outcome, source
 
     def count_once(self, counts: Counts) -> None:
-        """Count the final outcome, once for nested gates."""
+        """Count the final outcome, once for nested gates. A deferring counter also counts the reading."""
         self.is_counted = True
+        reading = self.reading
+        if reading is not None and (pending := self.prepared.pending) is not None:  # type: ignore[union-attr]  # It has one.
+            is_final = self.is_plain and self._outcome is None
+            queue = pending.queue if is_final else pending.others
+            queue.append(reading)
+            tally, keys = pending.tally, reading.keys
+            if (
+                (pending.may_name and not tally.known.issuperset(keys))
+                or (tally.wanted and not tally.wanted.isdisjoint(keys))
+                or len(queue) > MOST
+            ):
+                pending.look(keys, self)
+            if is_final and pending.defers:
+                return
         if not self.is_plain and self.is_nested:
             outer = self.outer
             while outer is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
+from limitgate.fleet.tally import Tally
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Receipt, Turn, Verdict
 from limitgate.gate.bans import Bans
@@ -71,6 +73,8 @@ class Charging:
         """Return the turn to wait for, if any. A refusal is final: later charges are refunded."""
         first, decision, charged, turn = admission.decision, verdict.decision, verdict.charged, None
         self._note(admission, charged)
+        if request_plan.compiled_rules and (tally := request_plan.compiled_rules[0].tally) is not None:
+            note_clients(tally, admission, request_plan, decision)
         if decision.delay and verdict.now is not None and admission.refusal is None:
             charged, turn = book(charged, verdict.now, decision.delay)
         admission.charged = charged if first is None else admission.charged + charged
@@ -132,9 +136,27 @@ class Charging:
         return _counted(request_plan, Verdict(decide(plan, reading, settlement), reading.now, charged, reading.source))
 
 
+def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, decision: Decision) -> None:
+    """Note who was charged or refused, for the fleet."""
+    noted: set[tuple[str, bool]] = set()
+    behind = {compiled_rule.name: compiled_rule for compiled_rule in request_plan.compiled_rules}
+    for charge, _, after in decision.evidence:
+        compiled_rule = behind.get(charge.rule or "")
+        is_refused = after is None and charge.enforced
+        if compiled_rule is None or compiled_rule.row is None or not (is_refused or decision.allowed):
+            continue
+        if (compiled_rule.name, is_refused) not in noted and compiled_rule.row.clients is not None:
+            noted.add((compiled_rule.name, is_refused))
+            tally.note(compiled_rule.row.clients, charge.key, compiled_rule.name_of, admission, is_refused=is_refused)
+
+
 def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:
     if request_plan.compiled_rules and request_plan.compiled_rules[0].row is not None:
-        count_decision(verdict.decision, request_plan.row)
+        tally = request_plan.compiled_rules[0].tally_that_defers
+        if tally is None:
+            count_decision(verdict.decision, request_plan.row)
+        else:
+            tally.count_later(partial(count_decision, verdict.decision, request_plan.row))
     return verdict
 
 

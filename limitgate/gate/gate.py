@@ -342,7 +342,7 @@ class Gate:
         ):
             if not self.outages.is_known:
                 self.outages.answered()
-            if prepared.counter is not None:
+            if prepared.counter is not None and not prepared.counter.defers:
                 prepared.counter.charged(answer.states)
             admission.reading = answer
             admission.is_plain = True
@@ -380,13 +380,13 @@ class Gate:
         if not self.outages.is_known:
             self.outages.answered()
         if not (is_admitted or decision.allowed):
-            if prepared.counter is not None:
+            if prepared.counter is not None and not prepared.counter.defers:
                 prepared.counter.refused(answer.states)
             rules, key = template.refusing(decision, answer)
             refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, prepared.compiled_rules)
-            admission.refuse(answer, decision, refusal)
+            admission.refuse(answer, decision, refusal, rules)
             return self.charging.count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None
-        if prepared.counter is not None:
+        if prepared.counter is not None and not prepared.counter.defers:
             prepared.counter.charged(answer.states)
         admission.reading = answer
         admission.decision = decision

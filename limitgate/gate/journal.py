@@ -84,9 +84,10 @@ class JournalFlows:
         seconds: float | None = None,
         *,
         bans: bool = False,
+        by: str | None = None,
     ) -> ConfigFlow[None]:
-        """See `Journal.note`."""
-        now, by = self._clock(), somebody()
+        """See `Journal.note`. ``by`` is who did it; by default the user of this process."""
+        now, by = self._clock(), by or somebody()
         reason = reason[:_LONGEST] if reason else None
 
         def change(listed: dict[str, Ban], events: list[Event]) -> None:
@@ -105,6 +106,11 @@ class JournalFlows:
                 _list(listed, ban)
 
         return self._changing(change)
+
+    def listing(self) -> ConfigFlow[list[Ban]]:
+        """See `Journal.bans`."""
+        _, listed, _ = yield from self._reading()
+        return sorted(listed.values(), key=lambda ban: ban.until)
 
     def removing(self, keys: Sequence[str]) -> ConfigFlow[None]:
         _, listed, _ = yield from self._reading()
@@ -150,7 +156,7 @@ class Journal(JournalFlows):
 
     def bans(self) -> list[Ban]:
         """Return the bans in force, in order of their end."""
-        return sorted(run(self._store, self._reading())[1].values(), key=lambda ban: ban.until)
+        return run(self._store, self.listing())
 
     def events(self) -> list[Event]:
         """Return the latest changes, newest first."""

@@ -14,12 +14,12 @@ from limitgate.http.response import Refusal, forbidden
 from limitgate.routes import NoRoutes, Routes
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
-from limitgate.stores import MemoryStore
+from limitgate.stores import SyncStore
 
 _PATHS = 16_384
 
 
-def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None, routes: Routes | None = None) -> Gate:
+def offline_gate(rules: RuleSet, store: SyncStore, settings: Settings | None = None, routes: Routes | None = None) -> Gate:
     """``settings`` define clients, callers and keys."""
     settings = settings or Settings.model_construct()
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)

@@ -7,6 +7,7 @@ only, the rules of the other buckets keep limiting.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,6 +49,8 @@ class Outages:
     ) -> None:
         self.failures = 0
         self.overloaded = 0
+        self.last_error: tuple[str, float] | None = None
+        """Text of the last failure, and its Unix time in seconds."""
         self.is_known = False
         """True while another answer changes nothing."""
         self.has_answered = False
@@ -89,6 +92,7 @@ class Outages:
             return
         self.failures += 1
         self._failed_at = monotonic()
+        self.last_error = str(error), time.time()
         if not self._is_failing:
             self._is_failing, self.is_known = True, False
             log.warning("the store failed, on_error decides until it answers again: %s", error)

@@ -76,6 +76,11 @@ class Refusals:
         self._under_way: threading.Thread | asyncio.Future[None] | None = None
         get_ready_for_forks(self)
 
+    @property
+    def key(self) -> RefusalKey:
+        """The key of the ids in this process."""
+        return self._key
+
     def refuse(  # noqa: PLR0917 - keywords would be slower
         self,
         admission: Admission,

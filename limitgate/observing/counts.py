@@ -6,13 +6,14 @@ Counting needs no lock: CPython with a GIL switches threads only at calls and ba
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any, Final, Protocol, get_args
 from weakref import ref
 
 from limitgate.algorithms import gcra
+from limitgate.fleet.tally import Clients, Tally
 from limitgate.limits.bucket import RESERVES
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import BucketReading, Charge, Source
@@ -102,12 +103,16 @@ def outweighs(outcome: Outcome, other: Outcome) -> bool:
 
 
 class RuleSeries(Series):
-    __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "labels", "shed", "waiting")
+    __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "clients", "labels", "limits", "shed", "waiting")
 
-    def __init__(self, name: str, tier: str = DEFAULT_TIER) -> None:
+    def __init__(self, name: str, tier: str = DEFAULT_TIER, clients: Clients | None = None) -> None:
         decisions = [(instruments.RULE_DECISIONS, (name, tier, outcome)) for outcome in _RULE_OUTCOMES]
         super().__init__([0] * SUMS + [0.0] * _BUCKETS, decisions, [(instruments.RULE_UTILIZATION, (name, tier))])
         self.labels = name, tier
+        self.clients = clients
+        """None outside a fleet."""
+        self.limits: list[Mapping[str, str]] = []
+        """As they are written."""
         self.waiting = [0]
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
@@ -117,6 +122,7 @@ class RuleSeries(Series):
     def take(self, rule: Rule) -> None:
         """Update limits and options."""
         self._windows = windows_of(rule.every_limit)
+        self.limits = [limit.given for limit in rule.every_limit]
         self._has_slots = takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
         if rule.ban is not None and self.bans is None:
@@ -165,10 +171,16 @@ class Held(Protocol):
 
 
 class Counts:
-    def __init__(self) -> None:
+    """Metrics of a gate. ``tally`` collects clients for the fleet; if nobody observes, requests are counted with it, later."""
+
+    def __init__(self, tally: Tally | None = None, *, defers: bool = False) -> None:
+        self.tally = tally
+        self.defers = defers
+        self.publisher: Any = None
+        """Writes snapshots; None outside a fleet."""
         counters = [(instruments.REQUESTS, labels) for labels in _REQUESTS]
-        self._requests = Series([0] * len(_REQUESTS), counters, rare=_RARE)
-        self._values = self._requests.values
+        self.request_series = Series([0] * len(_REQUESTS), counters, rare=_RARE)
+        self._values = self.request_series.values
         self._rules: dict[tuple[str, str], RuleSeries] = {}
         self._keepers: list[ref[Held]] = []
         self._config: ConfigSeries | None = None
@@ -185,6 +197,20 @@ class Counts:
         self._values[_PLACES[outcome][source]] += 1
         if exporter.is_idle:
             exporter.wake()
+
+    def count_many(self, outcome: Outcome, sources: Mapping[Source, int]) -> None:
+        """Count requests with this outcome by the source of their decision."""
+        for source, count in sources.items():
+            self._values[_PLACES[outcome][source]] += count
+
+    @property
+    def requests(self) -> dict[tuple[str, str], int]:
+        """Requests by outcome and source."""
+        return dict(zip(_REQUESTS, self._values))
+
+    def rules(self) -> list[RuleSeries]:
+        """Return the metrics of all rules."""
+        return list(self._rules.values())
 
     def rule(self, rule: Rule) -> RuleSeries:
         """Return the metrics of a rule, which continue if it is redefined."""
@@ -203,11 +229,12 @@ class Counts:
         labels = name, tier
         series = self._rules.get(labels)
         if series is None:
-            series = self._rules.setdefault(labels, RuleSeries(name, tier))
+            clients = None if self.tally is None else self.tally.of_rule()
+            series = self._rules.setdefault(labels, RuleSeries(name, tier, clients))
         return series
 
     def series(self) -> Iterable[Series]:
-        yield self._requests
+        yield self.request_series
         for series in list(self._rules.values()):
             yield series
             if series.bans is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from textwrap import indent
@@ -12,6 +13,7 @@ from limitgate.limits.template import PlanTemplate
 from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SHADOW_REFUSED, SUMS, TINY, RuleSeries, count_buckets
 
 _Count = Callable[[Sequence[State]], None]
+_CountMany = Callable[[Sequence[Sequence[State]]], None]
 _Window = tuple[int, int, int]
 """Position of a window, charged ticks, and capacity."""
 _Shape = tuple[tuple[int, tuple[int, ...]], ...]
@@ -41,13 +43,40 @@ if (other := {used}) > share:
 """
 
 
+_MANY = """
+def make({constants}):
+    def count(many):
+        number = len(many)
+{rules}
+    return count
+"""
+_MANY_RULE = """
+shares = [{share} for {debts}, in many]
+shares.sort()
+{row}[{outcome}] += number
+start = 0
+for place, bound in bounds:
+    end = bisect_right(shares, bound, start)
+    if end > start:
+        {row}[place] += end - start
+        {row}[place + {width}] += sum(shares[start:end])
+        start = end
+    if end == number:
+        break
+"""
+"""Counts in batches: a list of shares is sorted once, which takes half as long as a search for each."""
+_PLACED_BOUNDS = tuple([(COUNTS + place, bound) for place, bound in enumerate((*BOUNDS, float("inf")))])
+
+
 class PlainCounter:
-    __slots__ = ("charged", "refused")
+    __slots__ = ("charged", "charged_many", "refused")
+    defers = False
 
     def __init__(self, template: PlanTemplate, rows: Sequence[RuleSeries]) -> None:
         if not template.is_of_debts:
             self.charged: _Count = partial(_count_states, template, rows, True)
             self.refused: _Count = partial(_count_states, template, rows, False)
+            self.charged_many: _CountMany = partial(_count_each, self.charged)
             return
         rules: dict[RuleSeries, list[_Window]] = {}
         without_room: dict[RuleSeries, int] = {}
@@ -58,7 +87,13 @@ class PlainCounter:
                 rules.setdefault(row, []).append((place, cost * limit.period_us, limit.capacity))
                 place += 1
         self.charged = _charged(rules)
+        self.charged_many = _charged_many(rules)
         self.refused = _refused(rules, without_room)
+
+
+def _count_each(count: _Count, many: Sequence[Sequence[State]]) -> None:
+    for states in many:
+        count(states)
 
 
 def _count_states(
@@ -78,6 +113,32 @@ def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
             constants += 1 / capacity, charge / capacity - TINY, None
     shape = tuple([(ADMITTED, tuple([place for place, _, _ in windows])) for windows in rules.values()])
     return _maker(shape, is_refused=False)(*constants)
+
+
+def _charged_many(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _CountMany:
+    constants: list[Any] = []
+    for row, windows in rules.items():
+        constants.append(row.values)
+        for _, charge, capacity in windows:
+            constants += 1 / capacity, charge / capacity - TINY
+    return _maker_of_many(tuple([tuple([place for place, _, _ in windows]) for windows in rules.values()]))(*constants)
+
+
+@cache
+def _maker_of_many(shape: tuple[tuple[int, ...], ...]) -> Callable[..., _CountMany]:
+    constants, rules = [], []
+    every = [f"debt{place}" for place in sorted([place for places in shape for place in places])]
+    for number, places in enumerate(shape):
+        constants += [f"row{number}", *[f"share{place}, more{place}" for place in places]]
+        used = [f"share{place} * debt{place} + more{place}" for place in places]
+        share = used[0]
+        for place, other in enumerate(used[1:]):
+            share = f"(a{place} if (a{place} := {share}) > (b{place} := {other}) else b{place})"
+        figures = {"row": f"row{number}", "outcome": ADMITTED, "width": SUMS - COUNTS}
+        rule = _MANY_RULE.strip("\n").format(share=share, debts=", ".join(every), **figures)
+        rules.append(indent(rule, "        "))
+    source = _MANY.format(constants=", ".join(constants), rules="\n".join(rules))
+    return compiled(source, "make", bounds=_PLACED_BOUNDS, bisect_right=bisect_right)  # type: ignore[no-any-return]
 
 
 def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[RuleSeries, int]) -> _Count:

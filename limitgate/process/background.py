@@ -54,9 +54,10 @@ class Pollable(Protocol):
 
 
 class Poller:
-    def __init__(self, seconds: float, pollables: Sequence[Pollable]) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, pollables: Sequence[Pollable], name: str = "reload") -> None:
+        self.seconds = seconds
         self._pollables = pollables
+        self._name = name
         self._is_looking = self._is_wanted = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,12 +74,21 @@ class Poller:
             return
         self._ended = threading.Event()
         with suppress(RuntimeError):  # The thread may fail to start.
-            self._thread = daemon("reload", _keep_looking, ref(self), self._seconds, self._ended)
+            self._thread = daemon(self._name, _keep_looking, ref(self), self.seconds, self._ended)
 
     def stop(self) -> None:
         """Stop until the next start."""
         self._is_wanted = False
         self._ended.set()
+
+    def pause(self, seconds: float) -> bool:
+        """Stop, and wait so long for the thread. Return False if there is none."""
+        thread = self._thread
+        if thread is None or not self.is_running or thread is threading.current_thread():
+            return False
+        self.stop()
+        thread.join(seconds)
+        return True
 
     def poll(self) -> None:
         self._is_looking = True
@@ -104,4 +114,5 @@ def _keep_looking(poller: ref[Poller], seconds: float, ended: threading.Event) -
         if here is None:
             return
         here.poll()
+        seconds = here.seconds
         del here

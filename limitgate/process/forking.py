@@ -16,6 +16,11 @@ class Forked(Protocol):
         """Drop locks, connections and threads of the parent."""
 
 
+class Resuming(Protocol):
+    def after_fork(self) -> None:
+        """Go on in the parent with what ``before_fork`` has stopped."""
+
+
 class Forking(Protocol):
     def before_fork(self) -> None:
         """Wait until no thread of this object holds a lock that the child would inherit."""
@@ -23,6 +28,7 @@ class Forking(Protocol):
 
 _all: WeakSet[Forked] = WeakSet()
 _ready: WeakSet[Forking] = WeakSet()
+_resuming: WeakSet[Resuming] = WeakSet()
 
 
 def reset_in_children(forked: Forked) -> None:
@@ -33,6 +39,16 @@ def reset_in_children(forked: Forked) -> None:
 def get_ready_for_forks(forking: Forking) -> None:
     """Call ``before_fork`` before each fork while the object lives."""
     _ready.add(forking)
+
+
+def resume_after_forks(resuming: Resuming) -> None:
+    """Call ``after_fork`` in the parent after each fork while the object lives."""
+    _resuming.add(resuming)
+
+
+def _after_fork() -> None:
+    for resuming in list(_resuming):
+        resuming.after_fork()
 
 
 def _before_fork() -> None:
@@ -55,7 +71,7 @@ def _begin_anew() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_begin_anew)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_anew)
 
 
 IN_MEMORY = "what it has counted is in the memory of this process, expected the URL of a store on Redis"
@@ -73,6 +89,11 @@ class Remade:
         made = super().__new__(cls)
         made._made_of = args, kwargs
         return made
+
+    @property
+    def made_of(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Arguments of the constructor."""
+        return self._made_of
 
     @property
     def state_here(self) -> str:

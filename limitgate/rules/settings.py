@@ -176,6 +176,10 @@ class Settings(BaseSettings):
     """Log lines per minute about buckets that start or stop refusing, in each process; 0 for none."""
     observers: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_listed)] = ()
     """Receivers of metrics: ``prometheus``, ``opentelemetry``, or an `Observer`. See docs/observing.md."""
+    fleet: bool = True
+    """Write a snapshot of this process to the store every 2 seconds, for ``limitgate status`` and ``top``, the page and the
+    exporter. See docs/watching.md.
+    """
     secret: Annotated[SecretStr | None, AfterValidator(_fitting)] = None
     """16 to 64 bytes that key the digests in the store, so that guesses cannot be checked against them."""
 

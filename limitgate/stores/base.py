@@ -6,7 +6,7 @@ Attributes declare optional features, see `limitgate.gate.flow`: only a store wi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from limitgate.limits.plan import Plan, Reading
@@ -37,6 +37,49 @@ class StoredConfig(NamedTuple):
     def having_waited(self, waited: float) -> StoredConfig:
         """Return a copy with ``waited`` in seconds."""
         return self._replace(waited=waited)
+
+
+class FleetRequest(NamedTuple):
+    """Writes the snapshot of a process, or reads those of all processes if ``member`` is None."""
+
+    key: str
+    """Name of the index; the snapshots are below it, in the same hash slot."""
+    member: str | None = None
+    """16 characters that identify the process."""
+    snapshot: bytes = b""
+    """Empty to remove the snapshot."""
+    seconds: float = 10.0
+    """Time to live of the snapshot."""
+    renews: bool = False
+    """Renew the index, which expires after `INDEX_SECONDS`."""
+
+
+INDEX_SECONDS = 86_400
+
+
+class StoredFleet(NamedTuple):
+    """The snapshots under a key after a request."""
+
+    now: int
+    """The store's clock in Unix µs."""
+    processes: int
+    snapshots: Sequence[bytes] = ()
+    """Of all processes if read; empty for one that is too long."""
+    waited: float = 0.0
+    """Seconds of store silence, see `Reading`."""
+
+    def having_waited(self, waited: float) -> StoredFleet:
+        """Return a copy with ``waited`` in seconds."""
+        return self._replace(waited=waited)
+
+
+def fleet_key(key_prefix: str) -> str:
+    """Return the name of the index of snapshots. Its hash tag puts all snapshots into one hash slot (Redis Cluster)."""
+    return f"{key_prefix}:fleet" if "{" in key_prefix else f"{key_prefix}:fleet:{{{key_prefix}:fleet}}"
+
+
+LONGEST_SNAPSHOT = 65_536
+"""Bytes; longer values are not read."""
 
 
 @runtime_checkable
@@ -73,6 +116,22 @@ class SyncConfigStore(SyncStore, Protocol):
 
     def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` atomically and return the resulting text. Raises `StoreError`."""
+
+
+@runtime_checkable
+class SyncFleetStore(Protocol):
+    """A `SyncStore` that also keeps the snapshots of processes."""
+
+    def fleet(self, request: FleetRequest, timeout: float) -> StoredFleet:
+        """Carry out ``request`` atomically. Raises `StoreError`."""
+
+
+@runtime_checkable
+class AsyncFleetStore(Protocol):
+    """An `AsyncStore` that also keeps the snapshots of processes."""
+
+    async def afleet(self, request: FleetRequest, timeout: float) -> StoredFleet:
+        """Carry out ``request`` atomically. Raises `StoreError`."""
 
 
 @runtime_checkable

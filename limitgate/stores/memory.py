@@ -27,7 +27,7 @@ from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, read, wi
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainRefund, PlainSpend, whole
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.forking import IN_MEMORY, Remade, reset_in_children
-from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.base import ConfigRequest, FleetRequest, StoredConfig, StoredFleet
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
 _FEW = 2048
@@ -95,6 +95,7 @@ class MemoryStore(Remade):
         """Texts with the Unix µs of their deletion."""
         self._most_configs = _FEW_CONFIGS
         """Texts beyond which expired ones are deleted."""
+        self._fleets: dict[str, dict[str, tuple[bytes, int]]] = {}
         self._lock = RLock()
         self._busy = False
         self._now = 0
@@ -309,10 +310,29 @@ class MemoryStore(Remade):
         """Run `config` for async callers."""
         return self.config(request)
 
+    def fleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
+        """Carry out ``request`` under the lock. Snapshots of other processes are not here."""
+        now = self.now()
+        with self._lock:
+            known = self._fleets.setdefault(request.key, {})
+            for member in [each for each, (_, until) in known.items() if until <= now]:
+                del known[member]
+            if request.member is not None:
+                known.pop(request.member, None)
+                if request.snapshot:
+                    known[request.member] = request.snapshot, now + round(request.seconds * 1e6)
+                return StoredFleet(now, len(known))
+            return StoredFleet(now, len(known), [snapshot for snapshot, _ in known.values()])
+
+    async def afleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
+        """Run `fleet` for async callers."""
+        return self.fleet(request)
+
     def reset_after_fork(self) -> None:
         """Replace the lock in a forked child, where no thread releases it."""
         self._lock = RLock()
         self._busy = False
+        self._fleets = {}
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from example_app import content, main, wsgi
+from example_app import content, demo, main, wsgi
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
 from tests.support.clock import Clock
 from tests.support.doors import http_scope, uvicorn_process
@@ -52,21 +52,26 @@ class Twin:
     def get(self, path: str, ip: str = CLIENT, **headers: str) -> Answer:
         return self._ask("GET", path, ip, headers)
 
-    def post(self, path: str, ip: str = CLIENT) -> Answer:
-        return self._ask("POST", path, ip, {})
+    def post(self, path: str, ip: str = CLIENT, body: str = "") -> Answer:
+        return self._ask("POST", path, ip, {}, body)
 
-    def _ask_asgi(self, method: str, path: str, ip: str, headers: dict[str, str]) -> Answer:
+    def _ask_asgi(self, method: str, path: str, ip: str, headers: dict[str, str], body: str = "") -> Answer:
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(self.app, client=(ip, 50000))
             async with httpx.AsyncClient(transport=transport, base_url="http://service.test") as client:
-                return await client.request(method, path, headers=headers)
+                return await client.request(method, path, headers=headers, content=body)
 
         response = asyncio.run(ask())
         return Answer(response.status_code, dict(response.headers), response.text)
 
-    def _ask_wsgi(self, method: str, path: str, ip: str, headers: dict[str, str]) -> Answer:
+    def _ask_wsgi(self, method: str, path: str, ip: str, headers: dict[str, str], body: str = "") -> Answer:
         response = self.app.test_client().open(
-            path, method=method, headers=headers, base_url="http://service.test", environ_overrides={"REMOTE_ADDR": ip}
+            path,
+            method=method,
+            headers=headers,
+            data=body,
+            base_url="http://service.test",
+            environ_overrides={"REMOTE_ADDR": ip},
         )
         return Answer(response.status_code, {name.lower(): value for name, value in response.headers}, response.text)
 
@@ -239,6 +244,80 @@ def test_start_page_says_what_to_try(twin: Twin) -> None:
 def test_start_page_shows_a_forged_host_as_text(twin: Twin) -> None:
     """Whatever stands in the Host header cannot become markup."""
     assert "<script>" not in twin.get("/", Host="<script>alert(1)</script>").text
+
+
+def test_start_page_allows_nothing_but_its_own_script_and_style(twin: Twin) -> None:
+    """Every page has a nonce of its own, and no attribute that the policy would block."""
+    pages = [twin.get("/") for _ in range(2)]
+    policies = [page.headers["content-security-policy"] for page in pages]
+    assert policies[0] != policies[1]
+    assert policies[0].startswith("default-src 'none'; script-src 'nonce-")
+    assert "frame-ancestors 'none'" in policies[0]
+    nonce = re.search("nonce-([^']+)'", policies[0])
+    assert nonce is not None
+    assert pages[0].text.count(f'nonce="{nonce[1]}"') == len(re.findall("<(?:style|script)", pages[0].text))
+    assert not re.search(r"\sstyle=|\son[a-z]+=", pages[0].text)
+    assert "{{" not in pages[0].text
+
+
+def test_the_state_shows_what_is_left_and_charges_nothing(twin: Twin) -> None:
+    """The page's bars show the buckets of whoever looks: those that the next request is counted by."""
+    twin.get("/api/hello")
+    twin.post("/login")
+    for _ in range(2):
+        windows = twin.get("/demo/state").json["windows"]
+        assert [(each["rule"], each["limit"], each["remaining"], each["full_after"]) for each in windows] == [
+            ("api", 5, 4, 1),
+            ("api", 100, 99, 60),
+            ("api", 2000, 1999, 86400),
+            ("login", 3, 2, 36),
+        ]
+    assert twin.get("/demo/state", **VIP).json["windows"][0]["remaining"] == 50
+    assert twin.get("/demo/state", OTHER_CLIENT).json["windows"][0]["remaining"] == 5
+
+
+@pytest.mark.parametrize("rules", ["rules: [{name: mine, qpm: 7}]", None])
+def test_without_these_rules_there_is_nothing_to_show(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rules: str | None
+) -> None:
+    """Other rules, or none in force, leave the start page whole."""
+    if rules is None:
+        monkeypatch.setenv("LIMITGATE_ENABLED", "false")
+    else:
+        (tmp_path / "mine.yaml").write_text(rules)
+        monkeypatch.setenv("LIMITGATE_RULES", str(tmp_path / "mine.yaml"))
+    twin = make()
+    assert twin.get("/demo/state").json == {"windows": []}
+    assert twin.get("/").status == 200
+
+
+def test_a_wrong_password_counts_like_a_right_one(twin: Twin) -> None:
+    """Three guesses are answered. Then the right password has to wait, too."""
+    assert [twin.post("/login", body="password=1234").status for _ in range(3)] == [401] * 3
+    assert twin.post("/login", body="password=sesame").status == 429
+    twin.clock.advance(seconds=12)
+    assert twin.post("/login", body="password=sesame").status == 200
+    assert twin.post("/login", OTHER_CLIENT, body="password=%ff&password=&=\0").status == 401
+
+
+def test_the_guard_refuses_what_a_crowd_asks_too_much(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the guard all are answered. With it, some are refused with 503 at once, and all are told of."""
+    monkeypatch.setattr(demo, "BETWEEN", 0)
+    monkeypatch.setattr(demo, "WORK", 0.01)
+    monkeypatch.setattr(demo, "CROWD", 30)
+    twin = make()
+    statuses = {}
+    for guard in ("off", "on"):
+        lines = [json.loads(line) for line in twin.get(f"/demo/crowd?guard={guard}").text.splitlines()]
+        assert sorted(line["number"] for line in lines) == [*range(30)]
+        statuses[guard] = {line["status"] for line in lines}
+    assert statuses == {"off": {200}, "on": {200, 503}}
+
+
+def test_the_documentation_is_shown_as_it_is_written(twin: Twin) -> None:
+    """Pages in docs/ and no other files."""
+    assert twin.get("/docs/rules.md").text == (ROOT / "docs" / "rules.md").read_text()
+    assert [twin.get(f"/docs/{name}").status for name in ("..%2fREADME.md", "nothing.md", "benchmark.svg")] == [404] * 3
 
 
 def test_stream_has_rate_headers_and_every_chunk(twin: Twin) -> None:

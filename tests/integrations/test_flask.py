@@ -149,6 +149,7 @@ EVERY_OPTION = {
     "names": "full",
     "refusal_logs": 7,
     "observers": ["prometheus"],
+    "fleet": False,
     "secret": "sixteen bytes or more",
 }
 

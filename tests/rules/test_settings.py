@@ -36,6 +36,12 @@ def plain(value: Any) -> Any:
 
 pytestmark = pytest.mark.usefixtures("default_timeout")
 
+
+@pytest.fixture(autouse=True)
+def _default_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIMITGATE_FLEET")
+
+
 DEFAULTS = {
     "enabled": True,
     "rules": None,
@@ -61,6 +67,7 @@ DEFAULTS = {
     "refusal_logs": 60,
     "key_prefix": "limitgate",
     "observers": (),
+    "fleet": True,
     "secret": None,
 }
 
@@ -118,6 +125,7 @@ GIVEN = [
     ("reload", "0", 0, 0.0),
     ("names", "full", "full", "full"),
     ("names", "off", "off", "off"),
+    ("fleet", "false", False, False),
     ("refusal_logs", "0", 0, 0),
     ("refusal_logs", "10000", 10_000, 10_000),
     ("secret", "0123456789abcdef", "0123456789abcdef", "0123456789abcdef"),

@@ -36,7 +36,15 @@ from limitgate.stores import MemoryStore, SyncStore, open_sync_store
 
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Z-]+")
 """A token of RFC 9110 section 5.6.2, in upper case."""
-_OF_THE_PROCESS = {"headers": None, "observers": (), "on_denied": None, "refusal_logs": 0, "reload": 0, "require_store": False}
+_OF_THE_PROCESS = {
+    "headers": None,
+    "observers": (),
+    "fleet": False,
+    "on_denied": None,
+    "refusal_logs": 0,
+    "reload": 0,
+    "require_store": False,
+}
 """Options without influence on a single decision, and their values in a gate made to explain one."""
 
 

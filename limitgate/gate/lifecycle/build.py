@@ -15,17 +15,20 @@ from limitgate.gate.lifecycle.reload import poller_of
 from limitgate.gate.lifecycle.start import (
     announce,
     ask_in_background,
+    begin_to_publish,
+    counts_of,
     is_going_to_fork,
     require,
     warn_about_headers,
     warn_about_workers,
+    watch,
 )
 from limitgate.gate.planning.active_rules import compiler
 from limitgate.gate.planning.identity import AnyIdentify, SyncIdentify
 from limitgate.gate.refusals import RefusalLog, refusals_for
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.messages.text import Names
-from limitgate.observing.counts import Counts, observe
+from limitgate.observing.counts import observe
 from limitgate.observing.exporter import Observer, observers_of, store_counts
 from limitgate.process import switch
 from limitgate.routes import Routes
@@ -72,6 +75,7 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     names: Names
     refusal_logs: int
     observers: Sequence[str | Observer]
+    fleet: bool
     secret: str | None
 
 
@@ -102,6 +106,8 @@ class Built(NamedTuple):
             # Each child does this with its first answer.
             if not is_going_to_fork():
                 self.gate.refusals.agree_soon()
+                if is_redis(self.gate.store):
+                    begin_to_publish(self.gate)
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
@@ -115,7 +121,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     proxies.judges_server = not trusted_by_server()
     observers = observers_of(settings.observers)
-    counts = Counts() if observers else None
+    counts = counts_of(settings, is_observed=bool(observers))
     rules = rules_of(settings.rules)
     try:
         store = opened(settings.store, open_store, settings.key_prefix)
@@ -144,7 +150,9 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         gate.outages.at_first_answer.append(gate.poller.start)
     if counts is not None:
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
-        observe(observers, (counts, gate), (store_counts(store), store))
+        if observers:
+            observe(observers, (counts, gate), (store_counts(store), store))
+        watch(gate, counts, settings)
     announce(settings, rules)
     return Built(gate, settings.on_denied, owns_store, settings.key_prefix if settings.require_store else None)
 

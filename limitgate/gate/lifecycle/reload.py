@@ -90,12 +90,13 @@ class Reloader:
             if ready.counts is not None:
                 ready.counts.retire(before, rules)
         except ConfigError as error:
-            gate.loads.note(is_ok=False)
+            gate.loads.note(is_ok=False, error=str(error))
             more = f" (and {len(error.others)} more)" if error.others else ""
             Diagnosis.RULES_REJECTED.log(self._source.name, error, more)
         except Exception as error:  # noqa: BLE001 - keep the rules in force
-            gate.loads.note(is_ok=False)
-            Diagnosis.RULES_REJECTED.log(self._source.name, internal_error(error), "")
+            failure = internal_error(error)
+            gate.loads.note(is_ok=False, error=str(failure))
+            Diagnosis.RULES_REJECTED.log(self._source.name, failure, "")
         else:
             gate.loads.note(is_ok=True)
             rules_changed(self._source.name, str(difference))

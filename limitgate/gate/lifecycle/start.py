@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from limitgate.errors import StoreError
+from limitgate.fleet.publisher import Publisher
+from limitgate.fleet.tally import Tally
 from limitgate.gate.gate import Gate
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import WINDOW_UNITS
@@ -20,12 +22,14 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import listed
+from limitgate.observing.counts import Counts
 from limitgate.observing.exporter import exporter
 from limitgate.process import switch
 from limitgate.process.clock import asyncio_loop
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings, server_options, workers_of_server
 from limitgate.stores import AsyncStore, MemoryStore, SyncStore, is_async_redis, is_redis
+from limitgate.stores.base import AsyncFleetStore, SyncFleetStore
 from limitgate.stores.redis.url import shown
 
 log = logging.getLogger("limitgate")
@@ -37,11 +41,11 @@ ANSWER_TIMEOUT = 5.0
 def announce(settings: Settings, rules: RuleSet | None) -> None:
     """Log the configuration without secrets; None as rules means disabled."""
     if rules is None:
-        log.info("LimitGate %s is switched off", _version())
+        log.info("LimitGate %s is switched off", installed_version())
     else:
         log.info(
             "LimitGate %s: %s from %s%s; store %s; on_error %s; trusted proxies %s%s",
-            _version(),
+            installed_version(),
             _counted(rules),
             rules.source or (settings.rules if isinstance(settings.rules, str | Path) else "Python"),
             f", looked at every {settings.reload:g} s" if settings.reload else "",
@@ -53,7 +57,7 @@ def announce(settings: Settings, rules: RuleSet | None) -> None:
 
 
 @cache
-def _version() -> str:
+def installed_version() -> str:
     with suppress(PackageNotFoundError):
         return version("limitgate")
     return "(not installed)"
@@ -94,6 +98,31 @@ def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
     return "local" in (settings.on_error, *(rule.on_error for rule in every))
 
 
+def counts_of(settings: Settings, *, is_observed: bool) -> Counts | None:
+    """Return the counts of a gate, None if there are no observers, and no fleet."""
+    if settings.fleet:
+        return Counts(Tally(), defers=not is_observed)
+    return Counts() if is_observed else None
+
+
+def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
+    """Have the gate write snapshots from its first answer on, if it is in a fleet and its store keeps them."""
+    store, tally = gate.store, counts.tally
+    if tally is not None and isinstance(store, SyncFleetStore | AsyncFleetStore):
+        counts.publisher = Publisher(
+            gate, store, settings.key_prefix, counts, tally=tally, names=settings.names, version=installed_version()
+        )
+        # In the process that gets requests: uWSGI may fork without notice.
+        gate.outages.at_first_answer.append(counts.publisher.start)
+
+
+def begin_to_publish(gate: Gate) -> None:
+    """Write snapshots from now on, if the gate is in a fleet."""
+    counts = gate.rules.counts
+    if counts is not None and counts.publisher is not None:
+        counts.publisher.start()
+
+
 async def astartup(gate: Gate) -> None:
     """Connect to the store, and poll for changed rules.
 
@@ -108,6 +137,7 @@ async def astartup(gate: Gate) -> None:
         gate.refusals.agree_soon()
     if gate.poller is not None:
         gate.poller.start()
+    begin_to_publish(gate)
 
 
 async def ashutdown(gate: Gate) -> None:
@@ -116,6 +146,9 @@ async def ashutdown(gate: Gate) -> None:
         gate.poller.stop()
     await gate.refunds.asettled()
     await gate.charging.bans.notes.asettled()
+    counts = gate.rules.counts
+    if counts is not None and counts.publisher is not None:
+        await counts.publisher.aend()
     if gate.rules.counts is not None:
         exporter.export()
 

@@ -32,13 +32,15 @@ class ReloadStats:
         self.ok = 1
         self.rejected = 0
         self.was_ok = True
+        self.error: str | None = None
+        """Why the last load was rejected."""
         self.at = time.time()
         """Unix time in seconds."""
 
-    def note(self, *, is_ok: bool) -> None:
+    def note(self, *, is_ok: bool, error: str | None = None) -> None:
         self.ok += is_ok
         self.rejected += not is_ok
-        self.was_ok, self.at = is_ok, time.time()
+        self.was_ok, self.error, self.at = is_ok, error, time.time()
         exporter.wake()
 
 

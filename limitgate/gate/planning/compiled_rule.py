@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from limitgate.algorithms.base import compiled
 from limitgate.algorithms.refusals import Amount
 from limitgate.errors import ConfigError
+from limitgate.fleet.tally import EVERYBODY, Tally
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.identity import Subject
@@ -32,6 +33,7 @@ class CompiledRule:
         "_max_wait_us",
         "_owner",
         "_prefix",
+        "counts",
         "enforced",
         "has_slots",
         "id_name",
@@ -75,6 +77,7 @@ class CompiledRule:
         self.is_guarded = cardinality is not None and self._key.is_inventable
         """True if clients may invent its keys, which then pass `admitted_key`."""
         self.enforced = not (shadow or rule.shadow)
+        self.counts = counts
         self.row = None if counts is None or rule.exempt else counts.rule(rule)
         self._prefix = f"{key_prefix}:{rule.name}:"
         if rule.ban is not None:
@@ -97,6 +100,24 @@ class CompiledRule:
         """Return a name for the owner of a bucket, such as ``ip=20….7``; empty for a global bucket."""
         parts = [(label, shown(label, value, names)) for label, value in self._key.named(subject)]
         return " ".join([f"{label}={text}" for label, text in parts if text])
+
+    @property
+    def tally(self) -> Tally | None:
+        """None outside a fleet."""
+        return None if self.counts is None else self.counts.tally
+
+    @property
+    def tally_that_defers(self) -> Tally | None:
+        """None if the metrics of rules are counted at once."""
+        return None if self.counts is None or not self.counts.defers else self.counts.tally
+
+    def name_of(self, admission: Any) -> str:
+        """Return a name for the client of an admission, see `named`."""
+        planner = admission.rules.planner
+        names: Names = planner.names_shown
+        if not self._key.is_by_client:
+            return EVERYBODY
+        return self.named(planner.subject(admission.request, admission.identified), names)
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
         """Return a copy with limits from run time. Raises `ConfigError` for impossible ones."""

@@ -142,10 +142,17 @@ class Planner:
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(names)
+        self.names_shown = names
+        """How names of clients are shown."""
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         for rule in every:
             self._review(rule)
+
+    @property
+    def routes(self) -> Routes:
+        """Routes of the application."""
+        return self._routes
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
         """None if limits have to be awaited. ``identified`` is the caller from ``identify``. Errors of callables propagate."""

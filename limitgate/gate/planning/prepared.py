@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, final
 
 from limitgate.errors import ConfigError
+from limitgate.fleet.tally import Place, Queue, Tally
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Subject
 from limitgate.http.body import UNREAD
@@ -30,7 +31,7 @@ from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, RefundTemplate
 from limitgate.messages.diagnostics import Diagnosis, OncePerValue
 from limitgate.messages.text import Names, shown
-from limitgate.observing.counts import RuleSeries
+from limitgate.observing.counts import Counts, RuleSeries
 from limitgate.observing.plain_counter import PlainCounter
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
@@ -209,6 +210,7 @@ class PreparedPlan:
         "keys",
         "marks",
         "messages",
+        "pending",
         "suffixes",
         "template",
     )
@@ -242,7 +244,15 @@ class PreparedPlan:
         self.template = self._template()
         """None if the charges are not plain, see `limitgate.limits.template`."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
-        self.counter = PlainCounter(self.template, rows) if self.template and rows else None
+        self.counter: PlainCounter | Queue | None = None
+        self.pending: Queue | None = None
+        """None outside a fleet."""
+        if self.template and rows:
+            self.counter = PlainCounter(self.template, rows)
+            counts = self.charged_rules[0].counts
+            tally = self.charged_rules[0].tally
+            if counts is not None and tally is not None:
+                self.counter = self.pending = self._queue(tally, self.counter, counts)
         self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
         """Rules with keys that clients may invent, and their positions."""
         self.is_by_address = bool(keys) and all(key.is_by_address for key in keys)
@@ -258,6 +268,13 @@ class PreparedPlan:
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
         self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
         """By costs. None marks costs seen only once."""
+
+    def _queue(self, tally: Tally, counter: PlainCounter, counts: Counts) -> Queue:
+        places: dict[str, Place] = {}
+        for place, each in enumerate(self.charged_rules):
+            if each.row is not None and each.row.clients is not None:
+                places.setdefault(each.name, (place, each.name, each.row.clients, each.name_of))
+        return Queue(tally, counter, list(places.values()), defers=counts.defers, count_many=counts.count_many)
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
         """None if limits have to be awaited."""

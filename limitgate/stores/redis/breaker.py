@@ -19,7 +19,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import AnyPlan
-from limitgate.stores.base import ConfigRequest
+from limitgate.stores.base import ConfigRequest, FleetRequest
 
 log = logging.getLogger("limitgate.store")
 
@@ -75,7 +75,7 @@ class Breaker:
     def is_closed(self) -> bool:
         return self.state == "closed"
 
-    def sending(self, sent: AnyPlan | ConfigRequest) -> None:
+    def sending(self, sent: AnyPlan | ConfigRequest | FleetRequest) -> None:
         """Record a sent plan, whose key the next probe uses: on a cluster it selects the node."""
         if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
@@ -156,8 +156,8 @@ class Breaker:
             self._holds_until = now + LATE
 
 
-def first_key(sent: AnyPlan | ConfigRequest) -> str:
-    return sent.key if isinstance(sent, ConfigRequest) else sent.charges[0].key
+def first_key(sent: AnyPlan | ConfigRequest | FleetRequest) -> str:
+    return sent.key if isinstance(sent, ConfigRequest | FleetRequest) else sent.charges[0].key
 
 
 def _probe_beside(key: str) -> Plan:

@@ -18,7 +18,6 @@ from limitgate.observing.exporter import CallSeries, StoreCounts
 from limitgate.observing.instruments import Result
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
-from limitgate.stores.base import StoredConfig
 from limitgate.stores.redis import plain, wire
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache, KnownBans
@@ -27,7 +26,7 @@ from limitgate.stores.redis.inspection import Inspection
 from limitgate.stores.redis.leases import Leases
 from limitgate.stores.redis.session import Answered, Redirected, Session
 from limitgate.stores.redis.url import Address, server_name
-from limitgate.stores.redis.wire import stored_config
+from limitgate.stores.redis.wire import Kept, kept
 
 APART = 2.0
 """Seconds that a clock may jump ahead unreported."""
@@ -286,7 +285,7 @@ def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
     return lost
 
 
-Answer = list[Outcome] | StoredConfig | StoreError | Redirection
+Answer = list[Outcome] | Kept | StoreError | Redirection
 
 
 def blames_server(failure: StoreError) -> bool:
@@ -294,9 +293,9 @@ def blames_server(failure: StoreError) -> bool:
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
 
 
-def configuration(answer: Answer) -> StoredConfig:
+def configuration(answer: Answer) -> Kept:
     """Raises `StoreError` for another answer."""
-    if isinstance(answer, StoredConfig):
+    if isinstance(answer, Kept):
         return answer
     raise failure_by(answer)
 
@@ -339,7 +338,7 @@ class Server:
             elif call.shape is not None and call.shape is not OF_ANY:
                 answer = replies.understood_plain(call, call.shape, reply, self._clock)
             elif call.config is not None:
-                answer = stored_config(reply)
+                answer = kept(call.config, reply)
             else:
                 answer = replies.understood(call, reply, self._clock)
             if breaker.in_trouble and call.is_wanted:

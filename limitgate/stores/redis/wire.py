@@ -41,7 +41,7 @@ from limitgate.limits.template import (
     RefundTemplate,
     ScriptVariant,
 )
-from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.base import INDEX_SECONDS, ConfigRequest, FleetRequest, StoredConfig, StoredFleet
 from limitgate.stores.redis.plain import Script, packed as packed_plain, packed_refunds, words_of
 
 try:
@@ -84,6 +84,11 @@ def error_of(text: str) -> RedisError:
 
 SPEND: Final = Script.of(script())
 CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
+FLEET: Final = Script.of((files("limitgate") / "lua" / "fleet.lua").read_text("utf-8"))
+
+KeptRequest = ConfigRequest | FleetRequest
+"""Requests for values other than buckets."""
+Kept = StoredConfig | StoredFleet
 
 UNSENDABLE = (ValueError, struct.error)
 """Errors of packing a call: invalid Unicode in a key, or too many buckets."""
@@ -118,9 +123,7 @@ class Call:
 
     __slots__ = ("asking", "config", "hops", "in_full", "is_granted", "is_repeated", "plans", "requested", "sent", "shape")
 
-    def __init__(
-        self, plans: Sequence[AnyPlan], shape: ScriptVariant | None = None, config: ConfigRequest | None = None
-    ) -> None:
+    def __init__(self, plans: Sequence[AnyPlan], shape: ScriptVariant | None = None, config: KeptRequest | None = None) -> None:
         self.config = config
         self.plans = self.requested = plans
         """`requested` are the plans without leases."""
@@ -137,7 +140,7 @@ class Call:
         """No reply to ASKING is outstanding."""
 
     @property
-    def first(self) -> AnyPlan | ConfigRequest:
+    def first(self) -> AnyPlan | KeptRequest:
         """The plan or request whose key identifies the cluster node."""
         return self.plans[0] if self.config is None else self.config
 
@@ -171,7 +174,7 @@ class Call:
             words = words_of(self.shape, self.in_full)
             packed = packed_refunds(words, self.shape, plain) if self.shape.gives_back else packed_plain(words, plain)
         else:
-            script, asked = (SPEND, arguments(self.plans)) if self.config is None else (CONFIG, config_arguments(self.config))
+            script, asked = (SPEND, arguments(self.plans)) if self.config is None else _kept_arguments(self.config)
             packed = pack_command((*script.words(self.in_full), *asked))  # type: ignore[arg-type]
         return _ASKING + packed if self.asking else packed
 
@@ -248,6 +251,36 @@ def config_arguments(request: ConfigRequest) -> list[str | bytes]:
     if lasts is None:
         return ["1", key, text, *([] if version is None else [str(version)])]
     return ["1", key, text, "" if version is None else str(version), str(max(1, round(lasts * 1000)))]
+
+
+def _kept_arguments(request: KeptRequest) -> tuple[Script, list[str | bytes]]:
+    if isinstance(request, ConfigRequest):
+        return CONFIG, config_arguments(request)
+    return FLEET, fleet_arguments(request)
+
+
+def fleet_arguments(request: FleetRequest) -> list[str | bytes]:
+    """Arguments after the script: the keys, then the snapshot if it is written."""
+    key, member, snapshot, seconds, renews = request
+    if member is None:
+        return ["1", key]
+    lives = [str(round(each * 1000)) for each in (seconds, INDEX_SECONDS)]
+    return ["2", key, f"{key}:{member}", member, snapshot, *lives, "1" if renews else "0"]
+
+
+def kept(request: KeptRequest, reply: object) -> Kept:
+    """Decode a reply to a request for kept values. Raises `StoreError`."""
+    return stored_config(reply) if isinstance(request, ConfigRequest) else stored_fleet(reply)
+
+
+def stored_fleet(reply: object) -> StoredFleet:
+    """Decode a reply. Raises `StoreError`."""
+    match reply:
+        case [int(now), int(processes), *rest]:
+            snapshots = [each for each in rest if isinstance(each, bytes)]
+            if len(snapshots) == len(rest):
+                return StoredFleet(now, processes, snapshots)
+    raise StoreError(f"unexpected reply of {type(reply).__name__} from the script, expected snapshots", "reply")
 
 
 def stored_config(reply: object) -> StoredConfig:

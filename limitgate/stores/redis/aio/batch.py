@@ -10,7 +10,7 @@ from typing import Any
 
 from limitgate.limits.plan import Plan
 from limitgate.limits.template import OF_ANY, AnyPlan, ScriptVariant
-from limitgate.stores.base import ConfigRequest, Room
+from limitgate.stores.base import Room
 from limitgate.stores.redis import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
@@ -30,7 +30,7 @@ class Batch(wire.Call):
     _due: float | None
 
     def __init__(
-        self, requests: list[Request], shape: ScriptVariant | None = None, config: ConfigRequest | None = None
+        self, requests: list[Request], shape: ScriptVariant | None = None, config: wire.KeptRequest | None = None
     ) -> None:
         plans = [requests[0][0]] if len(requests) == 1 else [plan for plan, _, _, _ in requests]
         wire.Call.__init__(self, plans, shape, config)  # ``super()`` is slower

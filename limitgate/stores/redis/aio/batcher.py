@@ -21,7 +21,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
 from limitgate.process import switch
 from limitgate.process.clock import Timer, begin, call_later, loop_time, monotonic
-from limitgate.stores.base import MAX_BATCH, ConfigRequest, Room, StoredConfig
+from limitgate.stores.base import MAX_BATCH, Room
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection, renew_in_time
@@ -145,9 +145,9 @@ class Batcher:
         # With an open breaker each request is checked.
         self._is_gathering = breaker.state == "closed"
 
-    def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
+    def config(self, request: wire.KeptRequest, timeout: float) -> asyncio.Future[wire.Kept]:
         """Overtakes all queued plans. The future raises `StoreError` after ``timeout`` seconds."""
-        stored: asyncio.Future[StoredConfig] = self._loop.create_future()
+        stored: asyncio.Future[wire.Kept] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
         self._replies.outgoing(batch)
@@ -306,7 +306,7 @@ class Batcher:
                 self._hand_out(batch, answer, batch.silence_at(self._clock.seconds))
             elif isinstance(answer, StoreError):
                 self._fail_answered(connection, batch, answer)
-            elif isinstance(answer, StoredConfig):
+            elif isinstance(answer, wire.Kept):
                 self._hand_out(batch, [answer], batch.silence_at(self._clock.seconds))
             elif self._cluster is not None and self._server.address is not None:
                 self._cluster.redirected(batch, answer, self._server.address)
@@ -321,7 +321,7 @@ class Batcher:
             self._no_longer_use(connection)
             self._failed(failure)
 
-    def _hand_out(self, batch: Batch, outcomes: Sequence[Outcome | StoredConfig], silence: float) -> None:
+    def _hand_out(self, batch: Batch, outcomes: Sequence[Outcome | wire.Kept], silence: float) -> None:
         if outcomes is batch.plans:
             for plan, due, waiting, timeout in batch.requests:
                 if not waiting.done():

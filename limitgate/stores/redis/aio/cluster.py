@@ -22,7 +22,7 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading, full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
 from limitgate.process.clock import begin, loop_time, monotonic
-from limitgate.stores.base import MAX_BATCH, ConfigRequest, StoredConfig
+from limitgate.stores.base import MAX_BATCH
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
@@ -43,6 +43,7 @@ from limitgate.stores.redis.dialer import Dialer
 from limitgate.stores.redis.errors import Redirection, store_error
 from limitgate.stores.redis.replies import Outcome, RedisStoreBase
 from limitgate.stores.redis.url import Address
+from limitgate.stores.redis.wire import Kept, KeptRequest
 
 ABREAST = MAX_BATCH
 
@@ -75,7 +76,7 @@ class AsyncCluster:
             crowd = self._crowds[keys] = _Crowd(self._clock, partial(self._crowds.pop, keys))
         return crowd.join(_Together(self, plan, parts, timeout))
 
-    def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
+    def config(self, request: KeptRequest, timeout: float) -> asyncio.Future[Kept]:
         return self._map.node(self._map.holder(hash_slot(request.key))).config(request, timeout)
 
     def connect(self) -> None:

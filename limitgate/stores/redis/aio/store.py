@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import overload
+from typing import Any, overload
 
 from redis.asyncio.connection import ConnectionPool
 
@@ -17,7 +17,7 @@ from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
 from limitgate.process import switch
 from limitgate.process.clock import Timer, asyncio_loop, call_later, monotonic
 from limitgate.process.forking import Remade
-from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.base import ConfigRequest, FleetRequest, StoredConfig, StoredFleet
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
@@ -26,6 +26,7 @@ from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST, Leases
 from limitgate.stores.redis.replies import RedisStoreBase
 from limitgate.stores.redis.url import scheme_of
+from limitgate.stores.redis.wire import Kept, KeptRequest
 
 _NAME = "a store on Redis for async code"
 
@@ -159,6 +160,15 @@ class AsyncRedisStore(RedisStoreBase, Remade):
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""
+        stored: Any = await self._akeep(request, timeout)
+        return stored  # type: ignore[no-any-return]
+
+    async def afleet(self, request: FleetRequest, timeout: float) -> StoredFleet:
+        """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""
+        stored: Any = await self._akeep(request, timeout)
+        return stored  # type: ignore[no-any-return]
+
+    async def _akeep(self, request: KeptRequest, timeout: float) -> Kept:
         self.listen_deadline = timeout
         state = self._loops.get(asyncio_loop(_NAME)) or await self._open()
         return await state.servers.config(request, timeout)

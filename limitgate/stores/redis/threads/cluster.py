@@ -13,7 +13,6 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.template import AnyPlan, common_shape
 from limitgate.process import background
 from limitgate.process.clock import monotonic
-from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.cluster import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
@@ -31,14 +30,14 @@ from limitgate.stores.redis.replies import Answer, Outcome, RedisStoreBase, conf
 from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.threads.node import Node, Sent
 from limitgate.stores.redis.url import Address
-from limitgate.stores.redis.wire import NO_PLAN, Call
+from limitgate.stores.redis.wire import NO_PLAN, Call, Kept, KeptRequest
 
 
 class _Errand(Call):
     __slots__ = ("address", "is_parked", "places")
 
     def __init__(
-        self, plans: Sequence[AnyPlan], places: Sequence[int], address: Address, config: ConfigRequest | None = None
+        self, plans: Sequence[AnyPlan], places: Sequence[int], address: Address, config: KeptRequest | None = None
     ) -> None:
         super().__init__(plans, common_shape(plans), config)
         self.places = places
@@ -86,7 +85,7 @@ class SyncCluster:
             self._give_back(back, listen_deadline)
         return [conclusion.outcome for conclusion in conclusions]
 
-    def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
+    def config(self, request: KeptRequest, listen_deadline: ListenDeadline) -> Kept:
         address = self._map.holder(hash_slot(request.key))
         self._map.node(address).look()
         errand = _Errand([NO_PLAN], [0], address, request)

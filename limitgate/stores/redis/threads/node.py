@@ -18,7 +18,6 @@ from limitgate.internal_errors import internal_error, logged_errors, raise_inter
 from limitgate.limits.template import AnyPlan, common_shape
 from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
-from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.errors import store_error, unsendable
@@ -27,7 +26,7 @@ from limitgate.stores.redis.session import Answered, Event, FellSilentError, Mus
 from limitgate.stores.redis.threads.connection import ListenDeadline, SyncConnection
 from limitgate.stores.redis.threads.pool import ConnectionPool
 from limitgate.stores.redis.url import Address
-from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call
+from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call, Kept, KeptRequest
 
 
 class _ProbePatience(ListenDeadline):
@@ -109,7 +108,7 @@ class Node:
             return answer
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
-    def config(self, request: ConfigRequest, listen_deadline: ListenDeadline) -> StoredConfig:
+    def config(self, request: KeptRequest, listen_deadline: ListenDeadline) -> Kept:
         """Raises `StoreError` after ``listen_deadline``."""
         self.look()
         self._server.breaker.check(monotonic)

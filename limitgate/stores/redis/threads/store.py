@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import overload
+from typing import Any, overload
 from weakref import ref
 
 from redis.connection import ConnectionPool
@@ -17,7 +17,7 @@ from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
 from limitgate.process import background, switch
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import Remade, get_ready_for_forks
-from limitgate.stores.base import MAX_BATCH, ConfigRequest, StoredConfig, calls_of
+from limitgate.stores.base import MAX_BATCH, ConfigRequest, FleetRequest, StoredConfig, StoredFleet, calls_of
 from limitgate.stores.redis.credentials import Credentials, GivesLogin
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
@@ -27,6 +27,7 @@ from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.threads.node import Node
 from limitgate.stores.redis.url import scheme_of
+from limitgate.stores.redis.wire import Kept, KeptRequest
 
 
 class _Use:
@@ -150,6 +151,15 @@ class RedisStore(RedisStoreBase, Remade):
 
     def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within about ``timeout`` seconds."""
+        stored: Any = self._keep(request, timeout)
+        return stored  # type: ignore[no-any-return]
+
+    def fleet(self, request: FleetRequest, timeout: float) -> StoredFleet:
+        """Carry out ``request`` in one round trip. Raises `StoreError` within about ``timeout`` seconds."""
+        stored: Any = self._keep(request, timeout)
+        return stored  # type: ignore[no-any-return]
+
+    def _keep(self, request: KeptRequest, timeout: float) -> Kept:
         check_patches()
         use = self._this_thread.use
         _check_is_outermost(use)

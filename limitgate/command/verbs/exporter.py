@@ -1,0 +1,55 @@
+"""The verb ``exporter``: the figures of all processes for Prometheus."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import click
+
+from limitgate.command.client_state import on_store, store_options
+from limitgate.command.output import say
+from limitgate.fleet.reader import FleetReader
+from limitgate.internal_errors import logged_errors
+
+
+@click.command("exporter")
+@store_options
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option("--port", default=9381, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on.")
+def verb(*, host: str, port: int, **options: Any) -> None:
+    """Serve the figures of all processes to Prometheus at /metrics, from the snapshots in the store.
+
+    Counters are the sums of the processes' own. They keep what ended processes have counted, so that no restart makes them
+    fall, not even one of the exporter: it keeps its totals in the store. Needs the extra prometheus.
+
+    For example: limitgate exporter --store redis://localhost --host 0.0.0.0
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
+
+        from limitgate.fleet.exporter import EVERY, FleetCollector  # noqa: PLC0415 - needs the extra
+    except ModuleNotFoundError as error:
+        raise click.UsageError(str(error)) from error
+    with on_store(options) as opened:
+        reader = FleetReader(opened.store, opened.key_prefix, timeout=opened.timeout)
+        collector = FleetCollector(reader, opened.store, opened.key_prefix, timeout=opened.timeout)
+        collector.look()
+        registry = CollectorRegistry()
+        registry.register(collector)
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise click.UsageError(f"{host}:{port} cannot be listened on: {error.strerror}, expected a free port") from error
+        ended = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())
+        say(f"http://{host}:{server.server_port}/metrics has the figures of {opened.key_prefix}")
+        try:
+            while not ended.wait(EVERY):
+                with logged_errors():
+                    collector.look()
+        finally:
+            server.shutdown()
+            thread.join()
+            collector.save()

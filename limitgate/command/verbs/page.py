@@ -1,0 +1,132 @@
+"""The verb ``page``: the live page as a server of its own."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+from binascii import Error as Base64Error, a2b_base64
+from typing import Any
+
+import click
+
+from limitgate.command.applications import RULES
+from limitgate.command.client_state import timeout_option
+from limitgate.command.output import say
+from limitgate.command.service import settings_of
+from limitgate.http.request import Request
+from limitgate.messages.text import extra
+from limitgate.page import Page, this_machine
+from limitgate.page.this_machine import is_local_host
+from limitgate.rules.files import rules_of
+from limitgate.rules.rule import RuleSet
+from limitgate.stores.redis.url import scheme_of, shown
+
+_CHALLENGE = [(b"www-authenticate", b'Basic realm="LimitGate", charset="UTF-8"'), (b"cache-control", b"no-store")]
+_ENDS_WITHIN_S = 2
+
+
+@click.command("page")
+@click.option("--store", metavar="URL", help="Store of the service.  [env var: LIMITGATE_STORE]")
+@click.option("--rules", metavar="PATH", envvar="LIMITGATE_RULES", help=f"{RULES}, to explain requests and refusals.")
+@click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]")
+@click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option("--port", default=9380, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on.")
+@click.option("--actions", is_flag=True, help="Let the page ban, pardon and reset clients.")
+@click.option("--token", metavar="TEXT", envvar="LIMITGATE_PAGE_TOKEN", show_envvar=True, help="Password of the page.")
+@click.option(
+    "--names", default="masked", show_default=True, type=click.Choice(["masked", "full", "off"]), help="How to show clients."
+)
+@timeout_option
+def verb(
+    *, rules: str | None, host: str, port: int, actions: bool, token: str | None, names: Any, timeout: float, **options: Any
+) -> None:
+    """Serve a page that shows who is refused, by which rule, and whether all is well, for all processes of a service.
+
+    Without --token, only browsers on this machine see the page. With it, a browser asks for it as the password; the user name
+    is up to the viewer, and the journal has it for changes. Put TLS before a page that others reach. Needs the extra page.
+
+    For example: limitgate page --store redis://localhost --rules config/
+    """
+    if token is None and not is_local_host(_shown_host(host)):
+        raise click.UsageError(f"{host} can be reached by other machines, expected --token, or --host 127.0.0.1")
+    if token == "":
+        raise click.UsageError("--token is empty, expected a password that is hard to guess")
+    try:
+        with extra("page", "uvicorn"):
+            import uvicorn  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise click.UsageError(str(error)) from error
+    rule_set = rules_of(rules) if rules else None
+    settings = settings_of(None, rule_set or RuleSet([]), options)
+    store = settings.store
+    if "store" not in settings.model_fields_set or not isinstance(store, str):
+        raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
+    if scheme_of(store) == "memory":
+        raise click.UsageError("a memory store belongs to a single process, expected the URL of a shared store")
+    secret = None if settings.secret is None else settings.secret.get_secret_value()
+    shared: dict[str, Any] = {"rules": rule_set, "key_prefix": settings.key_prefix, "secret": secret, "timeout": timeout}
+    guard = this_machine if token is None else _named
+    app: Any = Page(store, guard=guard, names=names, actions=actions, **shared)
+    listening = _listen(host, port)
+    config = uvicorn.Config(
+        app if token is None else _Password(app, token),
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=_ENDS_WITHIN_S,
+    )
+    say(f"the page of {shown(store)} is at http://{_shown_host(host)}:{listening.getsockname()[1]}/ until you press Ctrl-C")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(found[4][:2], family=found[0])
+    except OSError as error:
+        raise click.UsageError(f"{host}:{port} cannot be listened on: {error.strerror}, expected a free port") from error
+
+
+def _shown_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class _Password:
+    """Asks for the password, by HTTP Basic authentication (RFC 7617), or for ``Authorization: Bearer``."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and not self._is_known(scope):
+            await send({"type": "http.response.start", "status": 401, "headers": _CHALLENGE})
+            await send({"type": "http.response.body", "body": b"expected the token as password"})
+            return
+        await self._app(scope, receive, send)
+
+    def _is_known(self, scope: Any) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hmac.compare_digest(_login(given)[1], self._token)
+
+
+def _login(given: bytes) -> tuple[bytes, bytes]:
+    """Return user and password of an ``Authorization`` header; both are empty without one."""
+    scheme, _, rest = given.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return b"", rest.strip()
+    if scheme.lower() != b"basic":
+        return b"", b""
+    try:
+        user, _, password = a2b_base64(rest.strip()).partition(b":")
+    except Base64Error:
+        return b"", b""
+    return user, password
+
+
+def _named(request: Request) -> str:
+    """Return the user that the browser has asked for."""
+    user = _login(request.headers.get("authorization", "").encode("latin-1", "replace"))[0]
+    return user.decode("utf-8", "replace") or "whoever has the token"

@@ -1,0 +1,240 @@
+"""Finds who occurs most in a stream with little memory. Pure.
+
+Space-Saving (Metwally et al., 2005) with the filter of Homem and Carvalho (2010). ``size`` names have a counter. All others
+share the cells of the filter, by hash. A name gets a counter, that of the least name, once its cell has reached that count. So
+the names of a flood compete among themselves first: a flood of n names raises the counts that matter by n / cells, and not by
+n / size.
+
+The true count of a name with a counter is in ``[hits - error, hits]``. That of any other name is at most `floor`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+SIZE = 256
+CELLS = 4096
+
+
+class Entry(NamedTuple):
+    """One name of a sketch. Times are Unix seconds."""
+
+    key: str
+    hits: int
+    """The count."""
+    error: int
+    """At most so many of the hits belong to others."""
+    since: float
+    """When this run of occurrences began: no pause in it is longer than `PAUSE`."""
+    last: float
+
+
+PAUSE = 60.0
+"""Seconds without an occurrence that end a run."""
+
+
+class Sketch:
+    """Counts of at most ``size`` names. Without a filter, if ``cells`` is 0, this is plain Space-Saving."""
+
+    __slots__ = ("_cells", "_counts", "_errors", "_filter", "_floor", "_last", "_lowest", "_since", "size", "total")
+
+    def __init__(self, size: int = SIZE, cells: int = CELLS) -> None:
+        self.size = size
+        self.total = 0
+        self._cells = cells
+        self._filter: array[int] | None = None
+        """Made when the first name finds no counter."""
+        self._counts: dict[str, int] = {}
+        self._errors: dict[str, int] = {}
+        self._since: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._floor = 0
+        """At most the least count: it only grows, so it need not be found for most names of a flood."""
+        self._lowest: list[str] = []
+        """Names that had this count when it was found."""
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._counts
+
+    @property
+    def names(self) -> Iterable[str]:
+        """All names with a counter, in no order."""
+        return self._counts
+
+    @property
+    def floor(self) -> int:
+        """The most that a name without a counter can have occurred."""
+        if self._filter is None:
+            return 0
+        return max(self._filter) if self._cells else min(self._counts.values(), default=0)
+
+    def add(self, counts: Mapping[str, int], now: float) -> None:
+        """Count occurrences by name, at a Unix time."""
+        known, last, cells = self._counts, self._last, self._cells
+        self.total += sum(counts.values())
+        fill, floor = self._filter, self._floor
+        for key, count in counts.items():
+            if key in known:
+                known[key] += count
+                if now - last[key] > PAUSE:
+                    self._since[key] = now
+                last[key] = now
+            elif fill is not None and cells:
+                # The way of almost every name of a flood.
+                cell = hash(key) % cells
+                filled = fill[cell] + count
+                if filled <= floor:
+                    fill[cell] = filled
+                else:
+                    self._compete(key, count, now)
+                    floor = self._floor
+            elif len(known) < self.size and fill is None:
+                self._put(key, count, 0, now)
+            else:
+                self._compete(key, count, now)
+                fill, floor = self._filter, self._floor
+
+    def _put(self, key: str, count: int, error: int, now: float) -> None:
+        self._counts[key], self._errors[key] = count + error, error
+        self._since[key] = self._last[key] = now
+
+    def _compete(self, key: str, count: int, now: float) -> None:
+        if self._filter is None:
+            self._filter = array("Q", bytes(8 * max(1, self._cells)))
+        least = self._least()
+        cell = hash(key) % self._cells if self._cells else 0
+        before = self._filter[cell] if self._cells else self._floor
+        if before + count <= self._floor:
+            self._filter[cell] = before + count
+            return
+        self._lowest.pop()
+        if self._cells:
+            of_least = hash(least) % self._cells
+            self._filter[of_least] = max(self._filter[of_least], self._floor)
+        for each in (self._counts, self._errors, self._since, self._last):
+            del each[least]
+        self._put(key, count, before, now)
+
+    def _least(self) -> str:
+        """Return a name with the least count. All that have it are found at once, as a flood asks for many."""
+        while True:
+            lowest, counts = self._lowest, self._counts
+            while lowest:
+                if counts[lowest[-1]] == self._floor:
+                    return lowest[-1]
+                lowest.pop()
+            self._floor = min(counts.values())
+            self._lowest = [key for key, count in counts.items() if count == self._floor]
+
+    def entries(self) -> list[Entry]:
+        """Return all names with a counter, in the order of what they have at least."""
+        entries = [
+            Entry(key, count, self._errors[key], self._since[key], self._last[key]) for key, count in self._counts.items()
+        ]
+        return sorted(entries, key=_least_first)
+
+
+def _least_first(entry: Entry) -> tuple[int, int]:
+    return entry.error - entry.hits, -entry.hits
+
+
+class Top(NamedTuple):
+    """The names of a sketch that occur most, and the most that any other name can have occurred."""
+
+    entries: Sequence[Entry] = ()
+    floor: int = 0
+
+    def cut(self, most: int) -> Top:
+        """Keep the first names."""
+        left_out = self.entries[most:]
+        return Top(self.entries[:most], max([self.floor, *[each.hits for each in left_out]])) if left_out else self
+
+
+NOBODY = Top()
+
+
+def top(sketch: Sketch) -> Top:
+    """Return what a sketch knows."""
+    return Top(sketch.entries(), sketch.floor)
+
+
+def merge(tops: Iterable[Top]) -> Top:
+    """Add the counts of several streams. Errors add up: a name that a stream does not list may have occurred there, too.
+
+    The true count stays in ``[hits - error, hits]``.
+    """
+    listed = list(tops)
+    if len(listed) == 1:
+        return listed[0]
+    floor = sum([each.floor for each in listed])
+    found: dict[str, list[float]] = {}
+    for each in listed:
+        of_others = floor - each.floor
+        for key, count, error, since, last in each.entries:
+            known = found.get(key)
+            if known is None:
+                found[key] = [count + of_others, error + of_others, since, last]
+            else:
+                known[0] += count - each.floor
+                known[1] += error - each.floor
+                known[2] = min(known[2], since)
+                known[3] = max(known[3], last)
+    entries = [Entry(key, int(count), int(error), since, last) for key, (count, error, since, last) in found.items()]
+    return Top(sorted(entries, key=_least_first), floor)
+
+
+class RecentSketch:
+    """A sketch of the last `PERIOD` to twice as many seconds: those of the current period and of the one before.
+
+    Periods begin at whole multiples of Unix time, so that those of all processes agree.
+    """
+
+    __slots__ = ("_before", "_current", "_period")
+
+    def __init__(self) -> None:
+        self._current, self._before = Sketch(), Sketch()
+        self._period = 0
+
+    def add(self, counts: Mapping[str, int], now: float) -> None:
+        """Count occurrences by name, at a Unix time."""
+        self.look(now)
+        self._current.add(counts, now)
+
+    def look(self, now: float) -> None:
+        """Begin another period if it is time."""
+        period = int(now // PERIOD)
+        if period == self._period:
+            return
+        self._before = self._current if period == self._period + 1 else Sketch()
+        self._current, self._period = Sketch(), period
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._current or key in self._before
+
+    @property
+    def has_room(self) -> bool:
+        """True if another name gets a counter at once."""
+        return len(self._current) < self._current.size
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was counted in either period."""
+        return not (self._current.total or self._before.total)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """All names with a counter, in no order."""
+        return chain(self._current.names, self._before.names)
+
+    def top(self) -> Top:
+        """Return what is known of both periods."""
+        return merge([top(each) for each in (self._current, self._before) if each.total]) if not self.is_empty else Top()
+
+
+PERIOD = 300.0

@@ -1,0 +1,305 @@
+"""The snapshot of one process: one compact value with a version. Pure.
+
+The bytes are ``LG``, a version, and JSON compressed by zlib. Readers skip what they cannot read, and never trust it: other
+programs may write to the store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import gt
+from typing import Any, TypeVar
+
+from limitgate.fleet.sketch import NOBODY, SIZE, Entry, Top
+from limitgate.messages.text import printable, shortened
+from limitgate.stores.base import LONGEST_SNAPSHOT
+
+VERSION = 1
+_HEAD = b"LG%c" % VERSION
+_MOST_JSON = 1_048_576
+"""Bytes of JSON in a snapshot; a longer one is not unpacked."""
+LONGEST_NAME = 128
+MOST_RULES = 1_000
+_HUGE = 2**63
+_DIGESTS = re.compile("[0-9a-f]*")
+T = TypeVar("T")
+
+Labels = tuple[str, ...]
+Value = tuple[str, Labels, Sequence[float]]
+"""Name of an instrument, labels, and its value; for a histogram the counts of its buckets and then the sum."""
+
+
+class UnreadableError(ValueError):
+    """A value that is no snapshot of this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """A rule in one process."""
+
+    name: str
+    tier: str
+    admitted: int
+    refused: int
+    utilization: float
+    used: Top = NOBODY
+    refusals: Top = NOBODY
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of clients by key."""
+    limits: Sequence[Mapping[str, str]] = ()
+    """As they are written: limit, and if given algorithm and align."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The store, as one process sees it."""
+
+    up: bool
+    latency: float | None
+    """Seconds that the last snapshot took to write; None before."""
+    breaker: str
+    """``closed``, ``open`` or ``half-open``."""
+    scheme: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """The last load of rules."""
+
+    ok: bool
+    at: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One process at a moment. Times are Unix seconds of its own clock."""
+
+    id: str
+    """16 hex digits that another process or a later start does not have."""
+    host: str
+    pid: int
+    start: float
+    at: float
+    version: str
+    revision: int | None
+    source: str
+    """Where the rules come from."""
+    requests: int
+    refused: int
+    store: StoreState
+    load: LoadState
+    last_error: str | None = None
+    last_error_at: float | None = None
+    rules: Sequence[RuleState] = ()
+    adaptive: Sequence[tuple[str, str, int, int]] = ()
+    """Rule, tier, limit in force and requests in flight."""
+    counters: Sequence[Value] = ()
+    gauges: Sequence[Value] = ()
+    ended: bool = False
+    """The process has stopped and counts no more."""
+    names: str = "masked"
+    rates: tuple[float, float] = (0.0, 0.0)
+    """Requests and refusals per second, over the last period."""
+    history: Sequence[tuple[int, int, int]] = ()
+    """Of the last 15 minutes: Unix time by `STEP`, requests and refusals in that step."""
+
+
+STEP = 30
+"""Seconds of a step of the history."""
+STEPS = 30
+
+
+def encode(snapshot: Snapshot, budget: int = LONGEST_SNAPSHOT) -> bytes:
+    """Return the bytes of a snapshot, at most ``budget`` if cutting its sketches can bring it about."""
+    most = SIZE
+    while True:
+        packed = _HEAD + zlib.compress(json.dumps(_plain(snapshot, most), separators=(",", ":")).encode(), 1)
+        if len(packed) <= budget or most == 0:
+            break
+        most = min(most // 2, most * budget // len(packed))
+    # A process of thousands of rules.
+    return packed if len(packed) <= LONGEST_SNAPSHOT else _HEAD + zlib.compress(json.dumps(_bare(snapshot)).encode(), 9)
+
+
+def _bare(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot without its rules."""
+    bare = {**_plain(snapshot, 0), **_plain_rules([], 0), "c": [], "g": [], "a": []}
+    return {name: value[:LONGEST_NAME] if isinstance(value, str) else value for name, value in bare.items()}
+
+
+def _plain(snapshot: Snapshot, most: int) -> dict[str, Any]:
+    return {
+        "i": snapshot.id,
+        "h": snapshot.host,
+        "p": snapshot.pid,
+        "s": round(snapshot.start, 3),
+        "t": round(snapshot.at, 3),
+        "v": snapshot.version,
+        "r": snapshot.revision,
+        "o": snapshot.source,
+        "q": snapshot.requests,
+        "f": snapshot.refused,
+        "st": [snapshot.store.up, snapshot.store.latency, snapshot.store.breaker, snapshot.store.scheme],
+        "l": [snapshot.load.ok, round(snapshot.load.at, 3), snapshot.load.error],
+        "e": [snapshot.last_error, snapshot.last_error_at],
+        **_plain_rules(snapshot.rules[:MOST_RULES], most),
+        "a": snapshot.adaptive,
+        "c": snapshot.counters,
+        "g": snapshot.gauges,
+        "x": snapshot.ended,
+        "n": snapshot.names,
+        "w": [round(each, 3) for each in snapshot.rates],
+        "y": snapshot.history,
+    }
+
+
+def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
+    """The clients of all rules are in columns, which are read several times as fast as rows."""
+    listed, entries, names = [], list[Entry](), list[str]()
+    for rule in rules:
+        tops = rule.used.cut(most), rule.refusals.cut(most)
+        sizes = [(each.floor, len(each.entries)) for each in tops]
+        listed.append([rule.name, rule.tier, rule.admitted, rule.refused, round(rule.utilization, 4), sizes, rule.limits])
+        for each in tops:
+            entries += each.entries
+            names += [rule.names.get(entry.key, "")[:LONGEST_NAME] for entry in each.entries]
+    keys = {key: place for place, key in enumerate(dict.fromkeys([each.key for each in entries]))}
+    columns = [
+        [keys[each.key] for each in entries],
+        [each.hits for each in entries],
+        [each.error for each in entries],
+        [int(each.since) for each in entries],
+        [int(each.last) for each in entries],
+    ]
+    known = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    return {"k": listed, "z": columns, "d": list(keys), "m": list(known), "u": [known[name] for name in names]}
+
+
+def decode(packed: bytes) -> Snapshot:
+    """Read a snapshot. Raises `UnreadableError`, whatever the bytes are."""
+    if not packed.startswith(b"LG"):
+        raise UnreadableError("it is no snapshot")
+    if not packed.startswith(_HEAD):
+        raise UnreadableError(f"it has version {packed[2]}, expected {VERSION}" if len(packed) > 2 else "it is cut off")
+    if len(packed) > LONGEST_SNAPSHOT:
+        raise UnreadableError(f"it has {len(packed):,} bytes, expected at most {LONGEST_SNAPSHOT:,}")
+    try:
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(packed[len(_HEAD) :], _MOST_JSON)
+        if unpacking.eof:
+            return _snapshot(json.loads(text))
+    except (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        raise UnreadableError(f"it is damaged ({type(error).__name__})") from error
+    raise UnreadableError("it is cut off or too long")
+
+
+def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
+    up, latency, breaker, scheme = kept["st"]
+    is_loaded, loaded_at, load_error = kept["l"]
+    error, error_at = kept["e"]
+    return Snapshot(
+        id=_text(kept["i"], 32),
+        host=_text(kept["h"]),
+        pid=_whole(kept["p"]),
+        start=_number(kept["s"]),
+        at=_number(kept["t"]),
+        version=_text(kept["v"]),
+        revision=None if kept["r"] is None else _whole(kept["r"]),
+        source=_text(kept["o"], 500),
+        requests=_whole(kept["q"]),
+        refused=_whole(kept["f"]),
+        store=StoreState(bool(up), None if latency is None else _number(latency), _text(breaker), _text(scheme)),
+        load=LoadState(bool(is_loaded), _number(loaded_at), None if load_error is None else _text(load_error, 500)),
+        last_error=None if error is None else _text(error, 500),
+        last_error_at=None if error_at is None else _number(error_at),
+        rules=_rules(kept),
+        adaptive=_each(kept["a"][:MOST_RULES], lambda each: (_text(each[0]), _text(each[1]), _whole(each[2]), _whole(each[3]))),
+        counters=_each(kept["c"], _value),
+        gauges=_each(kept["g"], _value),
+        ended=bool(kept["x"]),
+        names=_text(kept["n"]),
+        rates=(_number(kept["w"][0]), _number(kept["w"][1])),
+        history=_each(kept["y"][-STEPS - 1 :], lambda each: (_whole(each[0]), _whole(each[1]), _whole(each[2]))),
+    )
+
+
+def _rules(kept: Mapping[str, Any]) -> list[RuleState]:
+    digests, told = kept["d"], [_text(each) for each in kept["m"]]
+    if not _DIGESTS.fullmatch("".join(digests)):
+        raise ValueError("a key is no digest")
+    keys = [digests[place] for place in _wholes(kept["z"][0])]
+    hits, errors, since, last = map(_wholes, kept["z"][1:])
+    if any(map(gt, errors, hits)):
+        raise ValueError("an error is above its count")
+    entries = list(map(Entry, keys, hits, errors, since, last))
+    names = [told[place] for place in _wholes(kept["u"])]
+    found, at = [], 0
+    for name, tier, admitted, refused, utilization, sizes, limits in kept["k"][:MOST_RULES]:
+        tops = list[Top]()
+        known: dict[str, str] = {}
+        for floor, size in sizes:
+            end = at + _whole(size)
+            tops.append(Top(entries[at:end], _whole(floor)))
+            known.update(zip(keys[at:end], names[at:end]))
+            at = end
+        used, refusals = tops
+        written = [{_text(label): _text(value) for label, value in limit.items()} for limit in limits[:64]]
+        share = max(0.0, _number(utilization))
+        found.append(
+            RuleState(_text(name), _text(tier), _whole(admitted), _whole(refused), share, used, refusals, known, written)
+        )
+    return found
+
+
+def _wholes(column: Any) -> Sequence[int]:
+    if not isinstance(column, list) or not set(map(type, column)) <= {int}:
+        raise TypeError(f"{column!r:.80} are not whole numbers")
+    if column and not (min(column) >= 0 and max(column) < _HUGE):
+        raise ValueError("a number is out of range")
+    return column
+
+
+def _value(kept: Sequence[Any]) -> Value:
+    name, labels, values = kept
+    return _text(name), tuple([_text(each) for each in labels]), [_number(each) for each in values]
+
+
+def _each(kept: Sequence[Any], read: Callable[[Any], T]) -> list[T]:
+    """Skip damaged entries: the others are still true."""
+    found: list[T] = []
+    for each in kept:
+        with suppress(TypeError, ValueError, LookupError, AttributeError, OverflowError):
+            found.append(read(each))
+    return found
+
+
+def _text(value: Any, longest: int = LONGEST_NAME) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is not text")
+    return _harmless(value[: 2 * longest], longest)
+
+
+@lru_cache(maxsize=16_384)
+def _harmless(text: str, longest: int) -> str:
+    """Cached, because processes tell the same."""
+    return shortened(printable(text), longest)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r:.80} is not a number")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _HUGE:
+        raise TypeError(f"{value!r:.80} is not a whole number")
+    return value

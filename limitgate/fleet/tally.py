@@ -1,0 +1,333 @@
+"""Collects who uses the rules of a gate, and who is refused.
+
+On a request's way, its reading goes into a queue. A timer or a thread counts what is queued: the metrics of
+rules, and the clients in two sketches per rule. A client is named by a request of its own, when it has a counter: its
+key is a digest.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakSet, ref
+
+from limitgate.fleet.sketch import SIZE, RecentSketch, Top
+from limitgate.internal_errors import logged_errors
+from limitgate.process.forking import reset_in_children
+
+PERIOD: Final = 0.25
+"""Seconds between two counts of the queues, if there is much to count."""
+MUCH: Final = 200
+MOST: Final = 2048
+"""Readings in a queue; with more, a request counts them."""
+NAMES: Final = 32
+"""Clients named per period while their sketch has room."""
+LONGEST: Final = 128
+EVERYBODY: Final = "everybody"
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+CountMany = Callable[[Any, Mapping[Any, int]], None]
+Name = Callable[[Any], str]
+"""Returns the name of the client of an admission, as the option ``names`` says."""
+
+
+class Clients:
+    """Clients of one rule, by the key of their bucket."""
+
+    __slots__ = ("__weakref__", "free", "names", "refused", "used")
+
+    def __init__(self) -> None:
+        self.used, self.refused = RecentSketch(), RecentSketch()
+        self.names: dict[str, str] = {}
+        self.free = NAMES
+        """Clients that may be named before they have a counter."""
+
+    def wants(self, key: str) -> bool:
+        """Return True if the name of a client is still to be found."""
+        return key not in self.names and (self.free > 0 or key in self.used or key in self.refused)
+
+    def find_name(self, key: str, name: Name, admission: Any) -> None:
+        """Name the client of an admission, once."""
+        self.names[key] = ""
+        self.free = max(0, self.free - 1)
+        with logged_errors():  # Users and callers are objects of the application.
+            self.names[key] = name(admission)[:LONGEST]
+
+    def tops(self, now: float) -> tuple[Top, Top, dict[str, str]]:
+        """Return who uses the rule most and who is refused most, at a Unix time, and their names by digest."""
+        self.used.look(now)
+        self.refused.look(now)
+        used, refused = self.used.top(), self.refused.top()
+        keys = {entry.key for each in (used, refused) for entry in each.entries}
+        if len(self.names) > SIZE:
+            self.names = {key: name for key, name in self.names.items() if key in keys}
+        names = {digest_of(key): self.names.get(key, "") for key in keys}
+        return _by_digest(used), _by_digest(refused), names
+
+    def renew(self) -> Iterable[str]:
+        """Begin another period. Return the clients that have a counter, but no name."""
+        self.free = min(NAMES, max(0, SIZE - len(self.names))) if self.used.has_room else 0
+        return [key for each in (self.used, self.refused) for key in each.names if key not in self.names]
+
+
+def _by_digest(found: Top) -> Top:
+    return found._replace(entries=[entry._replace(key=digest_of(entry.key)) for entry in found.entries])
+
+
+class Tally:
+    """What a gate collects for the fleet."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[ref[Queue], _Pending]] = []
+        self._others: list[tuple[RecentSketch, str]] = []
+        self._later: list[Callable[[], object]] = []
+        self._clients: WeakSet[Clients] = WeakSet()
+        self.known: set[str] = set()
+        """Keys of clients that need no name."""
+        self.wanted: set[str] = set()
+        """Keys of clients that have a counter, but no name."""
+        self.at_overflow: Callable[[], object] = bool
+        """Called when a request has to count a queue, in any thread."""
+        self.at_first: Callable[[], object] | None = None
+        """Called once by a request that looks for names, in any thread."""
+        self.lock = threading.RLock()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Drop what the parent counts."""
+        self.lock = threading.RLock()
+        for queue, pending in self._pending:
+            pending.clear()
+            living = queue()
+            if living is not None:
+                living.may_name = True
+        self._others.clear()
+        self._later.clear()
+        self.known = set()
+        for clients in list(self._clients):
+            clients.used, clients.refused = RecentSketch(), RecentSketch()
+
+    def take(self, queue: Queue, pending: _Pending) -> None:
+        """Count what is in another queue, until it is gone."""
+        with self.lock:
+            self._pending.append((ref(queue), pending))
+
+    def of_rule(self) -> Clients:
+        """Return the clients of another rule."""
+        clients = Clients()
+        self._clients.add(clients)
+        return clients
+
+    def note(self, clients: Clients, key: str, name: Name, admission: Any, *, is_refused: bool) -> None:
+        """Count the client of a request that is in no queue."""
+        if clients.wants(key):
+            clients.find_name(key, name, admission)
+        self._others.append((clients.refused if is_refused else clients.used, key))
+        if len(self._others) > MOST:
+            self.count(waits=False)
+
+    def count_later(self, count: Callable[[], object]) -> None:
+        """Call ``count`` with the next batch."""
+        self._later.append(count)
+        if len(self._later) > MOST:
+            self.count(waits=False)
+
+    def count(self, *, waits: bool = True) -> int:
+        """Count what is queued, and return how many requests that were. Without ``waits``, leave it to another thread."""
+        counted = 0
+        if not self.lock.acquire(blocking=waits):
+            return 0
+        try:
+            now = time.time()
+            with logged_errors():
+                for _, pending in self._pending:
+                    counted += len(pending)
+                    pending.count(now)
+                for count in _taken(self._later):
+                    count()
+                counted += len(self._others)
+                self._count_others(now)
+                every = list(self._clients)
+                if len(self.known) > 4 * SIZE * (1 + len(every)):
+                    self.known = set()
+                self.wanted = {key for each in every for key in each.renew()}
+                self._renew_queues()
+        finally:
+            self.lock.release()
+        return counted
+
+    def _renew_queues(self) -> None:
+        is_gone = False
+        for queue, _ in self._pending:
+            living = queue()
+            if living is None:
+                is_gone = True
+            else:
+                living.renew()
+        if is_gone:
+            self._pending = [each for each in self._pending if each[0]() is not None or len(each[1])]
+
+    def _count_others(self, now: float) -> None:
+        if others := _taken(self._others):
+            together: dict[RecentSketch, list[str]] = {}
+            for sketch, key in others:
+                together.setdefault(sketch, []).append(key)
+            for sketch, keys in together.items():
+                sketch.add(Counter(keys), now)
+
+
+class CountsRules(Protocol):
+    """Counts readings of one template for the metrics of its rules."""
+
+    charged: Callable[[Sequence[Any]], None]
+    charged_many: Callable[[Sequence[Sequence[Any]]], None]
+    refused: Callable[[Sequence[Any]], None]
+
+
+Place = tuple[int, str, Clients, Name]
+"""For a rule: the place of its first key, its name, its clients, and how to name one."""
+
+
+class _Pending:
+    """What a queue holds. It outlives the queue until it is counted."""
+
+    __slots__ = ("_count_many", "_counter", "_defers", "others", "places", "readings", "refusals")
+
+    def __init__(self, counter: CountsRules, places: Sequence[Place], count_many: CountMany, *, defers: bool) -> None:
+        self._counter = counter
+        # Without what names a client, which would keep replaced rules.
+        self.places = [(place, rule, clients) for place, rule, clients, _ in places]
+        self._count_many = count_many
+        self._defers = defers
+        # Lists, from whose start many are taken at once.
+        self.readings: list[Any] = []
+        """Of admitted requests."""
+        self.others: list[Any] = []
+        """Of requests whose outcome is counted elsewhere."""
+        self.refusals: list[tuple[Any, Iterable[str | None]]] = []
+        """With the rules that refused."""
+
+    def __len__(self) -> int:
+        return len(self.readings) + len(self.others) + len(self.refusals)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.readings.clear()
+        self.others.clear()
+        self.refusals.clear()
+
+    def count(self, now: float) -> None:
+        """Count at a Unix time. The caller holds the lock."""
+        readings, others = _taken(self.readings), _taken(self.others)
+        if readings and self._defers:
+            self._count_many("admitted", Counter([reading.source for reading in readings]))
+        readings += others
+        if readings:
+            if self._defers:
+                self._counter.charged_many([reading.states for reading in readings])
+            for place, _, clients in self.places:
+                clients.used.add(Counter([reading.keys[place] for reading in readings]), now)
+        refusals = _taken(self.refusals)
+        if refusals:
+            if self._defers:
+                for reading, _ in refusals:
+                    self._counter.refused(reading.states)
+                self._count_many("refused", Counter([reading.source for reading, _ in refusals]))
+            for place, name, clients in self.places:
+                refused = Counter([reading.keys[place] for reading, rules in refusals if name in rules])
+                if refused:
+                    clients.refused.add(refused, now)
+
+
+T = TypeVar("T")
+
+
+def _taken(queue: list[T]) -> list[T]:
+    """Take everything out, while other threads may append."""
+    count = len(queue)
+    taken = queue[:count]
+    del queue[:count]
+    return taken
+
+
+class Queue:
+    """Readings of one prepared plan that are still to be counted. Takes the place of its counter.
+
+    If it ``defers``, they are counted for the metrics of rules and requests, too. ``count_many`` counts requests with an
+    outcome by the source of their decision.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_pending",
+        "_places",
+        "charged",
+        "defers",
+        "may_name",
+        "others",
+        "queue",
+        "refused",
+        "tally",
+    )
+
+    def __init__(
+        self,
+        tally: Tally,
+        counter: CountsRules,
+        places: Sequence[Place],
+        *,
+        defers: bool,
+        count_many: CountMany,
+    ) -> None:
+        self.tally = tally
+        self.charged, self.refused = counter.charged, counter.refused
+        self.defers = defers
+        self._places = places
+        self._pending = _Pending(counter, places, count_many, defers=defers)
+        self.queue, self.others = self._pending.readings, self._pending.others
+        self.may_name = True
+        """False if no clients without a counter are named in this period."""
+        tally.take(self, self._pending)
+
+    def renew(self) -> None:
+        """Begin another period."""
+        self.may_name = any(clients.free > 0 for _, _, clients, _ in self._places)
+
+    def look(self, keys: Sequence[str], admission: Any) -> None:
+        """Name the client of an admission if it is still to be named. Count the queue if it is too long."""
+        tally = self.tally
+        if tally.at_first is not None:
+            begin, tally.at_first = tally.at_first, None
+            begin()
+        if not tally.wanted.isdisjoint(keys) or (self.may_name and not tally.known.issuperset(keys)):
+            for place, _, clients, name in self._places:
+                key = keys[place]
+                if clients.wants(key):
+                    clients.find_name(key, name, admission)
+                    tally.wanted.discard(key)
+            tally.known.update(keys)
+            self.renew()
+        if len(self._pending) > MOST:
+            tally.at_overflow()
+            tally.count(waits=False)
+
+    def note_refusal(self, reading: Any, rules: Iterable[str | None], admission: Any) -> None:
+        """Note who was refused by these rules."""
+        queue, tally, keys = self._pending.refusals, self.tally, reading.keys
+        queue.append((reading, rules))
+        if (
+            (self.may_name and not tally.known.issuperset(keys))
+            or (tally.wanted and not tally.wanted.isdisjoint(keys))
+            or len(queue) > MOST
+        ):
+            self.look(keys, admission)
+
+
+def digest_of(key: str) -> str:
+    """Return the digest in the key of a bucket."""
+    found = _DIGEST.search(key)
+    return key if found is None else found[0]

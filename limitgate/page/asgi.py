@@ -1,0 +1,258 @@
+"""`Page` for ASGI. One task per event loop reads the figures for all viewers, and ends their streams when the server stops."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from contextvars import Context
+from inspect import isawaitable
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from limitgate.errors import called_as
+from limitgate.gate.flow import arun
+from limitgate.http.request import ASGIRequest, Scope
+from limitgate.internal_errors import logged_errors
+from limitgate.messages.text import Names
+from limitgate.page.actions import ACTIONS
+from limitgate.page.site import MOST_BODY, STREAM, Answer, Guard, Site, error
+from limitgate.page.stopping import is_stopping
+from limitgate.process.clock import monotonic
+from limitgate.stores import open_store
+
+STREAM_S = 20.0
+"""Seconds after which the server ends a stream. The browser then reconnects."""
+PERIOD_S = 2.0
+"""Seconds from one reading to the next."""
+SLOWEST_S = 10.0
+SHARE = 0.015
+"""Share of a core that reading may take. A large fleet is read less often."""
+LOOK_S = 0.5
+"""Seconds between two checks whether the server is stopping."""
+MOST_STREAMS = 250
+"""Further viewers poll."""
+
+
+class Page:
+    """The live page, an ASGI application: ``app.mount("/limits", Page(store, guard=staff_only))``.
+
+    ``store`` is that of the service, or its URL. ``guard`` takes a `limitgate.Request` and returns the name of the viewer,
+    or None to refuse with 403; it may be async. ``names`` shows clients ``masked``, in ``full``, or hides them (``off``).
+    With ``actions`` the page can ban, pardon and reset clients, and notes in the journal the name that ``guard`` returned.
+    ``rules`` are for explanations and actions; by default those of the `LimitGate` around the page, else ``LIMITGATE_RULES``.
+    ``key_prefix`` and ``secret`` are those of the service, ``timeout`` is in seconds per question to the store.
+
+    Raises `ConfigError` without a guard, or for invalid options.
+    """
+
+    @called_as("Page(store, guard=...): options have names")
+    def __init__(
+        self,
+        store: Any,
+        *,
+        guard: Guard | None = None,
+        names: Names = "masked",
+        actions: bool = False,
+        rules: Any = None,
+        key_prefix: str | None = None,
+        secret: str | None = None,
+        timeout: float = 2.0,
+    ) -> None:
+        self._site = Site(
+            store,
+            guard,
+            names,
+            open_store=open_store,
+            streams=True,
+            actions=actions,
+            rules=rules,
+            key_prefix=key_prefix,
+            secret=secret,
+            timeout=timeout,
+        )
+        self._watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watcher] = WeakKeyDictionary()
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Answer one request. With lifespan events, close a store that was given as a URL."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        request = ASGIRequest(scope)
+        route = self._site.prepare(request)
+        found = await self._answer(request, route, receive)
+        if found is None:
+            await self._stream(receive, send)
+        else:
+            headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in found.headers]
+            await send({"type": "http.response.start", "status": found.status, "headers": headers})
+            await send({"type": "http.response.body", "body": b"" if request.sent_method == "HEAD" else found.body})
+
+    async def _answer(self, request: ASGIRequest, route: str, receive: Any) -> Answer | None:
+        """Return None for a stream of events."""
+        site = self._site
+        given = site.guard(request)
+        who = site.named(await given if isawaitable(given) else given)
+        if who is not None and not route:
+            # The browser asks for the figures as soon as it has the document.
+            self._watcher.prepare()
+        found = site.at_once(request, route, who)
+        if found is not None or who is None:
+            return found
+        if route == "figures":
+            return site.figures(await self._watcher.read(), request)
+        if route == "events":
+            if request.sent_method == "HEAD":
+                return Answer(200, STREAM, b"")
+            return None if self._watcher.has_room else error(503, "there are too many viewers")
+        body = await _body(receive) if route in ACTIONS else b""
+        if body is None:
+            return error(413, f"the body has more than {MOST_BODY} bytes, expected fewer")
+        read = await self._watcher.read() if route in ACTIONS else {}
+        found = await arun(site.store, site.answering(request, route, who, body, read))
+        if route in ACTIONS:
+            self._watcher.hurry()
+        return found
+
+    @property
+    def _watcher(self) -> _Watcher:
+        loop = asyncio.get_running_loop()
+        found = self._watchers.get(loop)
+        if found is None:
+            found = self._watchers[loop] = _Watcher(self._site)
+        return found
+
+    async def _stream(self, receive: Any, send: Any) -> None:
+        """Send an event for each reading until the viewer leaves, the time is up, or the server stops."""
+        watcher, deadline = self._watcher, monotonic() + STREAM_S
+        headers = [(name.lower().encode(), value.encode()) for name, value in STREAM]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        leaving = asyncio.ensure_future(_leave(receive))
+        watcher.enter()
+        try:
+            await send({"type": "http.response.body", "body": b"retry: 1000\n\n", "more_body": True})
+            seen = 0
+            while not leaving.done() and not watcher.is_over and (left := deadline - monotonic()) > 0:
+                if watcher.version != seen:
+                    seen = watcher.version
+                    await send({"type": "http.response.body", "body": watcher.event, "more_body": True})
+                else:
+                    await asyncio.wait({leaving, watcher.turn}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not leaving.done():
+                await send({"type": "http.response.body", "body": b""})
+        finally:
+            watcher.leave()
+            leaving.cancel()
+
+    async def _live(self, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        if self._site.owns_store:
+            with logged_errors():
+                await self._site.store.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+class _Watcher:
+    """Reads the figures for all viewers of an event loop, as long as there are any."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._viewers = 0
+        self._task: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[Mapping[str, Any]] | None = None
+        self._is_late = False
+        self.version = 0
+        self.event = b""
+        self.is_over = False
+        """True once the server is stopping."""
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done with the next reading."""
+
+    @property
+    def has_room(self) -> bool:
+        return self._viewers < MOST_STREAMS and not is_stopping()
+
+    async def read(self) -> Mapping[str, Any]:
+        """Return the figures, at most a second old."""
+        return await self._site.reader.aread()
+
+    def prepare(self) -> None:
+        """Begin a reading."""
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.get_running_loop().create_task(self.read(), context=Context())
+
+    def hurry(self) -> None:
+        """Read anew at once, because a client's state has changed."""
+        self._site.reader.expire()
+        self._is_late = True
+
+    def enter(self) -> None:
+        self._viewers += 1
+        if self._task is None or self._task.done():
+            self.is_over = False
+            self._task = asyncio.get_running_loop().create_task(self._watch(), context=Context())
+
+    def leave(self) -> None:
+        self._viewers -= 1
+
+    async def _watch(self) -> None:
+        while self._viewers:
+            began = time.thread_time()
+            reading = asyncio.ensure_future(self.read())
+            if not await self._wait(reading, math.inf):
+                return
+            with logged_errors():
+                self.event = b"data: " + self._site.on_screen(reading.result()) + b"\n\n"
+                self.version += 1
+            self._next_turn()
+            self._is_late = False
+            if not await self._wait(None, min(SLOWEST_S, max(PERIOD_S, (time.thread_time() - began) / SHARE))):
+                return
+
+    async def _wait(self, reading: asyncio.Future[Mapping[str, Any]] | None, seconds: float) -> bool:
+        """Wait for a reading, or for a while if there is none. False if the server is stopping meanwhile."""
+        until = monotonic() + seconds
+        while self._viewers and monotonic() < until and not (self._is_late if reading is None else reading.done()):
+            if is_stopping():
+                self.is_over = True
+                self._next_turn()
+                break
+            if reading is None:
+                await asyncio.sleep(LOOK_S)
+            else:
+                await asyncio.wait({reading}, timeout=LOOK_S)
+        is_done = not self.is_over and (reading is None or reading.done())
+        if not is_done and reading is not None:
+            reading.cancel()
+        return is_done
+
+    def _next_turn(self) -> None:
+        turn, self.turn = self.turn, asyncio.get_running_loop().create_future()
+        turn.set_result(None)
+
+
+async def _leave(receive: Any) -> None:
+    """Wait until the viewer leaves."""
+    with suppress(asyncio.CancelledError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _body(receive: Any) -> bytes | None:
+    """Read the body; None if it is too long."""
+    body = b""
+    while True:
+        message = await receive()
+        body += cast("bytes", message.get("body", b""))
+        if len(body) > MOST_BODY:
+            return None
+        if not message.get("more_body"):
+            return body

@@ -1,0 +1,41 @@
+"""Puts the document together. It needs no other file, so it works under any prefix and without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def _parts() -> list[str]:
+    folder = files("limitgate.page")
+    text, style, script = [(folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")]
+    return text.replace("{{style}}", style).replace("{{script}}", script).split("{{")
+
+
+def document(nonce: str, title: str, facts: Mapping[str, Any]) -> bytes:
+    """Return the document. ``facts`` are for its script."""
+    values = {
+        "nonce": nonce,
+        "title": escape(title),
+        # Nothing in it may end the script element.
+        "facts": json.dumps(facts).replace("<", "\\u003c"),
+    }
+    first, *rest = _parts()
+    found = [first]
+    for part in rest:
+        name, _, after = part.partition("}}")
+        found += values[name], after
+    return "".join(found).encode()
+
+
+def policy(nonce: str) -> str:
+    """Return the Content-Security-Policy of the document (CSP level 3)."""
+    return (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -1,0 +1,245 @@
+"""Explains a request, or the id of a refusal, in words. Charges nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from limitgate.errors import ConfigError, LimitGateError, StoreError
+from limitgate.gate.explain import Explanation, LookingStore, explained
+from limitgate.gate.flow import Awaited, ConfigFlow
+from limitgate.gate.gate import Gate
+from limitgate.gate.journal import JournalFlows
+from limitgate.gate.offline import offline_gate
+from limitgate.gate.planning.compiled_rule import id_name
+from limitgate.gate.refusals import kept_keys, place_of_keys
+from limitgate.http.client_ip import canonical
+from limitgate.http.request import ASGIRequest, Query, Request, WSGIRequest
+from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
+from limitgate.limits.decision import Decision, Window, decide
+from limitgate.limits.plan import Charge, Plan
+from limitgate.messages.text import listed, printable
+from limitgate.rules.callers import DEFAULT_TIER
+from limitgate.rules.rule import Rule, RuleSet, placed_rules
+from limitgate.rules.settings import Settings
+from limitgate.stores.base import ConfigRequest, StoredConfig
+
+_NO_RULES = (
+    "the page knows no rules, expected rules= of the page (limitgate page --rules PATH), LIMITGATE_RULES, or a LimitGate "
+    "around the page"
+)
+_LONGEST = 4096
+
+
+class Known(NamedTuple):
+    """What the page knows of the service."""
+
+    rules: RuleSet | None
+    settings: Settings
+    store: Any
+    timeout: float
+    gate: Gate | None = None
+    """The gate around the page."""
+    is_wsgi: bool = False
+    """True if its routes are those of a WSGI application."""
+
+    def rule_set(self) -> RuleSet:
+        """Raises `ConfigError` if the rules are not known."""
+        if self.rules is None:
+            raise ConfigError(_NO_RULES)
+        return self.rules
+
+    def charges(self, rule: Rule, digest: str) -> list[Charge]:
+        """Return charges of the buckets of a rule whose key ends in ``digest``."""
+        key = f"{self.settings.key_prefix}:{rule.name}:{digest}"
+        return [Charge(key + bucket.suffix, bucket, 1, not rule.shadow, rule.name) for bucket in rule.buckets]
+
+
+def every_rule(known: Known) -> Iterator[tuple[str, Rule]]:
+    """Return each rule with its tier, limits in code of this process included."""
+    for tier, rules in known.rule_set().tiers.items():
+        for rule in rules:
+            yield tier, rule
+    for rule in placed_rules():
+        yield rule.tier or DEFAULT_TIER, rule
+
+
+def explaining(known: Known, query: Query) -> ConfigFlow[dict[str, Any]]:
+    """Explain what the query names. Raises `ConfigError` or `ValueError` for a query that names nothing, and `StoreError`."""
+    if len(query) > _LONGEST:
+        raise ConfigError(f"the question has more than {_LONGEST} characters, expected fewer")
+    text = query.get("id", "").strip()
+    if text:
+        return (yield from _explaining_id(known, text))
+    return (yield from _explaining_request(known, query))
+
+
+def _explaining_request(known: Known, query: Query) -> ConfigFlow[dict[str, Any]]:
+    method, path = query.get("method", "GET").strip().upper() or "GET", query.get("path", "").strip()
+    address = canonical(query.get("ip", "").strip() or "203.0.113.1")
+    if not path.startswith("/"):
+        raise ConfigError(f"{path!r:.80} is not a path, expected one such as /api/hello, or the id of a refusal")
+    if address is None:
+        raise ConfigError(f"{query.get('ip', '')!r:.80} is not an address, expected one such as 203.0.113.7")
+    headers = []
+    if api_key := query.get("api_key", "").strip():
+        name = known.settings.api_key_header
+        headers.append((name, f"Bearer {api_key}" if name.lower() == "authorization" else api_key))
+    request = (_wsgi_request if known.is_wsgi else _asgi_request)(method, path, str(address), headers)
+    request.document = None
+    routes = None if known.gate is None else known.gate.rules.planner.routes
+    gate = offline_gate(known.rule_set(), LookingStore(known.store), known.settings, routes)
+    try:
+        admission = gate.begin(request)
+        if admission.rest is not None:
+            yield from _looking(admission.rest, known.timeout)
+        found = explained(gate, request, admission)
+    except LimitGateError:
+        raise
+    except Exception as error:  # conditions, costs and limits may be code of the application
+        raise ConfigError(f"code of the rules raised {type(error).__name__}: {error}, expected a real request") from error
+    return _request_in_words(found, method, path)
+
+
+def _looking(flow: Any, timeout: float) -> ConfigFlow[None]:
+    """Run a flow of the gate, whose plans only look."""
+    try:
+        wish = next(flow)
+        while True:
+            if isinstance(wish, Awaited):
+                raise wish.refused()
+            try:
+                reading = yield Plan.look(wish[0].charges), timeout
+            except StoreError:
+                flow.close()
+                raise
+            wish = flow.send(reading)
+    except StopIteration:
+        return
+
+
+def _asgi_request(method: str, path: str, address: str, headers: Sequence[tuple[str, str]]) -> Request:
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode("utf-8", "replace"),
+        "query_string": query.encode("utf-8", "replace"),
+        "root_path": "",
+        "headers": [(name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers],
+        "client": (address, 0),
+    }
+    return ASGIRequest(scope)
+
+
+def _wsgi_request(method: str, path: str, address: str, headers: Sequence[tuple[str, str]]) -> Request:
+    path, _, query = path.partition("?")
+    environ = {
+        "REQUEST_METHOD": method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": path.encode("utf-8", "replace").decode("latin-1"),
+        "QUERY_STRING": query,
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "wsgi.url_scheme": "http",
+        "REMOTE_ADDR": address,
+    }
+    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers}
+    return WSGIRequest(environ)
+
+
+def _request_in_words(found: Explanation, method: str, path: str) -> dict[str, Any]:
+    decision = found.decision
+    who = f"caller {found.caller.id}" if found.caller else found.counted_as or "a client without an address"
+    words = [f"{method} {printable(path)} counts as {printable(who)} of tier {found.tier}."]
+    if decision is None:
+        words.append("No rule limits it." if found.status is None else f"It is denied with {found.status}.")
+    else:
+        words.append(_decided(decision))
+    return {
+        "words": words,
+        "rules": [{**rule._asdict(), "why": printable(rule.why)} for rule in found.rules],
+        "windows": [] if decision is None else _windows(decision.windows),
+        "allowed": found.status is None,
+    }
+
+
+def _decided(decision: Decision) -> str:
+    if decision.allowed:
+        left = f"{decision.remaining:,} of {decision.limit:,} left"
+        return f"It would be admitted; the tightest limit is of rule {decision.rule}: {left}."
+    if decision.is_permanent_ban:
+        return f"It would be refused: the client is banned from rule {decision.rule} permanently."
+    if decision.retry_after == float("inf"):
+        return f"It would be refused by rule {decision.rule}, and waiting does not help."
+    return f"It would be refused by rule {decision.rule}. It is admitted in {_duration(decision.retry_after)}."
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _windows(windows: Sequence[Window]) -> list[dict[str, Any]]:
+    return [{name: None if value == float("inf") else value for name, value in window._asdict().items()} for window in windows]
+
+
+def _explaining_id(known: Known, text: str) -> ConfigFlow[dict[str, Any]]:
+    at = time_of(text)  # raises `ValueError`
+    read = [key.read(text) for key in (yield from _keys(known))]
+    refusal, candidates = read[0], []
+    for each in read:
+        candidates = _candidates(known, each)
+        if candidates:
+            refusal = each
+            break
+    elapsed = time.time() - at
+    ago = f"{_duration(elapsed)} ago" if elapsed >= 1 else "just now"
+    words = [f"Refused at {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago}."]
+    if not candidates:
+        words.append("None of these rules refused, or the id is of another store, or older than a flush of this one.")
+        return {"words": words, "rules": [], "windows": [], "allowed": None}
+    bans = yield from JournalFlows(known.settings.key_prefix, known.timeout).listing()
+    windows: list[dict[str, Any]] = []
+    allowed = True
+    for tiers, rule in candidates:
+        limits = listed([*map(str, rule.every_limit)]) or "limits from a callable"
+        words.append(
+            f"By rule {rule.name} of tier {listed(tiers, ' and ')}: {limits}, counted by {', '.join(rule.counted_by)}."
+        )
+        charges = known.charges(rule, refusal.digest)
+        if not charges:
+            continue
+        decision = decide(Plan.look(charges), (yield Plan.look(charges), known.timeout))
+        windows += _windows(decision.windows)
+        allowed = allowed and decision.allowed
+        words.append("Now: " + _decided(decision)[0].lower() + _decided(decision)[1:])
+        keys = {charge.key for charge in charges}
+        for ban in bans:
+            if keys & set(ban.keys):
+                why = f": {printable(ban.reason)}" if ban.reason else ""
+                words.append(f"Banned by {printable(ban.by)}{why}.")
+    return {"words": words, "rules": [], "windows": windows, "allowed": allowed}
+
+
+def _keys(known: Known) -> ConfigFlow[list[RefusalKey]]:
+    if known.settings.secret_bytes:
+        return [RefusalKey.derived(known.settings.secret_bytes)]
+    keys = [] if known.gate is None else [known.gate.refusals.key]
+    with suppress(ConfigError):  # a store may keep no configuration
+        stored: StoredConfig = yield ConfigRequest(place_of_keys(known.settings.key_prefix)), known.timeout
+        keys = [*map(RefusalKey, kept_keys(stored.text)), *keys]
+    if not keys:
+        raise ConfigError("the store has no key of ids under this prefix, expected the store and prefix of the service")
+    return keys
+
+
+def _candidates(known: Known, refusal: RefusalId) -> list[tuple[list[str], Rule]]:
+    found: dict[int, tuple[list[str], Rule]] = {}
+    for tier, rule in every_rule(known):
+        if tag_of(id_name(rule)) == refusal.tag:
+            found.setdefault(id(rule), ([], rule))[0].append(tier)
+    return list(found.values())

@@ -1,0 +1,95 @@
+"""The figures as the page shows them: cut to a screen, with names as the page's option ``names`` allows. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from limitgate.messages.text import Names, masked
+
+MOST_PROCESSES = 60
+"""Processes on the screen, stragglers first; the others are counted."""
+MOST_RULES = 40
+MOST_WHO = 12
+MOST_BANS = 50
+MOST_HISTORY = 60
+
+Figures = Mapping[str, Any]
+_VALUE = re.compile(r"[^\s=,:]+$")
+
+
+def shown_figures(figures: Figures, names: Names) -> dict[str, Any]:
+    """Return all figures, with names as ``names`` allows. Services may have written them in full."""
+    if names == "full":
+        return dict(figures)
+    shown = {**figures, "rules": [_rule(each, names) for each in figures.get("rules", ())]}
+    if shown.get("headline"):
+        shown["headline"] = _who(shown["headline"], names)
+    shown["bans"] = [{**each, "key": _ban(str(each["key"]), names)} for each in figures.get("bans", ())]
+    return shown
+
+
+def _rule(rule: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    return {**rule, **{part: [_who(each, names) for each in rule[part]] for part in ("most_refused", "most_used")}}
+
+
+def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    who, key = str(entry["who"]), str(entry["key"])
+    return {**entry, "who": f"#{key[:8]}" if names == "off" else _masked(who)}
+
+
+def _masked(who: str) -> str:
+    """A name that is masked already has an ellipsis; a digest in place of a name begins with ``#``."""
+    if who.startswith("#"):
+        return who
+    return " ".join([word if "…" in word else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])
+
+
+def _ban(key: str, names: Names) -> str:
+    rule, space, who = key.partition(" ")
+    return rule if names == "off" else f"{rule}{space}{_masked(who)}" if who else rule
+
+
+def screen(figures: Figures) -> dict[str, Any]:
+    """Return what fits on the screen. A fleet of hundreds has more than a page may send each two seconds."""
+    rules: Sequence[Mapping[str, Any]] = figures.get("rules", ())
+    processes: Sequence[Mapping[str, Any]] = figures.get("processes", ())
+    kept = [
+        {name: each[name] for name in ("name", "tier", "admitted", "refused", "utilization")} for each in rules[:MOST_RULES]
+    ]
+    refused = [
+        {**each, "rule": rule["name"], "tier": rule["tier"]} for rule in rules for each in rule["most_refused"][:MOST_WHO]
+    ]
+    refused.sort(key=lambda each: (-(each["count"] - each["error"]), each["rule"], each["who"]))
+    down = sum(1 for each in processes if not each["store"]["up"])
+    return {
+        **{name: figures.get(name) for name in _WHOLE},
+        "history": list(figures.get("history", ()))[-MOST_HISTORY:],
+        "rules": kept,
+        "rules_in_all": len(rules),
+        "most_refused": refused[:MOST_WHO],
+        "processes": [_process(each) for each in processes[:MOST_PROCESSES]],
+        "processes_in_all": len(processes),
+        "processes_down": down,
+        "bans": list(figures.get("bans", ()))[:MOST_BANS],
+        "bans_in_all": len(figures.get("bans", ())),
+    }
+
+
+_WHOLE = (
+    *("at", "prefix", "store", "requests_per_second", "refused_per_second", "headline"),
+    *("revision", "revisions", "last_load_error", "adaptive", "empty"),
+)
+
+
+def _process(process: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("host", "pid", "version", "revision", "follows", "uptime", "requests_per_second", "refused_per_second")
+    shown = {name: process[name] for name in names}
+    return {**shown, "up": process["store"]["up"], "last_error": process["last_error"], "clock_ahead": process["clock_ahead"]}
+
+
+def as_bytes(value: object) -> bytes:
+    """Return JSON without line breaks, as an event needs it. Infinite numbers are not in it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

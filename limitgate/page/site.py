@@ -1,0 +1,241 @@
+"""Options, routes, headers and responses of both pages. No I/O: questions to the store are flows."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from secrets import token_urlsafe
+from typing import Any, NamedTuple
+
+from limitgate.errors import ConfigError, StoreError
+from limitgate.exchange.base import EXCHANGE, Exchange
+from limitgate.fleet.reader import FleetReader, reader_of
+from limitgate.gate.flow import ConfigFlow
+from limitgate.gate.gate import Gate
+from limitgate.http.request import Request
+from limitgate.messages.text import Names, printable, shortened
+from limitgate.page import actions, document, explaining
+from limitgate.page.screen import as_bytes, screen, shown_figures
+from limitgate.process.forking import Remade
+from limitgate.rules.files import rules_of
+from limitgate.rules.settings import GateSettings
+from limitgate.stores import MemoryStore, Opener, opened
+from limitgate.stores.redis.url import shown
+
+Guard = Callable[[Request], Any]
+"""Takes a `limitgate.Request`, returns the name of the viewer, or None to refuse; may be async under ASGI."""
+Headers = list[tuple[str, str]]
+MOST_BODY = 4096
+"""Bytes of an action."""
+LONGEST_NAME = 128
+_COOKIE = "limitgate_page"
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+_SAFE: Headers = [
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+]
+_CLOSED: Headers = [*_SAFE, ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")]
+_READS = frozenset({"", "events", "figures", "explain"})
+
+
+class Answer(NamedTuple):
+    """A response."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    @property
+    def line(self) -> str:
+        """Status line of WSGI."""
+        return f"{self.status} {HTTPStatus(self.status).phrase}"
+
+
+def answer(status: int, kind: str, body: bytes, *more: tuple[str, str], safe: Headers = _CLOSED) -> Answer:
+    """Return a response that is not stored and not framed."""
+    return Answer(status, [("Content-Type", kind), ("Content-Length", str(len(body))), *safe, *more], body)
+
+
+def error(status: int, text: str, *more: tuple[str, str]) -> Answer:
+    """Return an error as JSON."""
+    return answer(status, "application/json", as_bytes({"error": text}), *more)
+
+
+STREAM: Headers = [("Content-Type", "text/event-stream"), *_CLOSED, ("X-Accel-Buffering", "no")]
+
+
+class Site:
+    """The options of a page, and its responses."""
+
+    def __init__(
+        self,
+        store: Any,
+        guard: Guard | None,
+        names: Names,
+        *,
+        open_store: Opener[Any],
+        streams: bool,
+        actions: bool,
+        rules: Any,
+        key_prefix: str | None,
+        secret: str | None,
+        timeout: float,
+    ) -> None:
+        if not callable(guard):
+            raise ConfigError(
+                f"guard is {guard!r:.80}, expected a callable (request) -> name of the viewer, or None to refuse; the page "
+                "shows who uses the service"
+            )
+        if names not in ("masked", "full", "off"):
+            raise ConfigError(f"names is {names!r:.80}, expected masked, full or off")
+        given = {"key_prefix": key_prefix, "secret": secret}
+        self.settings = GateSettings(**{name: value for name, value in given.items() if value is not None})
+        self.guard = guard
+        self.names: Names = names
+        self.has_actions = bool(actions)
+        self.streams = streams
+        self.timeout = timeout
+        prefix = self.settings.key_prefix
+        self.owns_store = isinstance(store, str)
+        self.store_shown = _described(store)
+        self.store = opened(store, open_store, prefix)
+        try:
+            self.reader: FleetReader = reader_of(self.store, prefix, timeout=timeout)
+        except TypeError as problem:
+            raise ConfigError(f"store: {problem}") from None
+        self._rules = None if rules is None else rules_of(rules)
+
+    def named(self, who: Any) -> str | None:
+        """Return the name that ``guard`` has returned, as it may be shown and kept; None to refuse."""
+        if who is None or who == "":
+            return None
+        if not isinstance(who, str):
+            raise TypeError(f"guard returned {who!r:.80}, expected the name of the viewer, or None to refuse")
+        return shortened(printable(who), LONGEST_NAME)
+
+    def prepare(self, request: Request) -> str:
+        """Find the route below the mount point, and the client that the gate around has found."""
+        gate = _exchange(request)
+        request.resolve_client = (lambda _: gate.open_admission().request.client) if gate else (lambda this: this.peer)
+        return request.path.strip("/")
+
+    def at_once(self, request: Request, route: str, who: str | None) -> Answer | None:
+        """Return a refusal or the document, for which no store is needed; None for other routes."""
+        if who is None:
+            return error(403, "you may not look at this page")
+        refused = self._refused(request, route)
+        if refused is not None or route:
+            return refused
+        return self._document(request, who)
+
+    def _refused(self, request: Request, route: str) -> Answer | None:
+        if route not in _READS and route not in actions.ACTIONS:
+            return error(404, "there is no such page")
+        allowed = ("POST",) if route in actions.ACTIONS else ("GET", "HEAD")
+        if request.sent_method not in allowed:
+            return error(405, f"expected {' or '.join(allowed)}", ("Allow", ", ".join(allowed)))
+        return self._refused_action(request) if route in actions.ACTIONS else None
+
+    def _refused_action(self, request: Request) -> Answer | None:
+        """Return the answer to an action that the page itself has not sent, or if there are none."""
+        if not self.has_actions:
+            return error(403, "this page is read-only, expected actions=True")
+        why = actions.not_from_here(request)
+        token = request.headers.get(actions.TOKEN_HEADER, "")
+        if why is None and not (_TOKEN.fullmatch(token) and hmac.compare_digest(token, _cookie(request))):
+            why = "the token of the page is missing or old; reload the page"
+        return None if why is None else error(403, why)
+
+    def _document(self, request: Request, who: str) -> Answer:
+        """Return the page."""
+        nonce = token_urlsafe(16)
+        title = f"{self.store_shown}, prefix {self.settings.key_prefix}"
+        facts: dict[str, Any] = {"streams": self.streams, "actions": self.has_actions, "who": who}
+        facts |= {"store": self.store_shown, "prefix": self.settings.key_prefix}
+        more = [("Content-Security-Policy", document.policy(nonce))]
+        if self.has_actions:
+            token = _cookie(request)
+            facts["token"] = token = token if _TOKEN.fullmatch(token) else token_urlsafe(32)
+            secure = "; Secure" if _is_https(request) else ""
+            more.append(("Set-Cookie", f"{_COOKIE}={token}; HttpOnly; SameSite=Strict{secure}"))
+        return answer(200, "text/html; charset=utf-8", document.document(nonce, title, facts), *more, safe=_SAFE)
+
+    def figures(self, read: Mapping[str, Any], request: Request) -> Answer:
+        """Return all figures, or those of the screen."""
+        is_screen = "screen" in request.query
+        return answer(200, "application/json", self.on_screen(read) if is_screen else as_bytes(shown_figures(read, self.names)))
+
+    def on_screen(self, read: Mapping[str, Any]) -> bytes:
+        """Return the figures of the screen."""
+        return as_bytes(screen(shown_figures(read, self.names)))
+
+    def answering(self, request: Request, route: str, who: str, body: bytes, read: Mapping[str, Any]) -> ConfigFlow[Answer]:
+        """Explain, or act on a client of the figures that were read. Errors become responses."""
+        try:
+            if route == "explain":
+                found = yield from explaining.explaining(self._known(request), request.query)
+            else:
+                found = yield from actions.acting(read, route, _json(body), who, self.timeout)
+        except StoreError as problem:
+            return error(503, str(problem))
+        except (ConfigError, ValueError) as problem:
+            return error(400, str(problem))
+        return answer(200, "application/json", as_bytes(found))
+
+    def _known(self, request: Request) -> explaining.Known:
+        """Rules are those of the option, else of the gate around the page, else of ``LIMITGATE_RULES``."""
+        exchange = _exchange(request)
+        gate: Gate | None = None if exchange is None else exchange.gate
+        rules = self._rules
+        if rules is None and gate is not None:
+            rules = gate.rules.rule_set
+        if rules is None and self.settings.rules:
+            rules = self._rules = rules_of(self.settings.rules)
+        return explaining.Known(rules, self.settings, self.store, self.timeout, gate, is_wsgi=request.environ is not None)
+
+
+def _described(store: Any) -> str:
+    """Return the URL of a store without login."""
+    if isinstance(store, MemoryStore):
+        return "memory://"
+    if isinstance(store, Remade):
+        arguments, named = store.made_of
+        url = arguments[0] if arguments else named.get("url")
+        if isinstance(url, str):
+            return shown(url)
+    return shown(store)
+
+
+def _exchange(request: Request) -> Exchange | None:
+    place: Any = request.scope if request.environ is None else request.environ
+    found = place.get(EXCHANGE)
+    return found if isinstance(found, Exchange) else None
+
+
+def _cookie(request: Request) -> str:
+    for pair in request.headers.get("cookie", "").split(";"):
+        name, _, value = pair.strip().partition("=")
+        if name == _COOKIE:
+            return value
+    return ""
+
+
+def _is_https(request: Request) -> bool:
+    if request.scope is not None:
+        return bool(request.scope.get("scheme") == "https")
+    return bool((request.environ or {}).get("wsgi.url_scheme") == "https")
+
+
+def _json(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError("the body is no JSON object, expected one")
+    return found

@@ -1,0 +1,31 @@
+"""Detects that the server is stopping. Streams end then, because servers wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+
+def is_stopping() -> bool:
+    """True once uvicorn or gunicorn has received a signal to stop.
+
+    Servers don't tell applications before all responses are over. They handle signals by a method of the server or worker,
+    whose state says it. Other servers, and gunicorn's worker on uvloop, wait until streams end by themselves, or have a
+    timeout of their own.
+    """
+    return any(getattr(owner, "should_exit", False) is True or getattr(owner, "alive", True) is False for owner in _owners())
+
+
+def _owners() -> Iterator[Any]:
+    """Yield the objects whose methods handle the signals."""
+    handlers: Any = None
+    with suppress(RuntimeError):
+        # asyncio's own, as ``add_signal_handler`` keeps them.
+        handlers = getattr(asyncio.get_running_loop(), "_signal_handlers", None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        yield getattr(signal.getsignal(number), "__self__", None)
+        if handlers and number in handlers:
+            yield getattr(getattr(handlers[number], "_callback", None), "__self__", None)

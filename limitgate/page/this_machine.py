@@ -1,0 +1,38 @@
+"""A guard for a page that only this machine may see."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from limitgate.http.request import Request
+
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+
+
+def this_machine(request: Request) -> str | None:
+    """Admit browsers on this machine, for a service that no proxy forwards to: ``Page(store, guard=this_machine)``.
+
+    The client and the host that the browser names have to be of this machine. Otherwise another site could give its own name
+    the address of this machine (DNS rebinding), and read the page.
+    """
+    if any(name in request.headers for name in _FORWARDED):
+        return None
+    is_here = _is_loopback(request.peer) and _is_loopback(request.client)
+    return "this machine" if is_here and is_local_host(request.headers.get("host", "")) else None
+
+
+def is_local_host(host: str) -> bool:
+    """True if a ``Host`` header, or a host to listen on, names this machine and nothing else."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
+
+
+def _is_loopback(address: str | None) -> bool:
+    try:
+        return address is not None and ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,397 @@
+"""Snapshots of processes on every store and both doors, read as one fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from limitgate import AsyncRedisStore, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, testing
+from limitgate.errors import StoreError
+from limitgate.fleet import publisher as publishing
+from limitgate.fleet.publisher import Publisher
+from limitgate.fleet.reader import FleetReader
+from limitgate.fleet.snapshot import decode
+from limitgate.gate.lifecycle.start import ashutdown, astartup
+from limitgate.stores.base import FleetRequest, StoredFleet, fleet_key
+from tests.support.doors import MOMENT, PATIENCE, asgi_reply, wsgi_reply
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_server import RedisServer
+
+RULES = [Rule("api", "3/day", key=["ip"], path="/api")]
+
+
+async def asgi(scope: Any, _: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def wsgi(_: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"hello"]
+
+
+def publisher_of(app: LimitGate | LimitGateWSGI) -> Publisher:
+    assert app.gate is not None
+    assert app.gate.rules.counts is not None
+    publisher = app.gate.rules.counts.publisher
+    assert isinstance(publisher, Publisher)
+    return publisher
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for 2 seconds."""
+    monkeypatch.setattr(publishing, "EVERY", 0.05)
+    monkeypatch.setattr(publishing, "PERIOD", 0.01)
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "memory":
+        return "memory://"
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        return server.url
+    cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+    return cluster.url
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    """A fleet of the test's own."""
+    return f"fleet-{abs(hash(request.node.name)) % 10**8}-{time.monotonic_ns() % 10**6}"
+
+
+def awaited(condition: Callable[[], Any]) -> Any:
+    until = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(MOMENT)
+    return found
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not await condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(MOMENT)
+
+
+def check(figures: dict[str, Any], *, refused: int = 2) -> None:
+    (process,) = figures["processes"]
+    assert (process["requests"], process["refused"]) == (5, refused)
+    assert process["pid"] == os.getpid()
+    assert process["follows"]
+    assert process["store"]["up"]
+    (rule,) = figures["rules"]
+    assert (rule["name"], rule["tier"], rule["admitted"], rule["refused"]) == ("api", "default", 3, refused)
+    assert [(each["who"], each["count"], each["error"]) for each in rule["most_refused"]] == [("ip=19….1", refused, 0)]
+    assert [(each["who"], each["count"]) for each in rule["most_used"]] == [("ip=19….1", 3)]
+    assert figures["headline"]["who"] == "ip=19….1"
+    assert figures["empty"] is None
+
+
+def test_a_process_of_wsgi(url: str, prefix: str) -> None:
+    """A thread writes, from the first request on."""
+    app = LimitGateWSGI(wsgi, rules=RULES, store=url, key_prefix=prefix, fleet=True)
+    assert app.gate is not None
+    reader = FleetReader(app.gate.store, prefix)
+    assert [wsgi_reply(app, "/api").status for _ in range(5)] == [200] * 3 + [429] * 2
+
+    def told() -> Any:
+        reader._read_at = -1.0
+        figures = reader.read()
+        return figures if [each["requests"] for each in figures["processes"]] == [5] else None
+
+    check(awaited(told))
+    publisher_of(app).end()
+    app.gate.store.close()
+
+
+def test_a_process_of_asgi(url: str, prefix: str) -> None:
+    """A task of the event loop writes, and the last snapshot says that the process has ended."""
+
+    async def run() -> None:
+        app = LimitGate(asgi, rules=RULES, store=url, key_prefix=prefix, fleet=True)
+        assert app.gate is not None
+        await astartup(app.gate)
+        statuses = [(await asgi_reply(app, "/api")).status for _ in range(5)]
+        assert statuses == [200] * 3 + [429] * 2
+        reader = FleetReader(app.gate.store, prefix)
+
+        async def is_told() -> bool:
+            reader._read_at = -1.0
+            figures = await reader.aread()
+            return [each["requests"] for each in figures["processes"]] == [5]
+
+        await eventually(is_told)
+        check(await reader.aread())
+        await ashutdown(app.gate)
+        reader._read_at = -1.0
+        assert (await reader.aread())["processes"] == []
+        (last,) = reader.snapshots
+        assert (last.ended, last.requests) == (True, 5)
+        await app.gate.store.aclose()
+
+    asyncio.run(run())
+
+
+def test_processes_add_up(redis_server: RedisServer, prefix: str) -> None:
+    """Three of them, of which one has other rules."""
+    apps = [
+        LimitGateWSGI(wsgi, rules=rules, store=redis_server.url, key_prefix=prefix, fleet=True)
+        for rules in (RULES, RULES, [Rule("api", "4/day", key=["ip"], path="/api")])
+    ]
+    for app in apps:
+        wsgi_reply(app, "/api")
+    store = RedisStore(redis_server.url)
+    reader = FleetReader(store, prefix)
+
+    def told() -> Any:
+        reader._read_at = -1.0
+        figures = reader.read()
+        return figures if [each["requests"] for each in figures["processes"]] == [1, 1, 1] else None
+
+    figures = awaited(told)
+    assert [each["follows"] for each in figures["processes"]] == [False, True, True]
+    assert sorted(figures["revisions"].values()) == [1, 2]
+    (rule,) = figures["rules"]
+    assert rule["admitted"] == 3
+    assert [(each["who"], each["count"], each["error"]) for each in rule["most_used"]] == [("ip=19….1", 3, 0)]
+    assert rule["limits"] in ([{"limit": "3/day"}], [{"limit": "4/day"}])
+    for app in apps:
+        publisher_of(app).end()
+    store.close()
+
+
+def test_all_snapshots_share_a_hash_slot(redis_cluster: RedisCluster, prefix: str) -> None:
+    """Of a prefix with a hash tag, too."""
+    from redis.crc import key_slot
+
+    for each in (prefix, f"{{{prefix}}}", f"a{{{prefix}}}b"):
+        keys = [fleet_key(each), *[f"{fleet_key(each)}:{number:016x}" for number in range(5)]]
+        assert len({key_slot(key.encode()) for key in keys}) == 1
+        store = RedisStore(redis_cluster.url)
+        for number in range(5):
+            store.fleet(FleetRequest(fleet_key(each), f"{number:016x}", b"LG"), PATIENCE)
+        calls = redis_cluster.calls()
+        assert len(store.fleet(FleetRequest(fleet_key(each)), PATIENCE).snapshots) == 5
+        assert redis_cluster.calls() - calls <= 1
+        store.close()
+
+
+def test_nothing_is_written_without_a_fleet(redis_server: RedisServer, prefix: str) -> None:
+    app = LimitGateWSGI(wsgi, rules=RULES, store=redis_server.url, key_prefix=prefix, fleet=False)
+    assert wsgi_reply(app, "/api").status == 200
+    assert app.gate is not None
+    assert app.gate.rules.counts is None
+    assert FleetReader(app.gate.store, prefix).read()["empty"].startswith("no process has written a snapshot")
+    app.gate.store.close()
+
+
+def test_a_child_is_another_process(redis_server: RedisServer, prefix: str) -> None:
+    """It has another id and pid, and what its parent has counted is its parent's."""
+    app = LimitGateWSGI(wsgi, rules=RULES, store=redis_server.url, key_prefix=prefix, fleet=True)
+    wsgi_reply(app, "/api")
+    parent = publisher_of(app)
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        wsgi_reply(app, "/api")
+        app.gate.rules.counts.tally.count()  # type: ignore[union-attr]
+        told = publisher_of(app).snapshot()
+        os.write(write, f"{told.id} {told.pid} {told.requests} {told.rules[0].admitted}".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    id_, child, requests, admitted = os.read(read, 1000).decode().split()
+    assert id_ != parent.id
+    assert (int(child), requests, admitted) == (pid, "1", "1")
+    assert parent._poller.is_running
+    parent._tally.count()
+    assert parent.snapshot().requests == 1
+    parent.end()
+    app.gate.store.close()  # type: ignore[union-attr]
+
+
+def test_limits_that_are_off_write_nothing(prefix: str) -> None:
+    """`limitgate.testing.off` uses no store."""
+    store = MemoryStore()
+    app = LimitGateWSGI(wsgi, rules=RULES, store=store, key_prefix=prefix, fleet=True)
+    with testing.off():
+        publisher_of(app).start()
+        assert not publisher_of(app)._poller.is_running
+    assert store.fleet(FleetRequest(fleet_key(prefix))).processes == 0
+
+
+class Failing(MemoryStore):
+    """A store that limits, and keeps no snapshot."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.asked = 0
+
+    def fleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
+        self.asked += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [StoreError("OOM", "oom"), StoreError("read-only"), RuntimeError("a mistake of ours")])
+def test_a_failure_harms_no_request(error: Exception, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Later snapshots come later and later, at most every 16 seconds."""
+    store = Failing(error)
+    app = LimitGateWSGI(wsgi, rules=RULES, store=store, key_prefix=prefix, fleet=True)
+    publisher = publisher_of(app)
+    assert wsgi_reply(app, "/api").status == 200
+    awaited(lambda: store.asked >= 2)
+    assert [wsgi_reply(app, "/api").status for _ in range(3)] == [200, 200, 429]
+    publisher.end()
+    if isinstance(error, StoreError):
+        assert publisher._pause > publishing.EVERY
+        assert "internal error" not in caplog.text
+    for _ in range(20):
+        publisher._failed()
+    assert publisher._pause == 16
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only", "replaced", "gone"])
+def test_faults_of_redis(fault: str, own_redis: RedisServer, prefix: str) -> None:
+    """A store that is full, read-only, replaced by an empty one, or away: requests go by ``on_error``, figures return."""
+    store = RedisStore(own_redis.url)
+    app = LimitGateWSGI(wsgi, rules=RULES, store=store, key_prefix=prefix, fleet=True, timeout=2)
+    wsgi_reply(app, "/api")
+    reader = FleetReader(RedisStore(own_redis.url), prefix, timeout=2)
+
+    def told() -> Any:
+        reader._read_at = -1.0
+        return reader.read()["processes"]
+
+    awaited(told)
+    publisher = publisher_of(app)
+    failures = publisher.failures
+    with own_redis.client() as client:
+        if fault == "full":
+            client.config_set("maxmemory", 1)
+        elif fault == "read-only":
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")
+            client.execute_command("CONFIG", "SET", "replica-serve-stale-data", "yes")
+        elif fault == "replaced":
+            client.flushall()
+        else:
+            own_redis.kill()
+    if fault != "replaced":
+        awaited(lambda: publisher.failures > failures)
+    assert wsgi_reply(app, "/api").status == 200
+    if fault == "gone":
+        own_redis.start()
+    with own_redis.client() as client:
+        if fault == "full":
+            client.config_set("maxmemory", 0)
+        elif fault == "read-only":
+            client.execute_command("REPLICAOF", "NO", "ONE")
+    publisher._due = publisher._pause = 0.0
+    awaited(told)
+    publisher.end()
+    store.close()
+
+
+def test_a_foreign_index_is_replaced(redis_server: RedisServer, prefix: str) -> None:
+    """Whatever stands there: text, a list, ids of nobody."""
+    store = RedisStore(redis_server.url)
+    index = fleet_key(prefix)
+    with redis_server.client() as client:
+        for value in ("text", "x" * 17, "\n" * 34):
+            client.set(index, value)
+            assert store.fleet(FleetRequest(index), PATIENCE).snapshots == []
+            assert store.fleet(FleetRequest(index, "0" * 16, b"LG"), PATIENCE).processes == 1
+            store.fleet(FleetRequest(index, "0" * 16), PATIENCE)
+        client.delete(index)
+        client.rpush(index, "a", "b")
+        assert store.fleet(FleetRequest(index), PATIENCE).snapshots == []
+        assert store.fleet(FleetRequest(index, "0" * 16, b"LG"), PATIENCE).processes == 1
+        client.set(f"{index}:{'0' * 16}", "x" * 1_000_000)
+        assert store.fleet(FleetRequest(index), PATIENCE).snapshots == [b""]
+        assert FleetReader(store, prefix).read()["unreadable"] == ["it is too long"]
+    store.close()
+
+
+def test_snapshots_end_by_themselves(redis_server: RedisServer, prefix: str) -> None:
+    """A process that crashes is gone after 10 seconds, and its id leaves the index when another one comes."""
+    store, index = RedisStore(redis_server.url), fleet_key(prefix)
+    with redis_server.client() as client:
+        for number in range(3):
+            store.fleet(FleetRequest(index, f"{number:016x}", b"LG"), PATIENCE)
+            assert 9_000 < client.pttl(f"{index}:{number:016x}") <= 10_000
+        client.delete(f"{index}:{0:016x}")
+        assert len(store.fleet(FleetRequest(index), PATIENCE).snapshots) == 2
+        assert store.fleet(FleetRequest(index, f"{3:016x}", b"LG"), PATIENCE).processes == 3
+        assert len(client.get(index) or b"") == 3 * 17
+        assert 0 < client.pttl(index) <= 86_400_000
+    store.close()
+
+
+def test_rights_that_limiting_needs_are_enough(own_redis: RedisServer, prefix: str) -> None:
+    """The ACL of docs/deployment.md, even without what is for ``sliding_log``."""
+    with own_redis.client() as client:
+        client.execute_command(
+            "ACL",
+            "SETUSER",
+            "gate",
+            "on",
+            ">secret",
+            f"~{prefix}:*",
+            "-@all",
+            "+eval",
+            "+evalsha",
+            "+get",
+            "+set",
+            "+del",
+            "+time",
+        )
+    store = RedisStore(own_redis.url, credentials=lambda: ("gate", "secret"))
+    index = fleet_key(prefix)
+    assert store.fleet(FleetRequest(index, "0" * 16, b"LG"), PATIENCE).processes == 1
+    assert store.fleet(FleetRequest(index), PATIENCE).snapshots == [b"LG"]
+    assert store.fleet(FleetRequest(index, "0" * 16), PATIENCE).processes == 0
+    store.close()
+
+
+def test_observers_see_what_they_saw_before(prefix: str) -> None:
+    """With observers, requests are counted at once, as without a fleet; the snapshot has the same counters."""
+    from tests.support.observed import Recorder
+
+    recorder = Recorder()
+    app = LimitGateWSGI(wsgi, rules=RULES, store=MemoryStore(), key_prefix=prefix, fleet=True, observers=[recorder])
+    for _ in range(5):
+        wsgi_reply(app, "/api")
+    assert app.gate is not None
+    counts = app.gate.rules.counts
+    assert counts is not None
+    assert not counts.defers
+    assert counts.requests["admitted", "store"] == 3
+    assert counts.tally is not None
+    counts.tally.count()
+    told = publisher_of(app).snapshot()
+    assert ("limitgate.requests", ("admitted", "store"), [3]) in told.counters
+    assert told.rules[0].used.entries[0].hits == 3
+    assert decode(publisher_of(app)._request().snapshot).requests == 5
+
+
+@pytest.fixture(autouse=True)
+def _threads_end() -> Iterator[None]:
+    """No thread of a test writes during the next."""
+    yield
+    for each in list(publishing._all):
+        each._poller.stop()
+
+
+def test_async_store_outside_an_event_loop(redis_server: RedisServer, prefix: str) -> None:
+    """Nothing is begun there, and nothing is raised."""
+    app = LimitGate(asgi, rules=RULES, store=AsyncRedisStore(redis_server.url), key_prefix=prefix, fleet=True)
+    publisher_of(app).start()
+    assert not publisher_of(app)._poller.is_running

@@ -1,0 +1,253 @@
+"""The figures of a fleet, from snapshots of any kind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from limitgate import MemoryStore
+from limitgate.errors import StoreError
+from limitgate.fleet import reader as reading
+from limitgate.fleet.actions import client_bucket
+from limitgate.fleet.reader import FleetReader, reader_of
+from limitgate.fleet.sketch import Entry, Top
+from limitgate.fleet.snapshot import STEP, LoadState, RuleState, Snapshot, StoreState, encode
+from limitgate.gate.flow import run
+from limitgate.gate.journal import Journal
+from limitgate.stores.base import FleetRequest, StoredFleet, fleet_key
+
+KEY = fleet_key("limitgate")
+
+
+def entry(number: int, hits: int, *, error: int = 0, ago: float = 1, since: float = 60) -> Entry:
+    now = time.time()
+    return Entry(f"{number:032x}", hits, error, now - since, now - ago)
+
+
+def snapshot(number: int, **more: Any) -> Snapshot:
+    now = time.time()
+    return Snapshot(
+        **{
+            "id": f"{number:016x}",
+            "host": "web",
+            "pid": 7,
+            "start": now - 100,
+            "at": now,
+            "version": "1.0",
+            "revision": 5,
+            "source": "config/",
+            "requests": 10,
+            "refused": 3,
+            "store": StoreState(up=True, latency=0.001, breaker="closed", scheme="redis"),
+            "load": LoadState(ok=True, at=now - 100),
+            "rates": (5.0, 1.0),
+            **more,
+        }
+    )
+
+
+def rule(*refused: Entry, floor: int = 0, names: dict[str, str] | None = None, **more: Any) -> RuleState:
+    known = {each.key: f"ip={int(each.key, 16)}" for each in refused} if names is None else names
+    return RuleState(
+        **{
+            "name": "api",
+            "tier": "default",
+            "admitted": 7,
+            "refused": 3,
+            "utilization": 0.5,
+            "refusals": Top(refused, floor),
+            "names": known,
+            "limits": [{"limit": "5/second"}],
+            **more,
+        }
+    )
+
+
+def written(*snapshots: Snapshot | bytes) -> MemoryStore:
+    store = MemoryStore()
+    for number, each in enumerate(snapshots):
+        member = each.id if isinstance(each, Snapshot) else f"{number:016x}"
+        store.fleet(FleetRequest(KEY, member, each if isinstance(each, bytes) else encode(each)))
+    return store
+
+
+def figures(*snapshots: Snapshot | bytes) -> dict[str, Any]:
+    return FleetReader(written(*snapshots)).read()
+
+
+def test_processes_with_one_pid() -> None:
+    """In containers, host and pid may be equal: the id tells them apart."""
+    found = figures(snapshot(1, start=1.0), snapshot(2))
+    assert [(each["host"], each["pid"]) for each in found["processes"]] == [("web", 7), ("web", 7)]
+    assert found["requests_per_second"] == 10
+
+
+def test_stragglers_come_first() -> None:
+    """The rules of most are those to follow; of equally many, those loaded last."""
+    late = LoadState(ok=True, at=time.time())
+    found = figures(snapshot(1, revision=4), snapshot(2), snapshot(3))
+    assert [each["follows"] for each in found["processes"]] == [False, True, True]
+    assert figures(snapshot(1), snapshot(2, revision=6, load=late))["revision"] == 6
+
+
+def test_counts_and_errors_add_up() -> None:
+    """A client that one process does not list may have been there as often as that one's floor says."""
+    one = snapshot(1, rules=[rule(entry(1, 9), entry(2, 4, error=1), floor=2)])
+    two = snapshot(2, rules=[rule(entry(1, 5), floor=3, utilization=0.9)])
+    (found,) = figures(one, two)["rules"]
+    assert [(each["who"], each["count"], each["error"]) for each in found["most_refused"]] == [("ip=1", 14, 0), ("ip=2", 7, 4)]
+    assert (found["admitted"], found["refused"], found["utilization"]) == (14, 6, 0.9)
+
+
+def test_the_headline_is_who_is_refused_now() -> None:
+    """Not who was refused more, ten minutes ago."""
+    found = figures(snapshot(1, rules=[rule(entry(1, 900, ago=300), entry(2, 20, since=30)), rule(entry(3, 5), name="login")]))
+    assert (found["headline"]["who"], found["headline"]["rule"], found["headline"]["count"]) == ("ip=2", "api", 20)
+    assert time.time() - found["headline"]["since"] == pytest.approx(30, abs=5)
+    assert figures(snapshot(1, rules=[rule(entry(1, 900, ago=300))]))["headline"] is None
+
+
+def test_a_client_without_a_name_is_shown_by_its_key() -> None:
+    """With ``names="off"``, or before it was named."""
+    (found,) = figures(snapshot(1, rules=[rule(entry(0xAB << 120, 5), names={})]))["rules"]
+    assert found["most_refused"][0]["who"] == "#ab000000"
+
+
+def test_a_clock_that_is_an_hour_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is shown, with how far its clock is off, and its history is where it belongs."""
+    now = time.time()
+    step = int((now + 3600) // STEP) - 2
+    ahead = rule(entry(1, 9, ago=-3599, since=-3540))
+    found = figures(snapshot(1, at=now + 3600, start=now + 3500, history=[(step, 10, 3)], rules=[ahead]))
+    (process,) = found["processes"]
+    assert process["clock_ahead"] == pytest.approx(3600, abs=30)
+    assert process["uptime"] == pytest.approx(100, abs=1)
+    assert found["headline"]["since"] == pytest.approx(now - 60, abs=30)
+    assert sum(each["refused"] for each in found["history"]) == 3
+
+
+def test_history_of_15_minutes() -> None:
+    """In steps of 30 seconds, of processes that have ended since, too."""
+    step = int(time.time() // STEP)
+    store = written(snapshot(1, history=[(step - 3, 10, 4)]), snapshot(2, history=[(step - 3, 5, 1), (step - 1, 2, 0)]))
+    reader = FleetReader(store)
+    reader.read()
+    store.fleet(FleetRequest(KEY, f"{1:016x}"))
+    reader._read_at = -1.0
+    found = reader.read()
+    assert len(found["processes"]) == 1
+    assert len(found["history"]) == 30
+    assert sum(each["refused"] for each in found["history"]) == 5
+    assert sum(each["admitted"] for each in found["history"]) == 12
+
+
+def test_what_cannot_be_read_is_told() -> None:
+    """A snapshot of another version, a damaged one, and one of 1 MB."""
+    whole = encode(snapshot(9))
+    found = figures(snapshot(9), b"LG\x07" + whole[3:], whole[:-5], b"x" * 1_000_000)
+    assert len(found["processes"]) == 1
+    assert len(found["unreadable"]) == 3
+    assert "version 7" in found["unreadable"][0]
+    assert "no snapshot can be read" in figures(b"nonsense")["empty"]
+
+
+def test_why_it_is_empty() -> None:
+    """The prefix may be another, or the store a memory store."""
+    assert "this process only" in figures()["empty"]
+    assert figures(snapshot(1))["empty"] is None
+    assert figures(snapshot(1, ended=True))["empty"]
+
+
+class Away(MemoryStore):
+    """A store that can be away."""
+
+    is_away = True
+    asked = 0
+
+    def fleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
+        self.asked += request.member is None
+        if self.is_away:
+            raise StoreError("no connection", "connection")
+        return super().fleet(request, timeout)
+
+
+def test_a_store_that_is_away() -> None:
+    """The figures say so, and keep what was read before."""
+    store = Away()
+    reader = FleetReader(store)
+    assert reader.read()["store"] == {"up": False, "latency": None, "breaker": "closed", "error": "no connection"}
+    assert reader.read()["empty"] == "the store does not answer: no connection"
+    store.is_away = False
+    store.fleet(FleetRequest(KEY, "0" * 16, encode(snapshot(0))))
+    reader._read_at = -1.0
+    assert len(reader.read()["processes"]) == 1
+    store.is_away = True
+    reader._read_at = -1.0
+    found = reader.read()
+    assert not found["store"]["up"]
+    assert len(found["processes"]) == 1
+
+
+def test_one_reading_serves_all_viewers() -> None:
+    """Of a second, in threads and on an event loop."""
+    store = Away()
+    store.is_away = False
+    assert reader_of(store) is reader_of(store)
+    assert reader_of(store) is not reader_of(store, "other")
+
+    async def view() -> None:
+        await asyncio.gather(*[reader_of(store).aread() for _ in range(50)])
+
+    asyncio.run(view())
+    assert store.asked == 1
+    for _ in range(50):
+        reader_of(store).read()
+    assert store.asked == 1
+    with pytest.raises(TypeError, match="expected a MemoryStore"):
+        reader_of(object())
+
+
+def test_bans_with_the_time_left() -> None:
+    store = written(snapshot(1))
+    journal = Journal(store, "limitgate", 1)
+    journal.note("ban", "api ip=1", [f"limitgate:api:{1:032x}"], "scraper", 60, bans=True)
+    journal.note("ban", "api ip=2", ["limitgate:api:2"], None, bans=True)
+    first, second = FleetReader(store).read()["bans"]
+    assert (first["key"], first["reason"], first["digest"]) == ("api ip=1", "scraper", f"{1:032x}")
+    assert first["retry_after"] == pytest.approx(60, abs=5)
+    assert second["retry_after"] is None
+
+
+def test_a_client_of_the_figures_can_be_banned() -> None:
+    """By the key that stands there, whatever the algorithms of its rule."""
+    limits = [{"limit": "5/second"}, {"limit": "100/day", "algorithm": "sliding_log"}]
+    store = written(snapshot(1, rules=[rule(entry(1, 9), limits=limits)]))
+    found = FleetReader(store).read()
+    name, operations = client_bucket(found, "api", "default", f"{1:032x}")
+    assert name == "api ip=1"
+    assert operations.keys[0].startswith(f"limitgate:api:{1:032x}")
+    assert len(operations.keys) == 2
+    assert run(store, operations.peeking()).allowed
+    run(store, operations.banning(60))
+    assert not run(store, operations.peeking()).allowed
+    run(store, operations.pardoning())
+    assert run(store, operations.peeking()).allowed
+    run(store, operations.resetting())
+    for wrong in (("api", "default", "f" * 32), ("api", "vip", f"{1:032x}"), ("other", "default", f"{1:032x}")):
+        with pytest.raises(Exception, match="expected one of those that the figures list"):
+            client_bucket(found, *wrong)
+
+
+def test_rates_come_from_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often a client is refused per second, between two readings."""
+    monkeypatch.setattr(reading, "FRESH", 0.0)
+    monkeypatch.setattr(reading, "STALEST", 0.0)
+    store = written(snapshot(1, rules=[rule(entry(1, 10))]))
+    reader = FleetReader(store)
+    assert reader.read()["headline"]["per_second"] is None
+    store.fleet(FleetRequest(KEY, f"{1:016x}", encode(snapshot(1, rules=[rule(entry(1, 30))]))))
+    time.sleep(0.02)
+    assert reader.read()["headline"]["per_second"] > 0
