@@ -185,14 +185,16 @@ def test_mcp_limits_each_tool_of_each_user(kitchen: Kitchen) -> None:
 
     async def main(app: Any) -> None:
         async with app.router.lifespan_context(app):
-            found = await calls(app, "ann", *["search"] * 21, *["summarize"] * 2)
+            # Room comes back while a busy machine takes its time, so that some more calls may pass.
+            found = await calls(app, "ann", *["search"] * 26, *["summarize"] * 2)
             assert found[:20] == ["a book about x"] * 20
-            assert found[21:] == ["y, in short"] * 2
-            assert (found[20].code, found[20].message) == (-32000, "The limit 'tool' is reached.")
-            assert 1 <= found[20].data["retryAfterSeconds"] <= 3
+            assert found[26:] == ["y, in short"] * 2
+            refused = next(each for each in found[20:26] if not isinstance(each, str))
+            assert (refused.code, refused.message) == (-32000, "The limit 'tool' is reached.")
+            assert 1 <= refused.data["retryAfterSeconds"] <= 3
             assert await calls(app, "bob", "search") == ["a book about x"]
-            found = await calls(app, "ann", *["summarize"] * 18, *[f"made up {number}" for number in range(21)])
-            assert found[-1].message == "The limit 'calls' is reached."
+            found = await calls(app, "ann", *[f"made up {number}" for number in range(80)])
+            assert "The limit 'calls' is reached." in [getattr(each, "message", None) for each in found]
 
     with kitchen.recipe("library.py") as library:
         asyncio.run(main(library.asgi))
