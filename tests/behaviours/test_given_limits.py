@@ -203,7 +203,7 @@ def test_a_caller_is_told_after_a_request_without_one(opened: Any, caplog: pytes
         it = opened(Rule("api", lambda _: "often", qpm=99), identify=identify)
         for headers in ({}, {"X-Who": "anna-4711"}, {}, {"X-Who": "bert-0815"}):
             assert it.ask(headers=headers).status == 200
-    told = [record.getMessage().partition(" (docs")[0].partition(" (caller ")[2] for record in caplog.records]
+    told = [record.getMessage().partition(" (limitgate doc")[0].partition(" (caller ")[2] for record in caplog.records]
     assert told == ["", "an…11)", "be…15)"]
 
 

@@ -842,6 +842,7 @@ def test_through_uvicorn(redis_server: RedisServer, tmp_path: Path) -> None:
         "LIMITGATE_STORE": redis_server.url,
         "LIMITGATE_TIMEOUT": "10",
         "LIMITGATE_KEY_PREFIX": tmp_path.name,
+        "LIMITGATE_FLEET": "false",  # all keys are then those of clients
         "PYTHONPATH": str(tmp_path),
     }
     with contextlib.ExitStack() as stack:

@@ -205,7 +205,7 @@ IN_PYTHON = {
     "a path of Flask": (lambda: Rule("api", qpm=5, path="/items/<int:id>"), "expected '/items/{id}'"),
     "a path of Starlette": (lambda: Rule("api", qpm=5, path="/files/{p:path}"), "expected '/files/**'"),
     "a star for the rest": (lambda: Rule("api", qpm=5, path=["/a", "/b/*"]), "path[1]: path '/b/*' has the segment '*'"),
-    "a cost as text": (lambda: Rule("api", qpm=5, cost="2"), "rule 'api': cost is a str"),
+    "a cost as text": (lambda: Rule("api", qpm=5, cost="2"), "rule 'api': cost is '2', expected an integer, or one of tokens"),
     "a cost that never fits": (lambda: Rule("api", qpm=5, cost=9), "expected at most 5"),
     "a cost that is async": (lambda: Rule("api", qpm=5, cost=later), "expected a plain function (request) -> int"),
     "a condition that is async": (lambda: Rule("api", qpm=5, when=later), "expected a plain function (request) -> bool"),

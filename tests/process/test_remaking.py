@@ -100,8 +100,8 @@ def test_a_limiter(remade: Any, kind: Any) -> None:
     """All its options are kept."""
     options = {"timeout": 0.5, "key_prefix": "mine", "secret": "s" * 16, "ipv6_prefix": 56, "observers": ["prometheus"]}
     after = remade(kind(URL, **options))
-    assert (after._timeout, after._prefix, after._ipv6_prefix) == (0.5, "mine:", 56)
-    assert after._secret == kind(URL, **options)._secret
+    assert (after._timeout, after._plans.key_prefix, after._ipv6_prefix) == (0.5, "mine", 56)
+    assert after._plans.secret == kind(URL, **options)._plans.secret
     assert len(after._observers) == 1
     assert after._owns_store
 

@@ -184,7 +184,7 @@ def test_what_is_meant_is_read(tmp_path: Path) -> None:
 def test_secrets_are_not_repeated(tmp_path: Path) -> None:
     """Neither a key in the place of its digest nor a header's value."""
     text = "callers: [{id: a, api_key: 0x5ec4e7}, {id: b, header: {X-Caller: 0157}}, {id: c, header: {X-Caller: on}}]"
-    told = " ".join(map(str, mistakes(tmp_path, text)))
+    told = " ".join(map(str, mistakes(tmp_path, text))).replace(str(tmp_path), "")
     assert not [secret for secret in ("5ec4e7", "6210791", "0157", "111", "True", "on is") if secret in told]
 
 
