@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from limitgate.forward import draining
 from limitgate.forward.draining import Draining
+from limitgate.forward.served import application
 from tests.support.doors import PATIENCE, Wire, http_scope
 
 Ended = list[int]
@@ -69,6 +71,13 @@ def test_a_second_signal_ends_at_once(ended: Ended, monkeypatch: pytest.MonkeyPa
 
     asyncio.run(serve())
     assert ended == [signal.SIGTERM]
+
+
+def test_serve_ends_that_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rules.yaml").write_text("rules: [{name: all, qpd: 2}]\n")
+    monkeypatch.setenv("LIMITGATE_RULES", str(tmp_path))
+    monkeypatch.setenv("LIMITGATE_STORE", "memory://")
+    assert isinstance(application(), Draining)
 
 
 def test_a_server_without_a_handler_ends_as_it_would() -> None:
