@@ -45,7 +45,7 @@ class Dialect(NamedTuple):
     @property
     def place(self) -> str:
         """The path of its subrequests."""
-        return f"/{self.name}" if self.name else "its path"
+        return f"/{self.name}" if self.name else "an undeclared path"
 
 
 NGINX = Dialect("nginx", (b"x-original-method",), (b"x-original-uri",))
@@ -92,8 +92,8 @@ def declared(scope: Scope) -> tuple[Dialect, bytes]:
 def described(scope: Scope, dialect: Dialect, rest: bytes) -> Scope:
     """Return the scope of the request that a subrequest describes. ``rest`` follows the dialect in its target.
 
-    The method is `ANY_METHOD` if the proxy doesn't name it, and GET for HEAD, because the subrequest decides whether its
-    response has a body. Raises `UndescribedError`.
+    The method is `ANY_METHOD` if the proxy doesn't name it. A header that names HEAD means GET, because the subrequest decides
+    whether its response has a body. Raises `UndescribedError`.
     """
     lines = scope["headers"]
     target = _only(lines, dialect, dialect.uris) if dialect.uris else rest
@@ -103,10 +103,11 @@ def described(scope: Scope, dialect: Dialect, rest: bytes) -> Scope:
         raise UndescribedError(
             Diagnosis.NO_URI, dialect.place, expected, detail=f"The proxy names no URI at {dialect.place}; expected {expected}."
         )
-    method = _only(lines, dialect, dialect.methods)
-    if method is None:
-        asked = scope["method"]
-        method = asked.encode("latin-1", "replace") if not dialect.methods or asked not in ("GET", "HEAD") else b""
+    if dialect.methods:
+        named = _only(lines, dialect, dialect.methods)
+        method = b"GET" if named == b"HEAD" else named or ANY_METHOD.encode()
+    else:
+        method = scope["method"].encode("latin-1", "replace")
     if method and not _TOKEN.fullmatch(method):
         raise UndescribedError(None, detail="The method is not a token, expected one such as GET.")
     path, query, host = split(target)
@@ -119,7 +120,7 @@ def described(scope: Scope, dialect: Dialect, rest: bytes) -> Scope:
         **{name: scope[name] for name in ("asgi", "client", "server", "scheme", "extensions", "state") if name in scope},
         "type": "http",
         "http_version": scope.get("http_version", "1.1"),
-        "method": "GET" if method == b"HEAD" else method.decode("latin-1"),
+        "method": method.decode("latin-1"),
         "path": path,
         "raw_path": target.partition(b"?")[0],
         "query_string": query,
@@ -132,7 +133,7 @@ def as_itself(scope: Scope) -> Scope:
     """Return the scope of a subrequest from an untrusted peer, without the headers that describe another request."""
     own = [line for line in scope["headers"] if line[0] == b"host"]
     headers = [*[line for line in _kept(scope["headers"]) if line[0] != _KEPT], *own[:1]]
-    return {**scope, "type": "http", "method": scope["method"] if scope["method"] != "HEAD" else "GET", "headers": headers}
+    return {**scope, "headers": headers}
 
 
 def _kept(lines: Sequence[Header]) -> Iterator[Header]:

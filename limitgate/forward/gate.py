@@ -102,15 +102,14 @@ class ForwardGate:
         return Decided(refusal, [*(refusal.raw if refusal else ()), *fields], admission.decision)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == HEALTH:
+        if scope["path"].removeprefix(scope.get("root_path", "")) == HEALTH:
             await _send(send, 200, _HEALTHY, b"ok\n")
             return
         dialect, rest = declared(scope)
         if dialect is not NGINX:
             await self._decide(scope, dialect, rest, receive, refusing(send) if dialect is ENVOY else send)
             return
-        client = scope.get("client")
-        key = key_of(scope["headers"], client[0] if client else None)
+        key = key_of(scope["headers"], _peer(scope)) if self._proxies.trust(_peer(scope)) else None
         known = None if key is None else self._repeats.find(key)
         if known is not None:
             for message in known:
@@ -122,8 +121,7 @@ class ForwardGate:
             self._repeats.keep(key, converted.sent)
 
     async def _decide(self, scope: Scope, dialect: Dialect, rest: bytes, receive: Receive, send: Send) -> None:
-        client = scope.get("client")
-        if self._proxies.trust(client[0] if client else None):
+        if self._proxies.trust(_peer(scope)):
             try:
                 request = described(scope, dialect, rest)
             except UndescribedError as error:
@@ -135,7 +133,8 @@ class ForwardGate:
             self._note_missing(request, dialect.place, FORWARDED_FOR, " or ".join([name.decode() for name in dialect.methods]))
         else:
             request = as_itself(scope)
-            self._untrusted.log(_told_by(scope, dialect))
+            if (told_by := _told_by(scope, dialect)) is not None:
+                self._untrusted.log(told_by)
         await self._decides(request, receive, send)
         # For access logs around this application.
         for name in (OUTCOME, REFUSAL_ID):
@@ -202,6 +201,13 @@ async def _send(send: Send, status: int, headers: Sequence[tuple[bytes, bytes]],
     await send({"type": "http.response.body", "body": body})
 
 
-def _told_by(scope: Scope, dialect: Dialect) -> str:
+def _peer(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+def _told_by(scope: Scope, dialect: Dialect) -> str | None:
+    """Return what a peer describes a request by; None for a request that is no subrequest."""
     describing = (*dialect.uris, *dialect.methods, _FORWARDED_FOR)
-    return next((name.decode() for name, _ in scope["headers"] if name in describing), f"the path {dialect.place}")
+    place = f"the path {dialect.place}" if dialect.name else None
+    return next((name.decode() for name, _ in scope["headers"] if name in describing), place)

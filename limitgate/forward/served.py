@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from limitgate.exchange.application import ASGIApp, Message, Receive, Send
+from limitgate.forward.draining import Draining
 from limitgate.forward.gate import ForwardGate
 from limitgate.http.request import Scope
 
@@ -14,9 +15,9 @@ GRPC = "_LIMITGATE_GRPC"
 METRICS = "/metrics"
 
 
-def application() -> Served:
+def application() -> ASGIApp:
     """Return the application of one worker. Its options come from ``LIMITGATE_*``."""
-    return Served(ForwardGate(), os.environ.get(GRPC))
+    return Draining(Served(ForwardGate(), os.environ.get(GRPC)))
 
 
 class Served:

@@ -33,6 +33,25 @@ def test_each_file_says_what_happens_without_an_answer(file: str) -> None:
     )
 
 
+def milliseconds(file: str, *options: str) -> list[int]:
+    """The times that a configuration has for these options."""
+    times = [re.findall(rf"\b{option}:? (?:= )?([\d.]+)(ms|s|)\b", (DEPLOY / file).read_text()) for option in options]
+    assert [len(found) for found in times] == [1] * len(options), (file, options)
+    return [round(float(number) * (1000 if unit == "s" else 1)) for ((number, unit),) in times]
+
+
+def test_a_request_waits_for_at_most_250_ms() -> None:
+    """To connect, and for an answer. Traefik has no such options."""
+    assert sum(milliseconds("nginx.conf", "proxy_connect_timeout", "proxy_read_timeout")) == 250
+    assert sum(milliseconds("Caddyfile", "dial_timeout", "response_header_timeout")) == 250
+    assert milliseconds("limitgate.lua", "timeout_ms") == [250]
+    haproxy = (DEPLOY / "haproxy.cfg").read_text().partition("listen limitgate")[2]
+    assert re.findall(r"timeout (\w+) (\d+)ms", haproxy) == [("connect", "100"), ("server", "150")]
+    assert "retries 0" in haproxy
+    for file in ("envoy.yaml", RATE_LIMIT):
+        assert milliseconds(file, "timeout") == [250]
+
+
 def test_the_page_names_what_closes() -> None:
     for line, file in (
         ("error_page 502 504 = @limitgate_open;", "nginx.conf"),

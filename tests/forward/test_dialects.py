@@ -99,14 +99,18 @@ def test_what_describes_no_request(place: str, headers: Any, words: str) -> None
 
 
 def test_a_method_that_is_not_named() -> None:
-    """An empty one is as good as none. Only a subrequest other than a GET may be the client's own method."""
+    """An empty one is as good as none. The method of the subrequest is the proxy's own, except behind Envoy."""
     assert request_of("/nginx", headers={"x-original-uri": "/"})["method"] == ANY_METHOD
     assert request_of("/nginx", headers={"x-original-uri": "/", "x-original-method": ""})["method"] == ANY_METHOD
     assert request_of("/nginx", method="HEAD", headers={"x-original-uri": "/"})["method"] == ANY_METHOD
-    assert request_of("/check", method="POST", headers={"x-forwarded-uri": "/"})["method"] == "POST"
+    for place in ("/nginx", "/haproxy", "/check"):
+        assert request_of(place, method="POST", headers={"x-original-uri": "/"})["method"] == ANY_METHOD
+    assert request_of("/envoy/", method="POST", headers={"x-original-method": "GET"})["method"] == "POST"
 
 
 def test_head_is_described_as_get() -> None:
+    """But not if the subrequest is a HEAD itself, whose response has no body."""
+    assert request_of("/envoy/", method="HEAD")["method"] == "HEAD"
     assert request_of("/nginx", headers={"x-original-uri": "/", "x-original-method": "HEAD"})["method"] == "GET"
 
 

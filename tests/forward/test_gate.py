@@ -206,6 +206,35 @@ def test_an_untrusted_peer_is_decided_as_itself(place: str, caplog: pytest.LogCa
     assert codes(caplog) == ["LG006"]
 
 
+def test_an_untrusted_peer_chooses_no_id() -> None:
+    """Each of its requests is charged."""
+    asked = [("/nginx", "/", "GET", "203.0.113.9")] * 2
+    assert statuses(made(Rule("all", "1/minute")), *asked, x_request_id="a" * 32) == [200, 403]
+
+
+def test_a_stray_request_is_no_misconfiguration(caplog: pytest.LogCaptureFixture) -> None:
+    """A scanner asks without any header of a proxy, and the log must not ask to trust it."""
+
+    async def ask() -> None:
+        wire = Wire()
+        await made(Rule("all", "1/minute"))(http_scope("/favicon.ico", peer="203.0.113.9"), wire.receive, wire.send)
+        assert Answer(wire.sent).status == 200
+
+    asyncio.run(ask())
+    assert codes(caplog) == []
+
+
+def test_a_refused_head_has_no_body() -> None:
+    """Behind Envoy, whose subrequest is a HEAD itself."""
+
+    async def ask() -> None:
+        answer = await asking(made(Rule("none", "0/day")), "/envoy/", None, "HEAD")
+        assert (answer.status, answer.body) == (429, b"")
+        assert int(answer.headers["content-length"]) > 0
+
+    asyncio.run(ask())
+
+
 def test_a_unix_socket_is_trusted_by_name() -> None:
     gate = made(Rule("all", "1/minute"), trusted_proxies=["unix"])
     assert statuses(gate, ("/haproxy", "/", "GET", None)) == [200]
@@ -218,7 +247,15 @@ def test_health_needs_no_store() -> None:
         def spend(self, *_: Any) -> Any:
             raise AssertionError("the store was asked")
 
-    assert statuses(made(Rule("all", "1/minute"), store=Unasked()), *[("/healthz",)] * 2) == [200, 200]
+    gate = made(Rule("all", "1/minute"), store=Unasked())
+    assert statuses(gate, *[("/healthz",)] * 2) == [200, 200]
+
+    async def ask_below_a_mount() -> None:
+        wire = Wire()
+        await gate(http_scope("/gate/healthz", root_path="/gate"), wire.receive, wire.send)
+        assert Answer(wire.sent).body == b"ok\n"
+
+    asyncio.run(ask_below_a_mount())
 
 
 @pytest.mark.parametrize(("on_error", "expected"), [("open", [200, 200]), ("closed", [403, 503]), ("local", [200, 200])])

@@ -175,24 +175,6 @@ def _command(name: str, path: Path, port: int) -> list[str]:
     return [binary, "-db", "-f", file]
 
 
-class Backend:
-    """The application behind a proxy: answers 200, and remembers what it received."""
-
-    def __init__(self, app: Any = None) -> None:
-        self.seen: list[dict[str, Any]] = []
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        self.seen.append(scope)
-        message = {"more_body": True}
-        while message.get("more_body"):
-            message = await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-
 @contextlib.contextmanager
 def on_thread(app: Any, *, lifespan: str = "off", port: int = 0, uds: str | None = None) -> Iterator[int]:
     """An ASGI application under uvicorn, on a thread, as ``limitgate serve`` runs it; gives the port."""
