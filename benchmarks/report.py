@@ -33,33 +33,23 @@ _HOW = """\
 Each limiter protects the same application with one route, by README's first rule: 5 per second, 100 per minute and 2,000
 per day for each client. LimitGate uses `key: [path, ip]` and sends rate headers; the peers count by address.
 
-CPU is that of the process that handles requests, called without a server, on uvloop, minus the bare application's. All
-contenders take turns in many short rounds. A figure is the median over the rounds; the best round is in parentheses. A ratio
-is the median of the ratios within each round. A client's previous request has drained from the second and the minute before
-the next one.
+CPU is that of the process, called without a server, on uvloop, minus the bare application's. All contenders take turns in
+many short rounds. Figures and ratios are medians over the rounds; the best round is in parentheses. Buckets drain between two
+requests of a client.
 
-Redis runs on the same machine, on a unix socket. Its CPU comes from INFO, its commands from MONITOR. "All or nothing" means
-that a refused request is charged to no window. Smooth windows admit at most their burst at once; fixed windows admit twice as
-much around an edge. All limiters use redis-py's defaults, whose pool refuses the 101st simultaneous connection."""
+Redis runs on the same machine, on a unix socket. Smooth windows admit at most their burst at once; fixed windows admit twice
+as much around an edge. redis-py's pool refuses the 101st simultaneous connection by default."""
 _CALLS = """\
 The rows below the limiters don't limit. Prepacked calls that concurrent requests share are the minimum for a call to Redis."""
 _KINDS = """\
-The whole example is `config/` with its tiers, a trusted proxy, and a login with a decorator. Of 32 requests, one has a VIP's
-API key, three are logins, one is a health check."""
+The whole example is `config/`, a trusted proxy, and a login with a decorator. Of 32 requests, one has a VIP's API key, three
+are logins, one is a health check."""
 _COMPARED = """\
 "Times the peer" is LimitGate's CPU divided by that of the cheapest peer with the same feature: below 1, LimitGate is
-cheaper. Each option changes one thing in README's rule:
-
-* `global` and the lease have one bucket for all clients and 1,000 times the limits.
-* The window algorithms, `max_delay`, a caller's own limits and limits by a callable have one limit instead of three: 100
-  per minute.
-* `charge_if` charges the status 401, which no request gets. `concurrency` has 50 slots for each address and no limit.
-
-The peers send no rate headers, LimitGate does. Flask-Limiter runs in Flask with one request at a time, and is compared with
-bare Flask. `benchmarks/options.py` has the setup of every peer."""
+cheaper. Each option changes one thing in README's rule, as `benchmarks/options.py` shows. LimitGate sends rate headers, the
+peers don't. Flask-Limiter runs in Flask with one request at a time, and is compared with bare Flask."""
 _EASY = """\
-An easier case: `key: [ip]`, 250 clients, 1,000 per second, 5,000 per minute, 10,000 per day, without pauses, so no bucket
-drains."""
+`key: [ip]`, 250 clients, 1,000 per second, 5,000 per minute, 10,000 per day, without pauses."""
 
 
 def page(results: Results) -> str:
@@ -80,7 +70,7 @@ def page(results: Results) -> str:
         ("Bytes per client, three windows", _memory(results)),
         (f"The easy case: CPU per request over the bare application, {CROWDED} at once, µs", _easy(results)),
         ("How it was measured", _HOW),
-        ("Setup of each limiter", "\n".join(f"* {contender.name}: {contender.remark}" for contender in (*ASGI, WSGI[1]))),
+        ("Setup of each limiter", _setups({contender.name: contender.remark for contender in (*ASGI, WSGI[1])})),
     ]
     texts = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections if text)
     head = f"# LimitGate compared with its peers\n\n{_LEAD}\n\n{results.setting}.\n{results.setting.versions}."
@@ -126,6 +116,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; the first column is text, the others are figures."""
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _setups(remarks: Mapping[str, str]) -> str:
+    rows = [f"| {name} | {remark} |" for name, remark in remarks.items()]
+    return "\n".join(["| limiter | setup |", "| --- | --- |", *rows])
 
 
 def number(figure: float) -> str:
@@ -267,7 +262,7 @@ def _frameworks(results: Results) -> str:
     limiters = {limiter.name: limiter.remark for framework in known for limiter in framework.limiters}
     setups = {name: remark for name, remark in limiters.items() if name not in elsewhere}
     tables = [_framework(framework, results.frameworks[framework.name]) for framework in known]
-    how = "\n".join(f"* {name}: {remark}" for name, remark in setups.items())
+    how = _setups(setups)
     return "\n\n".join([*tables, "All of this ran on one core. Django ran without its own middleware.", how])
 
 
