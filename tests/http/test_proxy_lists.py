@@ -117,7 +117,8 @@ def test_a_misspelt_name(entry: str, guess: str | None) -> None:
     """The names there are, and which was probably meant."""
     with pytest.raises(ConfigError, match=r"one of the lists cloudflare, fastly, .*, private, shared") as caught:
         trusts(entry)
-    assert str(caught.value).endswith(f"; did you mean {guess!r}?" if guess else "LimitGate has no list of aws, so save its ranges to a file")
+    end = f"; did you mean {guess!r}?" if guess else "LimitGate has no list of aws, so save its ranges to a file"
+    assert str(caught.value).endswith(end)
 
 
 @pytest.mark.parametrize("value", ["loopback,10.0.0.0/8", '["loopback", "10.0.0.0/8"]'])
