@@ -131,7 +131,7 @@ def place_of(error: BaseException) -> str:
 
 
 def place_in(function: object, error: BaseException) -> str:
-    """Module and line at which an application's function failed: in its package, outside LimitGate, or its definition."""
+    """Place in an application's function that failed: in its package, outside LimitGate, or its definition."""
     with suppress(ValueError):  # wrapped in a cycle
         function = inspect.unwrap(function.func if isinstance(function, partial) else function)  # type: ignore[arg-type]
     module = getattr(function, "__module__", None) or "an unknown place"

@@ -44,9 +44,9 @@ class Action(NamedTuple):
     name: int = 0
     held_us: int = 0
     needed_us: int = 0
-    """µs in which the charges drain; the entry is kept at least that long."""
+    """µs until the charges have drained; the entry is kept at least that long."""
     latest: int = 0
-    """Latest time to add an entry, or time from which a barred one may have expired; Unix µs of the store."""
+    """Latest time to add an entry, or earliest expiry of a barred one; Unix µs of the store."""
     place: int = 0
     """The entry's place in Redis; 0 if unknown."""
 
@@ -64,7 +64,7 @@ class State(NamedTuple):
     clock: int = 0
     """µs."""
     needed: int = 0
-    """Time after which no entry is needed."""
+    """End of the last needed entry."""
     entries: tuple[Entry, ...] = ()
     """By deadline and name."""
     held: int = 0

@@ -365,7 +365,7 @@ class Publisher:
         return RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization, used, refusals, names, row.limits)
 
     def _counters(self, series: Series) -> Iterable[Value]:
-        """Omit zeros; readers know all series."""
+        """Leaves out zeros: readers know all series."""
         values = self._values(series)
         place = len(series.counters)
         for (instrument, labels), value in zip(series.counters, values):

@@ -72,7 +72,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One process. Times are Unix seconds of its own clock."""
+    """One process. Times are Unix seconds by its clock."""
 
     id: str
     """16 hex digits, unique per start of a process."""

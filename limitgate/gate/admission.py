@@ -43,7 +43,7 @@ class Receipt(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A booked time at which a request may proceed."""
+    """A booked time for a request."""
 
     due_us: int
     """Unix µs by the store's clock."""

@@ -59,7 +59,7 @@ class LookingStore:
     def __init__(self, store: SyncStore) -> None:
         self._store = store
         self.failure: StoreError | None = None
-        """Did not stop the gate."""
+        """The failure that the gate handled by ``on_error``."""
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         try:

@@ -30,7 +30,7 @@ _STREAM = b"text/event-stream"
 _LATELY_S = 1.0
 MOST_PROXIES = 1000
 BUFFERED = 65_536
-"""Bytes after which a server waits for the client."""
+"""Bytes that a server buffers before it waits for the client."""
 IPV6_PREFIX = 64
 MOST_DIGITS = 20
 """Python refuses to parse thousands."""

@@ -48,7 +48,7 @@ def incomplete() -> BodyError:
 
 
 def without_length() -> BodyError:
-    """For a body whose end is unknown."""
+    """The body has no known end."""
     return BodyError(411, "The request's body needs a Content-Length.")
 
 

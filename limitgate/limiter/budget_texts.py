@@ -24,7 +24,7 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 
 LASTS = 86_400.0
 MOST_KEYS = 1_000
-"""In the index; least recently used is dropped."""
+"""In the index; the least recently used key is dropped."""
 MOST_ROWS = 500
 """Processes per key; the least recent writer is dropped."""
 PER_SECOND = 20
@@ -155,7 +155,7 @@ def names(limiter: Operations) -> ConfigFlow[list[str]]:
 
 
 def matching(wanted: str, listed: Iterable[str]) -> list[str]:
-    """Names with all words of a text, in which ``*`` is a wildcard."""
+    """Names with all words of a text; ``*`` is a wildcard."""
     words = wanted.split()
     return [name for name in listed if all(any(fnmatchcase(part, word) for part in name.split()) for word in words)]
 

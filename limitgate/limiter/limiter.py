@@ -254,7 +254,7 @@ class AsyncLimiter(AsyncCalls):
         The limit adapts to the duration of blocks and to event loop lag, without store calls. ``@limiter.adaptive("db")`` runs
         calls of a function as blocks. A block without a permit waits for ``max_delay`` seconds, by default 0, and then raises
         `RateLimited`. ``with_priority("low")`` returns the same work for low priority. Timeouts, lost connections and
-        cancellations are failures, of which many lower the limit.
+        cancellations are failures; many failures lower the limit.
 
         ``name`` identifies the limit. ``options`` are `AdaptiveOptions`: ``min``, ``max``, ``tolerance``, ``delay``,
         ``max_delay`` and ``reserve``. The same name returns the same object; different options raise `ConfigError`.

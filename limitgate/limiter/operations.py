@@ -26,7 +26,7 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import MemoryStore
 
 ROUNDING = 0.001
-"""Seconds by which a turn may exceed the timeout, due to timers."""
+"""Tolerated excess of a turn over the timeout in seconds, due to timers."""
 _ATTEMPTS = 64
 """Under contention, before nothing is granted."""
 

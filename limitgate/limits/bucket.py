@@ -74,7 +74,7 @@ class Bucket:
         turns = self.algorithm.MAX_TURNS
         waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
         self.longest_wait_us = min([MAX_AHEAD, *waits])
-        """Longest time until a booked turn."""
+        """Maximum µs until a booked turn."""
         self.is_dated = any(map(self.algorithm.date, limits))
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
         self.refuses_all = any(not limit.count for limit in limits)

@@ -131,6 +131,7 @@ class Decision:
     delay: float = 0.0
     """Maximum seconds that the request waited for a permit and a turn. The wait is over when the application sees this."""
     evidence: Sequence[BucketReading] = field(default=(), compare=False)
+    """Readings behind ``standings`` and ``windows``."""
     is_charged: bool = field(default=False, compare=False)
     """True if charges were made."""
     settlement: FinalCosts | None = field(default=None, compare=False)

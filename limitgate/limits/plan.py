@@ -45,7 +45,7 @@ class Adjustment(NamedTuple):
     back: Sequence[Amount]
     """To return per window; a negative amount is charged in any case."""
     grace: Sequence[int]
-    """µs per window in which a refund is complete."""
+    """µs per window until a refund becomes partial."""
 
     @property
     def gives_back(self) -> bool:

@@ -41,7 +41,7 @@ _POLL = 0.25
 _STAYS = 5.0
 """Seconds without an attempt until the line drops a request."""
 _EARLIER = 60.0
-"""Seconds by which a turn may come early."""
+"""Seconds that a turn may come early."""
 _SHORTEST = 0.001
 REFUSED = 429
 _MINUTE = 60

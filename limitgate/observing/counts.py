@@ -89,7 +89,7 @@ ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
 """Positions in a rule's values; the histogram starts at `COUNTS`."""
 SUMS = COUNTS + _BUCKETS
 TINY: Final = 1e-9
-"""Keeps a rounded share below its bound."""
+"""Subtracted from a share, so that rounding cannot lift it above its bound."""
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"

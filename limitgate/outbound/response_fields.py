@@ -66,7 +66,7 @@ def answer_of(status: int, field: Field, now: float) -> Answer:
 
 
 def without_encoding(field: Field) -> Field:
-    """For a response that is read along decoded."""
+    """The body of the response is decoded while it is read."""
     return lambda name: None if name == "content-encoding" else field(name)
 
 

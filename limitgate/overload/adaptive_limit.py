@@ -88,7 +88,7 @@ class AdaptiveLimit:
         max_delay: float = 0.0,
     ) -> None:
         self.in_flight = 0
-        """Without lost ones."""
+        """Requests in flight, except lost ones."""
         self.limit = options.start
         """Outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}

@@ -199,7 +199,7 @@ PRESSED_S = 1.0
 DEPTH = 0.7
 """Share of the requests in flight without a queue."""
 ON_TIME_S = 0.1
-"""Seconds after a mark in which a dip is shared by all processes."""
+"""All processes share a dip that begins within these seconds of a mark."""
 LENGTH_S = 0.25
 LENGTH_BASES = 5
 """A dip lasts at most `LENGTH_S` or this many R0."""

@@ -30,7 +30,7 @@ class PriorityLevel:
         self.budget = 1.0
         """Share of a hot loop's iteration."""
         self.room = 1
-        """Requests in flight up to which this priority enters."""
+        """Maximum of all requests in flight that admits this priority."""
         self.free = 0
         """The same on the fast path."""
         self.kept = 1.0

@@ -41,7 +41,7 @@ def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _masked(who: str) -> str:
-    """Masked names have an ellipsis; digests begin with ``#``."""
+    """Masked names contain an ellipsis; a digest has the prefix ``#``."""
     if who.startswith("#"):
         return who
     return " ".join([word if "…" in word else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])

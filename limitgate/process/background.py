@@ -1,4 +1,4 @@
-"""Daemon threads, of which one polls for changes."""
+"""Daemon threads; one polls for changes."""
 
 from __future__ import annotations
 

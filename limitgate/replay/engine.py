@@ -101,7 +101,7 @@ class Engine:
         return grouped(text, self._ipv6_prefix).encode("latin-1")
 
     def advance(self, at: int) -> None:
-        """Unix µs; never back."""
+        """Move the clock forward to a Unix time in µs."""
         self._now = max(self._now, at)
 
     def skip(self, line: bytes = b"") -> None:

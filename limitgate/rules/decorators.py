@@ -272,7 +272,7 @@ def _marks_within(endpoint: Any) -> list[Mark]:
 
 
 def note_routed(endpoint: Any) -> None:
-    """An application routes to this endpoint, and to what it wraps."""
+    """An application routes to this endpoint, and to the functions that it wraps."""
     function = getattr(endpoint, "__func__", endpoint)
     while function is not None and not inspect.isclass(function):
         if _MARKS in getattr(function, "__dict__", ()):

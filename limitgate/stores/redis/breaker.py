@@ -31,7 +31,7 @@ CHANCE = random.SystemRandom()
 PROBE_TIMEOUT = 0.5
 """Seconds."""
 LATE = 0.1
-"""Seconds after which the process stood still."""
+"""A probe this late (seconds) means that the process stood still."""
 
 
 State = Literal["closed", "open", "half-open"]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ServerFacts(NamedTuple):
-    """None for what the user may not read."""
+    """A field that the user may not read is None."""
 
     server: str
     """Address in a Cluster, otherwise the URL."""

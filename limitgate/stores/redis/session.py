@@ -23,7 +23,7 @@ from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.wire import PushNotification, Reader, error_of
 
 IDLE = 1.0
-"""Idle seconds after which a connection may be dropped."""
+"""A connection may be dropped after these idle seconds."""
 DOUBT, MOST_DOUBT = 0.2, 0.5
 """Shares of the timeout for an idle connection, first and after wrong doubts. The rest suffices to retry."""
 LONGEST_DOUBT = 0.25

@@ -21,7 +21,7 @@ GRAIN, SHORTEST = 0.01, 0.004
 LONGEST = 0.05
 """Seconds that a tick counts. The loop polls its sockets between ticks."""
 LATE = 0.002
-"""Seconds after which the loop was away; GIL waits take 5 ms."""
+"""A tick this late (seconds) means that the loop was away; GIL waits take 5 ms."""
 ASLEEP = 1.0
 """Seconds without a tick: the process was suspended."""
 AWAY = 0.1
