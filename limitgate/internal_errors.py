@@ -125,7 +125,7 @@ def _is_handled_outside(trace: TracebackType | None) -> bool:
 
 
 def place_of(error: BaseException) -> str:
-    """Module and line that raised."""
+    """Return the module and line that raised."""
     places = _places(error)
     return places[-1] if places else "an unknown place"
 

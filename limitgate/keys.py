@@ -65,7 +65,7 @@ class Key:
         return text
 
     def named(self, subject: Subject) -> list[tuple[str, str]]:
-        """Labels and values for display."""
+        """Return labels and values for display."""
         found = {}
         for labels in self._labels:
             # One after the other, as for the key: a later alternative may be slow to find.
@@ -184,7 +184,7 @@ def text_of(value: object, name: str) -> str | None:
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
-    """Text of further parts."""
+    """Return the text of further key parts."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
@@ -230,7 +230,7 @@ def _bytes(text: str) -> bytes:
 
 
 def part_of(subject: Subject, label: str) -> str | None:
-    """Empty or None if missing."""
+    """Return a part's value; empty or None if missing."""
     return _reader(label)(subject)
 
 

@@ -278,7 +278,7 @@ def _text(value: Any, longest: int = LONGEST_NAME) -> str:
 
 @lru_cache(maxsize=16_384)
 def _harmless(text: str, longest: int) -> str:
-    """Cached, because processes report the same."""
+    """The result is cached, because processes report the same texts."""
     return shortened(printable(text), longest)
 
 

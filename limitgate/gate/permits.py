@@ -335,7 +335,7 @@ class Permits:
         return int(lengths[-1]) if lengths and lengths[-1].isdigit() and len(lengths[-1]) <= MOST_DIGITS else None
 
     def end(self, outcome: Outcome | None = None) -> None:
-        """``outcome`` overrides the response's."""
+        """Release all permits. ``outcome`` overrides that of the response."""
         held = self.held
         while held:
             places, permit = held.pop()

@@ -215,7 +215,7 @@ def _raised(bucket: BucketReading, now: int, booked: Sequence[tuple[int, BucketR
 
 
 def _kind(turn: Turn) -> tuple[object, ...]:
-    """Equal for interchangeable turns."""
+    """Return a key that is equal for interchangeable turns."""
     charges = [(each.is_local, charge.key, charge.bucket, charge.cost) for each in turn.charged for charge in each.plan.charges]
     return tuple(charges)
 

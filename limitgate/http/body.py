@@ -48,7 +48,7 @@ def incomplete() -> BodyError:
 
 
 def without_length() -> BodyError:
-    """The body has no known end."""
+    """Return the error for a body without a known end."""
     return BodyError(411, "The request's body needs a Content-Length.")
 
 

@@ -166,7 +166,7 @@ def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
 
 
 def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
-    """Cached, because most numbers repeat."""
+    """The result is cached, because most numbers repeat."""
     reset = -(-full_at_us // SECOND)
     try:
         return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
@@ -300,7 +300,7 @@ def _as_go_prints(us: int, _: int) -> str:
 
 
 def _as_time(us: int, now_us: int) -> str:
-    """RFC 3339, rounded up."""
+    """Format a time as RFC 3339, rounded up."""
     at = datetime.fromtimestamp(min(-(-(now_us + us) // SECOND), _LATEST), UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -95,7 +95,7 @@ class Headers(Mapping[str, str]):
         return self._decoded(lines[0][:most]) if lines else ""
 
     def end(self, name: str, most: int) -> str:
-        """Last ``most`` characters."""
+        """Return the last ``most`` characters."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[-1][-most:]) if lines else ""
 
@@ -541,7 +541,7 @@ class Request:
 
     @property
     def has_too_many_lines(self) -> bool:
-        """Except under WSGI, which joins lines."""
+        """True for too many header lines. WSGI servers join lines."""
         return self.scope is not None and len(self.scope.get("headers", ())) > MOST_LINES
 
     def check_lines(self) -> None:
@@ -551,7 +551,7 @@ class Request:
 
     @property
     def is_preflight(self) -> bool:
-        """CORS-preflight (Fetch standard)."""
+        """True for a CORS-preflight request (Fetch standard)."""
         if self.method != "OPTIONS":
             return False
         return bool(self.headers.get("origin") and self.headers.get("access-control-request-method"))
@@ -685,7 +685,7 @@ class DescribedRequest(Request):
 
     @classmethod
     def of_client(cls, client: str | None, method: str, headers: Mapping[str, str], user: object) -> DescribedRequest:
-        """Without proxies or path."""
+        """Describe a request by its client, without proxies or path."""
         request = cls(method, "/", None, headers, user)
         request._client = client
         return request

@@ -91,7 +91,7 @@ class RefusalKey:
 
 
 def time_of(text: str) -> float:
-    """Unix seconds. Raises `ValueError`."""
+    """Return the Unix time of an id in seconds. Raises `ValueError`."""
     return int.from_bytes(_bytes_of(text)[:5], "big") * _TICK / 1e6
 
 
@@ -138,7 +138,7 @@ class Refusal(NamedTuple):
 
     @property
     def close_code(self) -> int:
-        """IANA WebSocket Close Code Number Registry."""
+        """WebSocket close code (IANA WebSocket Close Code Number Registry)."""
         return _POLICY_VIOLATION if self.status in {403, 431} else _TRY_AGAIN_LATER
 
 
@@ -164,7 +164,7 @@ def _refusal(
     wait: int | None,
     is_permanent_ban: bool,  # noqa: FBT001 - `lru_cache` is faster without keywords
 ) -> tuple[Refusal, bytes, bytes]:
-    """Cached, because refused clients often retry."""
+    """The result is cached, because refused clients often retry."""
     detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
         detail, fields = "This request is more than its limit ever allows. Waiting does not help.", []
@@ -183,13 +183,13 @@ def forbidden() -> Refusal:
 
 @cache
 def headers_too_large(detail: str) -> Refusal:
-    """431 (RFC 6585 section 5)."""
+    """Return the 431 (RFC 6585 section 5)."""
     return _problem(431, "Request Header Fields Too Large", detail, [], type="about:blank")
 
 
 @cache
 def body_unread(status: int, detail: str) -> Refusal:
-    """400, 408, 411 or 413."""
+    """Return the 400, 408, 411 or 413 of a `BodyError`."""
     # Its name before RFC 9110 depends on the version of Python.
     title = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
     return _problem(status, title, detail, [], type="about:blank")

@@ -100,7 +100,7 @@ def _key(charges: Sequence[Charge]) -> str:
 
 
 def _drain_us(reading: Reading) -> int:
-    """µs until the charges drain alone."""
+    """Return the µs until the charges drain without others."""
     return max(
         [
             charge.bucket.algorithm.ttl_us(state, limit)

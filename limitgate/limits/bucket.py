@@ -123,7 +123,7 @@ def banned(bucket: Bucket) -> Bucket:
 
 @lru_cache(maxsize=4096)
 def bucket_of(*limits: Limit | str) -> Bucket:
-    """Cached."""
+    """Return the cached bucket of these limits."""
     return Bucket(tuple(as_limit(limit) for limit in limits))
 
 

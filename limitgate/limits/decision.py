@@ -220,7 +220,7 @@ class Decision:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without readings and request."""
+        """Pickle the decision without readings and request."""
         shown = self._shown()
         return _unpickled, (type(self), shown, self.windows)
 
@@ -367,12 +367,12 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is public
         return self.decision.retry_after_header
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without the response."""
+        """Pickle the error without the response."""
         return RateLimited, (self.decision,), {"args": self.args}
 
 
 def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -> Decision:
-    """Describes the state after the plan."""
+    """Make the decision, with the state after the plan."""
     buckets, allowed = reading.buckets, reading.admitted
     is_charged = allowed and plan.verb == "spend"
     tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)

@@ -193,7 +193,7 @@ class Limit:
         return Limit(str(self), **{**now, **options})
 
     def in_series(self, series: int) -> Limit:
-        """With separate windows, see `series`."""
+        """Return this limit with separate windows, see `series`."""
         other = copy(self)
         other._become(series=series)  # noqa: SLF001 - same class
         return other
@@ -313,14 +313,14 @@ def _shown(value: object) -> str:
 
 
 def kept_as(algorithm: str) -> Limit:
-    """The internal limit of a ban."""
+    """Make the internal limit of a ban."""
     limit = copy(Limit("1/second"))
     limit._become(algorithm=algorithm)  # noqa: SLF001 - same class
     return limit
 
 
 def _parse(text: object) -> tuple[int, int, int, int | None]:
-    """Seconds or months."""
+    """Parse a limit with a period in seconds or months."""
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         if isinstance(text, str) and (at_once := _AT_ONCE.fullmatch(text)):

@@ -70,14 +70,14 @@ class Charge(NamedTuple):
     """Unit of the cost."""
 
     def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
-        """A zero-cost charge with an adjustment."""
+        """Return a zero-cost charge with an adjustment."""
         return self._replace(cost=0, enforced=False, max_wait_us=0, adjustment=Adjustment(0, as_of, back, grace))
 
     def released(self) -> Charge:
         return self.adjusted([self.cost], [self.slot])
 
     def under_ban(self) -> Charge:
-        """As read from a banned bucket."""
+        """Return this charge as read from a banned bucket."""
         return self._replace(bucket=banned(self.bucket), max_wait_us=0)
 
     def renewed(self) -> Charge:
@@ -301,7 +301,7 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
 
 
 def own_cost(value: Any) -> tuple[Any, Any]:
-    """A limit and its own cost."""
+    """Return a limit and its own cost."""
     match value:
         case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict) or cost in _NAMED:
             return limit, cost

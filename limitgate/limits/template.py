@@ -542,7 +542,7 @@ class PlainRefund:
             return self._plan
 
     def amounts(self) -> list[tuple[Sequence[Amount], Sequence[int]]]:
-        """Per charge, see `Adjustment`."""
+        """Return the amounts of each charge, see `Adjustment`."""
         states, slot = self.states, self.spent.slot
         return [
             charge.bucket.algorithm.refund_amount(states[places], charge.bucket, charge.cost, 0, slot)
@@ -551,7 +551,7 @@ class PlainRefund:
 
     @property
     def whole(self) -> Reading:
-        """Without buckets."""
+        """Return a reading without buckets."""
         return Reading(self.now, (), self.admitted, self.waited, self.source)
 
     def having_waited(self, waited: float) -> PlainRefund:

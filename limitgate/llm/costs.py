@@ -29,12 +29,12 @@ def tokens(request: Request) -> int:
 
 
 def input_tokens(request: Request) -> int:
-    """`tokens`, input only."""
+    """Cost of a limit on input tokens, see `tokens`."""
     return estimate_for(request).input
 
 
 def output_tokens(request: Request) -> int:
-    """`tokens`, output only."""
+    """Cost of a limit on output tokens, see `tokens`."""
     return _output(estimate_for(request))
 
 
@@ -54,7 +54,7 @@ def count_of(kind: TokenKind, into: int, out: int) -> int:
 
 
 def estimate_for(request: Request) -> Estimate:
-    """Computed once. Raises `BodyWanted`."""
+    """Return the estimate, computed once. Raises `BodyWanted`."""
     known: Estimate | None = request.estimate
     if known is None:
         if request.document is UNREAD:

@@ -210,7 +210,7 @@ class Counts:
         return series
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
-        """Removed limits become 0."""
+        """Set removed limits to 0."""
         present = written(after)
         for labels, rule in written(before).items():
             kept = windows_of(present[labels].every_limit) if labels in present else {}

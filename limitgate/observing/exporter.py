@@ -325,7 +325,7 @@ class StoreCounts:
 
 
 def store_counts(store: object) -> StoreCounts:
-    """Shared by a store's users."""
+    """Return the metrics that all users of a store share."""
     counts: StoreCounts | None = getattr(store, "observed", None)
     if counts is None:
         counts = StoreCounts(store)

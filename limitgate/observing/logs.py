@@ -189,13 +189,13 @@ def audited(
 
 
 def rules_changed(source: str, changes: str) -> None:
-    """The source doesn't identify the author."""
+    """Log a change of rules, whose author is unknown."""
     fields = _fields("rules", source, None, None, {"changes": changes})
     audit_log.info("rules read again from %s: %s", source, changes, extra=fields)
 
 
 def somebody() -> str:
-    """User and host of this process."""
+    """Return user and host of this process."""
     user = "unknown"
     with suppress(OSError, KeyError):
         user = getpass.getuser()

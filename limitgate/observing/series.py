@@ -43,7 +43,7 @@ def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
 
 
 def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
-    """Rules with metrics, by labels."""
+    """Return the rules with metrics, by labels."""
     of_tiers = rules.tiers.values()
     return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
 

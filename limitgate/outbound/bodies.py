@@ -19,7 +19,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def host_of(url: str) -> str:
-    """Lower-case host, with a non-default port."""
+    """Return the lower-case host, with a non-default port."""
     scheme, _, host, port, *_ = parse_url(url)
     # A trailing dot doesn't change the host.
     name = (host or "").removesuffix(".")

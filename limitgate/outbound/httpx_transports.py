@@ -454,7 +454,7 @@ def _along(stream: type, along: type[_Along]) -> Any:
 
 @contextmanager
 def _reading_briefly(request: Any) -> Iterator[None]:
-    """For a refusal's body."""
+    """Shorten the read timeout for a refusal's body."""
     timeouts = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {**timeouts, "read": min(timeouts.get("read") or LONGEST_READ, LONGEST_READ)}
     try:

@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
     @property
     def refused(self) -> bool:
-        """RFC 6585, section 4."""
+        """True for a 429 (RFC 6585, section 4)."""
         return self.status == 429
 
     @property

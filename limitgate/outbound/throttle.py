@@ -172,7 +172,7 @@ def by_method(repeatable: Callable[[T], bool]) -> Callable[[T], bool]:
 
 
 def is_idempotent(method: str, fields: Iterable[str]) -> bool:
-    """Idempotent method, or ``Idempotency-Key``."""
+    """True for an idempotent method or an ``Idempotency-Key``."""
     return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
 
 

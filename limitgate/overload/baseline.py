@@ -63,7 +63,7 @@ class Baseline:
         self._largest = self.mean_s
 
     def learn(self, now: float) -> None:
-        """From requests that did not queue here."""
+        """Learn from requests that did not queue here."""
         self._forget(now)
         mean_s = self.seconds / self.count
         least = min(self._least, self._least_before)
@@ -73,7 +73,7 @@ class Baseline:
         self._largest, self._largest_before = self.mean_s, 0.0
 
     def learn_quietly(self, now: float) -> None:
-        """From a window without load."""
+        """Learn from a window without load."""
         self._forget(now)
         self.mean_s += QUIET_WEIGHT * (min(self.seconds / self.count, self._known_s) - self.mean_s)
 
@@ -139,7 +139,7 @@ class RequestClass:
 
     @property
     def overall_s(self) -> float:
-        """Of recent requests."""
+        """Mean R0 of recent requests."""
         if not self.made:
             return self.shared.mean_s
         return sum([made * self.mean_s(client) for client, made in self.made.items()]) / sum(self.made.values())
@@ -253,5 +253,5 @@ class Dip:
             self.clean_at = now
 
     def is_over(self, now: float) -> bool:
-        """Enough samples, or too long."""
+        """True if the dip has enough samples or lasts too long."""
         return self.count >= self._enough or (now > self._ends_at and self.count >= LEAST) or now > self._ends_at + GRACE_S

@@ -59,7 +59,7 @@ class WaitingTask:
         return True
 
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
-        """On the task's event loop."""
+        """Call ``look`` on the task's event loop."""
         with suppress(RuntimeError):  # The loop is closed.
             self.loop.call_soon_threadsafe(call_later, self.loop, seconds, look, context=Context())
 

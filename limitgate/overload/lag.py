@@ -157,7 +157,7 @@ class ListenQueue:
         self._scan_at = -math.inf
 
     def __call__(self) -> int:
-        """Waiting connections, 0 if unknown."""
+        """Return the number of waiting connections, 0 if unknown."""
         lengths = [_length(descriptor) for descriptor in self._sockets]
         if None in lengths or self._clock() >= self._scan_at:
             self._scan_at = self._clock() + SCAN_EVERY_S

@@ -85,7 +85,7 @@ class LittlesLaw:
         return self.base_in_flight + extra + SPARE
 
     def is_slow(self, took_s: float, base_s: float) -> bool:
-        """Longer than the allowed queue explains."""
+        """True if requests take longer than the allowed queue explains."""
         return took_s > SLOW * (base_s + self.options.allowed_queue_s(base_s))
 
     def reconfigure(self, options: Adaptive) -> None:

@@ -56,7 +56,7 @@ class PriorityLevel:
         self.budget = float(self.share)
 
     def make_room(self, limit: int) -> None:
-        """At least one request."""
+        """Apply the share; leave room for at least one request."""
         self.room = max(1, int(limit * self.share))
 
     def passes_thinning(self) -> bool:
@@ -138,7 +138,7 @@ class Thinning:
         self._quiet = 0
 
     def step(self) -> None:
-        """From requests since the last step."""
+        """Take a step by the requests since the last one."""
         has_refused = [share.step() for share in (self._high, self._normal)]
         self._quiet = 0 if any(has_refused) else self._quiet + 1
         step = GAIN * (self._high.value - GOAL)

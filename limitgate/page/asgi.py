@@ -180,7 +180,7 @@ class _Watcher:
         return self._viewers < MOST_STREAMS and not is_stopping()
 
     async def read(self) -> Mapping[str, Any]:
-        """At most a second old."""
+        """Return figures that are at most a second old."""
         return await self._site.reader.aread()
 
     def prepare(self) -> None:
@@ -188,7 +188,7 @@ class _Watcher:
             self._preparing = asyncio.get_running_loop().create_task(self.read(), context=Context())
 
     def hurry(self) -> None:
-        """A client's state has changed."""
+        """Read again at once, because a client's state has changed."""
         self._site.reader.expire()
         self._is_late = True
 

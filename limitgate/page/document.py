@@ -33,7 +33,7 @@ def document(nonce: str, title: str, facts: Mapping[str, Any]) -> bytes:
 
 
 def policy(nonce: str) -> str:
-    """Content-Security-Policy (CSP level 3)."""
+    """Return the Content-Security-Policy (CSP level 3)."""
     return (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

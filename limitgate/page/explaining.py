@@ -101,7 +101,7 @@ def _explaining_request(known: Known, query: Query) -> ConfigFlow[dict[str, Any]
 
 
 def _looking(flow: Any, timeout: float) -> ConfigFlow[None]:
-    """Plans only read."""
+    """Run a flow of the gate whose plans only read."""
     try:
         wish = next(flow)
         while True:

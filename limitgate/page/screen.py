@@ -21,7 +21,7 @@ _VALUE = re.compile(r"[^\s=,:]+$")
 
 
 def shown_figures(figures: Figures, names: Names) -> dict[str, Any]:
-    """Services may have written full names."""
+    """Return all figures, masking names that services wrote in full."""
     if names == "full":
         return dict(figures)
     shown = {**figures, "rules": [_rule(each, names) for each in figures.get("rules", ())]}

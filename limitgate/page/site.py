@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 def answer(status: int, kind: str, body: bytes, *more: tuple[str, str], safe: Headers = _CLOSED) -> Answer:
-    """Neither stored nor framed."""
+    """Return a response that is neither stored nor framed."""
     return Answer(status, [("Content-Type", kind), ("Content-Length", str(len(body))), *safe, *more], body)
 
 
@@ -190,7 +190,7 @@ class Site:
 
 
 def _described(store: Any) -> str:
-    """Without login."""
+    """Return a store's URL without login."""
     if isinstance(store, MemoryStore):
         return "memory://"
     if isinstance(store, Remade):

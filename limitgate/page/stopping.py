@@ -20,7 +20,7 @@ def is_stopping() -> bool:
 
 
 def _owners() -> Iterator[Any]:
-    """Objects that handle signals."""
+    """Yield the objects that handle signals."""
     handlers: Any = None
     with suppress(RuntimeError):
         # asyncio's own, as ``add_signal_handler`` keeps them.

@@ -33,7 +33,7 @@ def require_running_clock() -> None:
 
 
 def sleep(seconds: float, wake: Event | None = None) -> None:
-    """At most until ``wake`` is set."""
+    """Sleep, at most until ``wake`` is set."""
     require_running_clock()
     if wake is None:
         time.sleep(seconds)
@@ -52,5 +52,5 @@ def sleep_until(due_at: float) -> None:
 
 
 def call_at(loop: asyncio.AbstractEventLoop, due_at: float, callback: Callable[[], None]) -> asyncio.Handle:
-    """Perhaps slightly early; call `require_running_clock` first."""
+    """Call back, perhaps slightly early; call `require_running_clock` first."""
     return loop.call_later(max(due_at - monotonic(), SHORTEST), callback, context=Context())

@@ -150,7 +150,7 @@ def _without_port(client: bytes) -> bytes:
 
 
 def _time_before(before: bytes) -> int | None:
-    """From a line's prefix."""
+    """Return the time in a line's prefix."""
     if (found := _ISO_TIME.search(before)) is not None:
         date, fraction, zone = found.groups()
         text = b"%b.%b%b" % (date, (fraction or b"0")[:6].ljust(6, b"0"), zone or b"Z")
@@ -208,7 +208,7 @@ def parser_of(form: Format) -> Parse:
 
 
 def format_of(lines: Sequence[bytes], name: str) -> Format:
-    """By the first lines. Raises `ConfigError`."""
+    """Detect the format by the first lines. Raises `ConfigError`."""
     forms: tuple[Format, ...] = ("combined", "json")
     for form in forms:
         if any(map(parser_of(form), lines)):
@@ -236,7 +236,7 @@ class Log:
 
     @property
     def size(self) -> int:
-        """0 if unknown."""
+        """Size in bytes; 0 if unknown."""
         return Path(self.name).stat().st_size if self.is_file else 0
 
     def blocks(self) -> Iterator[tuple[list[bytes], int]]:
@@ -272,7 +272,7 @@ def _bounded(line: bytes) -> bytes:
 
 @lru_cache(maxsize=1)
 def _time(text: bytes) -> int | None:
-    """Such as ``17/May/2015:10:05:03 +0000``."""
+    """Parse a time such as ``17/May/2015:10:05:03 +0000``."""
     with suppress(ValueError):
         midnight, hour, minute, second = _midnight(text[:11], text[20:]), int(text[12:14]), int(text[15:17]), int(text[18:20])
         if hour < 24 and minute < 60 and second < 61:
@@ -285,7 +285,7 @@ _DOCKER = TextParser()
 
 @lru_cache(maxsize=100)  # most lines share the last days
 def _midnight(date: bytes, zone: bytes) -> int:
-    """Such as ``17/May/2015``. Raises `ValueError`."""
+    """Parse a day such as ``17/May/2015``. Raises `ValueError`."""
     month = _MONTHS.get(date[3:6])
     if month is None or date[2:3] + date[6:7] != b"//":
         raise ValueError(date)
@@ -303,7 +303,7 @@ def _path(target: bytes) -> str:
 
 
 def _json_time(value: object) -> int:
-    """Seconds, or ISO 8601. Raises `ValueError`."""
+    """Parse seconds or ISO 8601. Raises `ValueError`."""
     text = str(value)
     try:
         seconds = float(text)

@@ -90,7 +90,7 @@ class Engine:
         return is_admitted
 
     def _counted_as(self, peer: bytes, request: Request) -> bytes:
-        """Without port, grouped by IPv6 network."""
+        """Return a client without port, grouped by IPv6 network."""
         if self._proxies.trust_anybody:
             client = request.client or ""
             self.figures.of_proxies += self._proxies.trust(client)
@@ -214,12 +214,12 @@ class Figures:
         return [client for client in self.requests_by if not _is_counted_by_address(client)]
 
     def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
-        """Place 0: admitted; 1: refused."""
+        """Count requests at place 0 as admitted, at 1 as refused."""
         for name in rules:
             self.rules.setdefault(name, [0, 0])[place] += number
 
     def clients(self, most: int) -> list[bytes]:
-        """By most refusals, then most requests."""
+        """Return the clients with most refusals, then most requests."""
         requests, refused = self.requests_by, self.refused_by
         return nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
 
@@ -299,7 +299,7 @@ def counts_by_client(rules: RuleSet) -> bool:
 def replay(
     log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
 ) -> Comparison:
-    """Through one or two engines."""
+    """Send a log through one or two engines."""
     engines = [engine] if tried is None else [engine, tried]
     is_first = share is None or share.place == 0
     differing = [0, 0]

@@ -91,7 +91,7 @@ def application_behind(app: Any) -> Any:
 
 
 def handler_of_refusals(handlers: Any) -> Callable[..., Any] | None:
-    """From handlers by error or status."""
+    """Return the handler of refusals, by error or status."""
     if handlers and isinstance(handlers, Mapping):
         for key in _KEYS:
             if key in handlers:

@@ -86,7 +86,7 @@ class _Table:
         return Route(self._template(passed), _marks(match.func, django.method))
 
     def _template(self, patterns: tuple[Any, ...]) -> str:
-        """The default language, shared by all."""
+        """Use the default language, so that all languages share a template."""
         template = self._templates.get(patterns)
         if template is None:
             with translation.override(settings.LANGUAGE_CODE):
@@ -129,7 +129,7 @@ def _lists(resolver: Any) -> Iterator[Sequence[Any]]:
 
 
 def _is_by_path(pattern: Any) -> bool:
-    """Django's own, and not translated."""
+    """True for a pattern of Django's own that isn't translated."""
     if type(pattern) not in (URLPattern, URLResolver):
         return False
     route = pattern.pattern
@@ -155,7 +155,7 @@ def _marks(view: Any, method: str) -> tuple[Mark, ...]:
 
 
 def _allowed(view: Any) -> Any:
-    """Lower-case methods of a class-based view."""
+    """Return the lower-case methods of a class-based view."""
     told = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None) or {}
     return told.get("http_method_names", getattr(class_of(view), "http_method_names", None))
 

@@ -108,7 +108,7 @@ class DispatchedRoutes:
         return [routes for routes in found if not isinstance(routes, DispatchedRoutes)]
 
     def find(self, request: Request) -> Route | None:
-        """Without mounts that lead back."""
+        """Return the route; its template omits mounts that lead back."""
         environ = dict(request.environ or {})
         routes: Routes = self
         entered: dict[int, str] = {}

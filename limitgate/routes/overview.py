@@ -40,7 +40,7 @@ class Applied(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """All requests to the route."""
+        """True if it covers all requests to the route."""
         return self.wholly and (self.rule == "exempt" or not self.rule.is_conditional)
 
 
@@ -191,7 +191,7 @@ def _on_costs(rule: Rule) -> list[str]:
 
 
 def notes_on(each: Applied) -> list[str]:
-    """What isn't the default."""
+    """Describe what isn't the default."""
     rule = each.rule
     if rule == "exempt":
         return []

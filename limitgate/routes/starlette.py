@@ -195,7 +195,7 @@ def is_inside_starlette(app: Any) -> bool:
 
 
 def router_of(app: Any) -> Any:
-    """Behind middleware."""
+    """Return the router behind middleware."""
     while app is not None and not _are_routes(getattr(app, "routes", None)):
         app = getattr(app, "app", None)
     return app
@@ -250,7 +250,7 @@ def segments_of(path: str) -> tuple[str, ...]:
 
 
 def _proposal(entry: _Entry) -> tuple[str, ...]:
-    """Match at least the route's paths."""
+    """Return segments that match at least the route's paths."""
     segments = segments_of(entry.path)
     if entry.endpoint is None:
         return segments if segments[-1:] == (REST,) else (*segments, REST)
@@ -270,7 +270,7 @@ def routes_of(app: Any) -> list[Listed]:
 
 
 def mounts_of(app: Any) -> Iterator[tuple[str, Any]]:
-    """Directly mounted applications, with templates."""
+    """Yield directly mounted applications, with templates."""
     router = router_of(app)
     for route in flat(router.routes) if router is not None else ():
         within = getattr(route, "app", None)

@@ -219,7 +219,7 @@ def _as_bytes(api_key: str) -> Iterator[bytes]:
 
 
 def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
-    """In constant time, up to `_LONGEST`."""
+    """Compare in constant time, up to `_LONGEST`."""
     for name, value in expected.items():
         sent = headers.end(name, _LONGEST + 1)
         if not sent or len(sent) > _LONGEST or not hmac.compare_digest(sent.encode(), value.encode()):

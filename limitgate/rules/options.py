@@ -243,13 +243,13 @@ def gives_limits(value: object) -> TypeGuard[LimitsBy]:
 
 
 def is_async(function: object) -> bool:
-    """Also an async ``__call__``."""
+    """True for an async function or an async ``__call__``."""
     call = None if isclass(function) else getattr(function, "__call__", None)  # noqa: B004 - a class has that of its objects
     return iscoroutinefunction(function) or iscoroutinefunction(call)
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """Also an unknown signature."""
+    """True if it accepts ``count`` arguments, or hides its signature."""
     try:
         signature(function if isroutine(function) else getattr(function, "__call__")).bind(*[None] * count)  # noqa: B004, B009
     except (AttributeError, TypeError):

@@ -137,7 +137,7 @@ def _switched_off(
 
 
 def admits_clients_of(rule: Rule, other: Rule) -> bool:
-    """All clients of ``other``."""
+    """True if ``rule`` matches all clients of ``other``."""
     return not rule.clients or (bool(other.clients) and rule.networks.cover(other.networks))
 
 

@@ -359,7 +359,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def estimates(self) -> TokenEstimates:
-        """For costs in tokens."""
+        """Estimates for costs in tokens."""
         return TokenEstimates()
 
     def cost_in_tokens(self, bucket: Bucket, cost: int, status: int | None, usage: tuple[int, int] | None) -> int:
@@ -373,7 +373,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def own_costs(self) -> Mapping[int, Cost]:
-        """By place in ``limits``."""
+        """Own costs by place in ``limits``."""
         return self._own_costs
 
     def final_cost(self, bucket: Bucket, cost: int, told: int | Sequence[int]) -> int:
@@ -402,7 +402,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError.at((field, *error.field), error.reason, f"rule {self.name!r}") from error
 
     def key_asks(self, label: str) -> bool:
-        """Also as an alternative."""
+        """True if the key has this part, also as an alternative."""
         return any(label in check_part(part) for part in self.key)
 
     @cached_property
@@ -420,7 +420,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return (*(part for part in self.key if part != "global" or not self.given_parts), *self.given_parts)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A changed copy without cached values."""
+        """Return a changed copy without cached values."""
         copied = super().model_copy(update=update, deep=deep)
         for name in vars(copied).keys() - type(self).model_fields.keys() - {"kind", "given_parts"}:
             del vars(copied)[name]
@@ -498,7 +498,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_counts(self) -> bool:
-        """Counts in buckets, not only adaptive."""
+        """True if the rule counts in buckets."""
         return bool(self.every_limit) or self.limits_by is not None
 
     @property
@@ -521,7 +521,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self.methods is None or method in self.methods or not (method or self.exempt)
 
     def misspelt_methods(self) -> Iterator[tuple[str, str]]:
-        """Probably misspelt, with suggestions."""
+        """Yield methods that are probably misspelt, with suggestions."""
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
             if method in _EVERY_METHOD:
                 yield method, "no methods, which means all"

@@ -245,7 +245,7 @@ def named_env_file() -> str | None:
 
 
 def warn_about_environment() -> None:
-    """Variables that are probably mistakes."""
+    """Log variables that are probably mistakes."""
     known = {ENV_FILE, *(PREFIX + name.upper() for name in Settings.model_fields)}
     env_file = named_env_file()
     given = {name.upper() for name in (*os.environ, *(dotenv_values(env_file) if env_file else ()))}
@@ -259,7 +259,7 @@ def warn_about_environment() -> None:
 
 
 def server_options() -> list[str]:
-    """From the command line and ``GUNICORN_CMD_ARGS``."""
+    """Return options from the command line and ``GUNICORN_CMD_ARGS``."""
     return [*sys.argv[1:], *os.environ.get("GUNICORN_CMD_ARGS", "").split()]
 
 
@@ -277,7 +277,7 @@ def trusted_by_server() -> list[str]:
 
 
 def workers_of_server() -> int:
-    """By the server's options."""
+    """Return the number of workers in the server's options."""
     short = [each.removeprefix("-w") for each in server_options() if each.startswith("-w")]
     told = [*_values("--workers", "WEB_CONCURRENCY"), *_values("-w"), *short]
     return max((int(count) for count in told if count.isascii() and count.isdigit()), default=1)

@@ -414,7 +414,7 @@ class MemoryStore(Remade):
         return states
 
     def _ban(self, plan: Plan, now: int) -> None:
-        """Even if the store is full."""
+        """Ban or unban buckets, even if the store is full."""
         for charge in plan.charges:
             if plan.ban_us:
                 self._ban_bucket(charge, plan.ban_us, now)
@@ -682,7 +682,7 @@ def system_clock() -> int:
 
 
 def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
-    """At ``now``, Unix µs."""
+    """Return the states at ``now``, Unix µs."""
     written, _, stored, states = entry
     algorithm = bucket.algorithm
     if bucket is stored:

@@ -200,7 +200,7 @@ def _clock(at: float) -> str:
 
 
 def _count(entry: Mapping[str, Any]) -> str:
-    """Minimum and maximum of the count."""
+    """Show the minimum and the maximum of a count."""
     least = entry["count"] - entry["error"]
     return f"{least:,}" if not entry["error"] else f"{least:,} to {entry['count']:,}"
 

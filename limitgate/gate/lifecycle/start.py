@@ -183,7 +183,7 @@ async def _required_once(store: AsyncStore, key_prefix: str) -> None:
 
 
 def _question(key_prefix: str) -> Plan:
-    """Also tests writing."""
+    """Make a plan that also tests whether the store accepts writes."""
     return Plan.reset([Charge(f"{key_prefix}:start:probe", bucket_of("1/second"), 1, enforced=False, rule=None)])
 
 

@@ -91,7 +91,7 @@ class RuleMatch:
 
 
 def is_met(rule: Rule, request: Request) -> bool:
-    """Cached. Errors of ``when`` propagate."""
+    """Evaluate ``when`` once per request. Its errors propagate."""
     met = request.met
     if met is None:
         met = request.met = {}
@@ -345,7 +345,7 @@ class PreparedPlan:
         return RequestPlan(plan.named() if self.has_slots else plan, behind, self.is_by_outcome, self.has_slots)
 
     def _template(self) -> PlanTemplate | None:
-        """Charges if plain; records their rules."""
+        """Return the charges if they are plain, and record their rules."""
         rules, costs = self.compiled_rules, self.costs
         # Parts of one stored bucket are not plain.
         is_parted = tuple in map(type, costs)

@@ -331,7 +331,7 @@ class Dialer:
 
 
 def _check_not_frozen() -> None:
-    """Before anything is asked."""
+    """Raise before anything is asked."""
     if switch.stand_in is not None:
         raise RedisConnectionError("Redis is not used while limitgate.testing.frozen() is open")
 
@@ -517,7 +517,7 @@ class Resolver:
             answer.set_exception(error)
 
     def _instead(self, host: str, error: Exception) -> Addresses:
-        """The last known addresses, or ``error``."""
+        """Return the last known addresses, or raise ``error``."""
         if host not in self._known:
             raise error
         return self._known[host]

@@ -216,7 +216,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unsendable(error: Exception) -> StoreError:
-    """One of `wire.UNSENDABLE`."""
+    """Convert one of `wire.UNSENDABLE`."""
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 

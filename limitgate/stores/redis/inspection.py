@@ -235,14 +235,14 @@ def _holds(look: Callable[[Address], bool], address: Address) -> bool:
 
 
 def _answers_plainly(address: Address) -> bool:
-    """Without TLS."""
+    """True if the server answers without TLS."""
     with socket.create_connection(address, _TIMEOUT) as plain:
         plain.sendall(b"PING\r\n")
         return plain.recv(1) in (b"+", b"-")
 
 
 def _shakes_hands(address: Address) -> bool:
-    """With any certificate. Sends no data."""
+    """True if a TLS handshake succeeds with any certificate."""
     with _spoken_to(address):
         return True
 

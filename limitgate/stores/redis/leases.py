@@ -42,7 +42,7 @@ class _Held:
         self.sent = sent
 
     def forward(self, at: float) -> None:
-        """Up to time ``at``, rounded up."""
+        """Drain the debts up to time ``at``, rounded up."""
         now = self.began + int((at - self.sent) * SKEW * 1e6) + 1
         if now > self.as_of:
             self.ahead = gcra.advance(self.ahead, now - self.as_of, self.bucket)

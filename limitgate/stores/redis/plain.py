@@ -41,7 +41,7 @@ class Script(NamedTuple):
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
     def words(self, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - used for each call
-        """With the text if ``in_full``."""
+        """Return a command's first words, with the text if ``in_full``."""
         return ("EVAL", self.text) if in_full else ("EVALSHA", self.sha)
 
 
@@ -242,7 +242,7 @@ def _expanded(
 
 
 def _script(shape: ScriptVariant) -> str:
-    """From plain.lua or refund.lua."""
+    """Expand plain.lua or refund.lua."""
     first, reported = 1, 2
     buckets: dict[str, list[_Expand]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):

@@ -41,7 +41,7 @@ def is_answer(error: BaseException) -> bool:
 
 
 def lead_to(connection: Any, host: str, address: str) -> None:
-    """Replaces resolving the host."""
+    """Connect to an address instead of resolving the host."""
     connection._connection_arguments = partial(_at, connection._connection_arguments(), host, address)  # noqa: SLF001
 
 
@@ -63,7 +63,7 @@ def take_writer(connection: Any) -> asyncio.StreamWriter:
 
 
 def close(connection: Any) -> None:
-    """Without waiting."""
+    """Close without waiting."""
     if connection._writer is not None:  # noqa: SLF001
         take_writer(connection).close()
 
@@ -88,13 +88,13 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 def reset_on_close(connected: Any) -> None:
-    """Without retransmission."""
+    """Close with a reset, without retransmission."""
     with suppress(OSError, AttributeError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
 
 def has_data(connected: Any) -> bool:
-    """Has data or its end."""
+    """True if a socket has data or has ended."""
     with selectors.DefaultSelector() as selector, suppress(OSError, ValueError):
         selector.register(connected, selectors.EVENT_READ)
         return bool(selector.select(0))

@@ -118,7 +118,7 @@ class Session(Generic[Call]):
         return packed
 
     def receive_data(self, data: bytes) -> None:
-        """Empty data is the end."""
+        """Parse data; empty data is the end."""
         if data:
             self._is_unheard = False
             self.has_more = True
@@ -187,13 +187,13 @@ class Session(Generic[Call]):
         return self._end is None and not self._is_retired
 
     def is_quiet(self) -> bool:
-        """Nothing in flight, nothing unparsed."""
+        """True if nothing is in flight or unparsed."""
         if self.has_more and self.next_event() is not NEED_DATA:
             return False
         return self._end is None and not (self._is_retired or self.flying or self.has_more)
 
     def may_repeat(self, call: Call) -> bool:
-        """On another connection."""
+        """True if another connection may repeat the call."""
         return self._is_unheard and not call.is_repeated
 
 

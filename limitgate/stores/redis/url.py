@@ -194,7 +194,7 @@ def _listed(url: str) -> str:
 
 
 def shown(store: object) -> str:
-    """Without login and options."""
+    """Describe a store without login and options."""
     if not isinstance(store, str):
         return type(store).__name__
     scheme, mark, rest = store.partition("://")
@@ -225,10 +225,10 @@ def format_address(address: Address) -> str:
 
 
 def server_name(address: Address | None) -> str:
-    """For log lines."""
+    """Name a server in log lines."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
 
 
 def sentinel_name(address: Address) -> str:
-    """For log lines."""
+    """Name a server in log lines."""
     return f"the Sentinel at {format_address(address)}"

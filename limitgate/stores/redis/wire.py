@@ -158,7 +158,7 @@ class Call:
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
     def repeated(self) -> Call:
-        """Without refunds."""
+        """Return the call to resend, without refunds."""
         again = Call([plan for plan in self.requested if not plan.has_adjustments], self.shape)
         again.follow(self)
         again.asking, again.is_repeated = self.asking, True
@@ -345,7 +345,7 @@ def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
 
 
 def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:
-    """Remaining µs by plan and charge."""
+    """Decode the remaining µs of bans by plan and charge."""
     places = [(number, place) for number, plan in enumerate(plans) for place in range(len(plan.charges))]
     bans: dict[int, dict[int, int]] = {}
     try:

@@ -52,7 +52,7 @@ class Batch(wire.Call):
         return self._due
 
     def silence_at(self, now: float) -> float:
-        """By the `ListeningClock`."""
+        """Return the silence in seconds by the `ListeningClock`."""
         passed = now - self.since
         return self.silence + passed if passed > 0 else self.silence  # max() is slower
 

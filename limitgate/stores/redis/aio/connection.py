@@ -107,7 +107,7 @@ class AsyncConnection(asyncio.Protocol):
 
 
 def renew_in_time(owner: Owner, connection: AsyncConnection, login: Login) -> None:
-    """Before a login expires, with retries."""
+    """Replace a connection before its login expires, with retries."""
     due_in = max(login.renew_at - monotonic(), 0.0)
     loop = asyncio.get_running_loop()
     call_later(loop, due_in, partial(_renew, ref(owner), ref(connection), login.retry_every))

@@ -43,7 +43,7 @@ class LoopEnd:
             await anext(self._ending)
 
     async def closed(self) -> None:
-        """After a normal close."""
+        """Stop the watch after a normal close."""
         self._close = None
         if self._ending is not None:
             await self._ending.aclose()
@@ -191,7 +191,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             await state.end()
 
     def give_back_leases(self) -> None:
-        """In any thread."""
+        """May be called in any thread."""
         for loop, state in list(self._loops.items()) if self.leases else ():
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(state.give_back, 0)

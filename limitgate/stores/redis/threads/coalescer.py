@@ -158,7 +158,7 @@ class CallCoalescer:
                 self._waiting.remove(request)
 
     def _next(self, due: float = math.inf) -> list[_Request]:
-        """With deadlines up to ``due``."""
+        """Return the next requests, with deadlines up to ``due``."""
         room, together = Room(), []
         for request in islice(self._waiting.copy(), self._most):
             if request.due <= due:

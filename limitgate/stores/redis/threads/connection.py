@@ -38,7 +38,7 @@ class ListenDeadline:
 
     @property
     def is_over(self) -> bool:
-        """Including a last short slice."""
+        """True after the deadline and a last short slice."""
         return self.left <= -SHORTEST
 
     @property
@@ -88,7 +88,7 @@ class OtherConnections(Protocol):
     def make_another(self) -> None: ...
 
     def have_another(self, since: float) -> bool:
-        """One was opened since."""
+        """True if another one was opened since."""
 
 
 class SyncConnection:
@@ -110,7 +110,7 @@ class SyncConnection:
         """Last check without calls in flight."""
 
     def is_quiet(self) -> bool:
-        """Open, without unexpected data."""
+        """True if open, without unexpected data."""
         self.looked_at = monotonic()
         try:
             self._set_timeout(0.0)

@@ -77,7 +77,7 @@ class Node:
             self._server.breaker.check(monotonic)
 
     def look(self) -> None:
-        """If no background thread could start."""
+        """Probe here if no background thread could start."""
         due = self._probe_due
         if due is None or self._server.breaker.is_closed or monotonic() < due or not self._probing.acquire(blocking=False):
             return
@@ -219,7 +219,7 @@ class Node:
                 return connection
 
     def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
-        """By an empty call."""
+        """Test a connection by an empty call."""
         asking = Call([NO_PLAN])
         self._replies.outgoing(asking)
         is_open = False
@@ -280,7 +280,7 @@ class Node:
                 self._replies.unanswered(call)
 
     def _note(self, failure: StoreError, call: Call | None = None) -> None:
-        """Unless this process caused it."""
+        """Report a failure, unless this process caused it."""
         if failure.fault == "overload":
             return
         if call is not None:

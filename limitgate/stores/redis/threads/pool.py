@@ -80,7 +80,7 @@ class ConnectionPool:
             self._begin_to_connect()
 
     def have_another(self, since: float) -> bool:
-        """One was opened since."""
+        """True if another one was opened since."""
         return self._made_at >= since
 
     def close_idle(self) -> None:
@@ -98,14 +98,14 @@ class ConnectionPool:
         self.close()
 
     def _pop(self) -> SyncConnection | None:
-        """The newest, so that others age."""
+        """Take the newest connection, so that others age."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        """In the background if possible."""
+        """Open a connection, in the background if possible."""
         arrived = monotonic()
         waiting = WaitForThread(listen_deadline)
         with self._lock:
@@ -194,7 +194,7 @@ class ConnectionPool:
         return driven
 
     def _renew_in_time(self, connection: SyncConnection, login: Login) -> None:
-        """Before logins expire."""
+        """Replace connections before logins expire."""
         with self._lock:
             self._logins[connection] = login
             is_renewed, self._renewed_by = self._renewed_by == self._closings, self._closings
